@@ -36,29 +36,22 @@ class DescribedGraph(Excerpt):
 
 @dataclass(frozen=True)
 class DescribedStates(Excerpt):
-    """The states of an engine, and the least and the greatest size of dims that they alone have."""
+    """The inputs and states of an engine, and the least and the greatest size of dims that states alone have."""
 
+    inputs: tuple[TensorSpec, ...]
     state: tuple[State, ...]
     ends: Mapping[str, tuple[Count, Count]]
 
 
 @dataclass(frozen=True)
-class _EngineFile(Excerpt):
-    file: FileName
-
-
-@dataclass(frozen=True)
-class _EngineBytes(Excerpt):
+class _EngineFiles(Excerpt):
     """graph: digest of `weights`, the model that holds the engine's."""
 
+    file: FileName
     digest: Digest
     shards: tuple[Digest, ...] = ()
     weights: FileName | None = None
     graph: Digest | None = None
-
-
-@dataclass(frozen=True)
-class _Requirements(Excerpt):
     requires: tuple[Requirement, ...] = ()
 
 
@@ -111,7 +104,7 @@ def read_file(path: Path, digest: str) -> bytes:
 
 def find_engine(description: Path, document: Mapping[str, object]) -> Path:
     """The engine's file, links followed. document: its description's content. Raises DataError where it names none."""
-    return find_file(description.parent, decode_description(document, _EngineFile, description).file)
+    return find_file(description.parent, decode_description(document, _EngineFiles, description).file)
 
 
 def read_engine(description: Path, document: Mapping[str, object]) -> bytes:
@@ -133,7 +126,7 @@ def check_engine(description: Path, document: Mapping[str, object]) -> Path:
 
 def find_libraries(description: Path, document: Mapping[str, object]) -> list[Path]:
     """The checked libraries of operators of an ONNX Runtime engine for this machine. Raises as `find_library`."""
-    requirements = decode_description(document, _Requirements, description).requires
+    requirements = decode_description(document, _EngineFiles, description).requires
     libraries = [library for library in requirements if isinstance(library, Library) and library.entry == LIBRARY_ENTRY]
     return [find_library(description.parent, library) for library in libraries]
 
@@ -156,7 +149,7 @@ def find_library(folder: Path, library: Library) -> Path:
 
 def _check_beside(description: Path, document: Mapping[str, object]) -> str:
     """The digest of the engine, after those of its shards and of the model with its weights were checked."""
-    folder, engine_bytes = description.parent, decode_description(document, _EngineBytes, description)
+    folder, engine_bytes = description.parent, decode_description(document, _EngineFiles, description)
     for shard in engine_bytes.shards:
         _check_file(find_file(folder, shard), shard)
     if engine_bytes.weights:

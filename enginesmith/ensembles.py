@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from enginesmith import descriptions
 from enginesmith.arrays import Array
 from enginesmith.core.codec import Excerpt, decode
 from enginesmith.core.errors import DataError, Digest, IntegrityError
@@ -20,14 +21,6 @@ from enginesmith.core.state import (
     split_source,
 )
 from enginesmith.core.types import Session, ShapeProfile, Tensors, TensorSpec
-from enginesmith.descriptions import (
-    DescribedGraph,
-    DescribedStates,
-    OtherBytesError,
-    check_engine,
-    find_file,
-    read_description,
-)
 from enginesmith.streams import Streams
 from enginesmith.user_code.channel import load_function
 
@@ -286,18 +279,21 @@ class Ensemble(Session):
         engines with other bytes than were published, and what `opens` and `functions` raise.
         """
         path, nodes, stateful_engines = Path(description), dict[str, EnsembleGraph](), dict[str, Mapping[str, object]]()
-        document = read_description(path)
+        document = descriptions.read_description(path)
         try:
             ensemble = decode(document, _DescribedEnsemble, "")
             if ensemble.functions and functions is None:
                 function_list = ", ".join(f"{function.file}:{function.function}" for function in ensemble.functions)
                 raise DataError(f"{path.name} runs Python code of its own ({function_list}); {_ALLOW}")
             for graph in ensemble.graphs:
-                file = find_file(path.parent, graph.description)
-                engine_document = read_description(file)
+                file = descriptions.find_file(path.parent, graph.description)
+                engine_document = descriptions.read_description(file)
                 if engine_document.get("digest") != graph.digest:
                     raise DataError(f"{file} describes another engine than {path.name} is made of; pull it again")
-                nodes[graph.name] = _open_graph(file, engine_document, graph.sources, opens)
+                spec = decode(engine_document, descriptions.DescribedGraph, "")
+                run = opens(descriptions.check_engine(file, engine_document))
+                rows = call_rows(spec.inputs, spec.outputs, spec.profiles)
+                nodes[graph.name] = EnsembleGraph(run, spec.inputs, graph.sources, spec.outputs, rows)
                 stateful_engines |= {graph.name: engine_document} if "state" in engine_document else {}
             graphs = {name: node.sources for name, node in nodes.items()}
             loader = functions or load_function
@@ -310,7 +306,7 @@ class Ensemble(Session):
             order = order_nodes(graphs, {function.name: function.sources for function in ensemble.functions})
             inputs, states, ends = _join_states(stateful_engines, nodes, ensemble.inputs)
             return cls({name: nodes[name] for name in order}, inputs, ensemble.outputs, states, ends)
-        except OtherBytesError:
+        except descriptions.OtherBytesError:
             raise
         except IntegrityError as error:
             raise DataError(f"{description} describes no ensemble: {error}") from error
@@ -352,19 +348,6 @@ class Ensemble(Session):
         return {spec.name: source_arrays[spec.name] for spec in self.outputs}, step_answers
 
 
-def _open_graph(
-    description: Path,
-    engine: Mapping[str, object],
-    sources: Mapping[str, str],
-    opens: Callable[[Path], Callable[[Tensors], Tensors]],
-) -> EnsembleGraph:
-    """A graph of an ensemble, opened. engine: the JSON in the file `description`."""
-    graph = decode(engine, DescribedGraph, "")
-    run = opens(check_engine(description, engine))
-    row_range = call_rows(graph.inputs, graph.outputs, graph.profiles)
-    return EnsembleGraph(run, graph.inputs, sources, graph.outputs, row_range)
-
-
 def _join_states(
     engines: Mapping[str, Mapping[str, object]], nodes: Mapping[str, EnsembleGraph], inputs: Sequence[TensorSpec]
 ) -> tuple[list[TensorSpec], tuple[State, ...], dict[str, tuple[int, int]]]:
@@ -373,7 +356,7 @@ def _join_states(
     states, ends, input_names = list[State](), dict[str, tuple[int, int]](), [spec.name for spec in inputs]
     dtypes = dict[str, str]()
     for name, engine_document in engines.items():
-        node, engine_states = nodes[name], decode(engine_document, DescribedStates, name)
+        node, engine_states = nodes[name], decode(engine_document, descriptions.DescribedStates, name)
         dims = name_dims(node.inputs, node.sources, inputs)
         ends |= {dims.get(dim, dim): size_range for dim, size_range in engine_states.ends.items()}
         states += name_states(name, engine_states.state, node.sources, dims, input_names)

@@ -1,27 +1,26 @@
 """Opens an engine of ONNX Runtime as the JSON beside it says."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enginesmith.arrays import InputCheck
-from enginesmith.core.codec import Excerpt
 from enginesmith.core.errors import DataError
-from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec, Untyped
-from enginesmith.descriptions import decode_description, find_engine, find_libraries, read_description, read_engine
+from enginesmith.core.types import Tensors, Untyped
+from enginesmith.descriptions import (
+    DescribedGraph,
+    decode_description,
+    find_engine,
+    find_libraries,
+    read_description,
+    read_engine,
+)
 
 if TYPE_CHECKING:
     from enginesmith.client.pull import Pulled
 
 # Where the session looks for weights in files of their own, of a model that it is given as bytes.
 _SHARDS_FOLDER = "session.model_external_initializers_file_folder_path"
-
-
-@dataclass(frozen=True)
-class _OnnxGraph(Excerpt):
-    inputs: tuple[TensorSpec, ...]
-    profiles: tuple[ShapeProfile, ...]
 
 
 def open_onnx(engine: "Pulled | Path | str") -> Callable[[Tensors], Tensors]:
@@ -43,7 +42,7 @@ def open_onnx(engine: "Pulled | Path | str") -> Callable[[Tensors], Tensors]:
             f"{file.name} is no engine of onnxruntime, and its own runtime opens it: give `opens` to a router or an "
             "ensemble, and `run` to streams and generators"
         )
-    graph = decode_description(description, _OnnxGraph, path)
+    graph = decode_description(description, DescribedGraph, path)
     import onnxruntime
 
     options, engine_bytes = onnxruntime.SessionOptions(), read_engine(path, description)

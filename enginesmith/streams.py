@@ -13,7 +13,6 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +22,6 @@ from enginesmith.core.errors import DataError
 from enginesmith.core.state import Places, State, without_states
 from enginesmith.core.types import Tensors, TensorSpec
 from enginesmith.descriptions import DescribedStates, decode_description, read_description
-
-
-@dataclass(frozen=True)
-class _StreamedModel(DescribedStates):
-    inputs: tuple[TensorSpec, ...]
 
 
 class Streams:
@@ -74,7 +68,7 @@ class Streams:
     @classmethod
     def described(cls, run: Callable[[Tensors], Tensors], description: Path | str) -> "Streams":
         """Streams over a pulled engine. description: the JSON beside it. Raises DataError for a file that is none."""
-        stream_spec = decode_description(read_description(description), _StreamedModel, description)
+        stream_spec = decode_description(read_description(description), DescribedStates, description)
         return cls(run, stream_spec.inputs, stream_spec.state, stream_spec.ends)
 
     def run(self, inputs: Tensors) -> Tensors:

@@ -30,15 +30,6 @@ from enginesmith.registry.store.files import make_folder
 from enginesmith.registry.store.layout import MARKER, channel_key, check_format
 from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.channel_state import Channel, parse_channel
-from enginesmith.registry.versions.lookup import (
-    DEFAULT_CHANNELS,
-    SNAPSHOT_MAX_BYTES,
-    Located,
-    SnapshotDocuments,
-    find_lost_engines,
-    manifest_of,
-    parse_snapshot,
-)
 
 if TYPE_CHECKING:
     from enginesmith.registry.evidence.latencies import MeasuredSpeed
@@ -106,29 +97,29 @@ class VersionLocator:
         key = channel_key(model, channel)
         return parse_channel(self.memory.read(self.store, key), model, channel, place_of(self.store, key))
 
-    def locate(self, reference: Reference) -> Located:
+    def locate(self, reference: Reference) -> lookup.Located:
         """`lookup.locate`, as this node gets it; `Located.documents` are those of the snapshot where there is one.
 
         Raises as `lookup.locate`, and UnavailableError where no registry is.
         """
         if reference.version is None:
-            for name in (reference.channel,) if reference.channel else DEFAULT_CHANNELS:
+            for name in (reference.channel,) if reference.channel else lookup.DEFAULT_CHANNELS:
                 if channel := self.read_channel(reference.model, name):
                     return self.locate_in(channel, reference)
         self.check_registry()
         return lookup.locate(self.store, reference)
 
-    def locate_in(self, channel: Channel, reference: Reference) -> Located:
+    def locate_in(self, channel: Channel, reference: Reference) -> lookup.Located:
         """The version that a state of a channel leads this node to. Raises IntegrityError as `lookup.locate`."""
         channel_state = replace(channel, move=channel.served_to(self.node))
         if digest := channel.snapshots.get(channel_state.manifest):
             with suppress(IntegrityError):  # lost or damaged: its documents are read one by one
-                snapshot = parse_snapshot(self.read_blob(digest, SNAPSHOT_MAX_BYTES))
-                manifest = manifest_of(snapshot, channel_state.manifest)
+                snapshot = lookup.parse_snapshot(self.read_blob(digest, lookup.SNAPSHOT_MAX_BYTES))
+                manifest = lookup.manifest_of(snapshot, channel_state.manifest)
                 if (manifest.model, manifest.version) == (channel.model, channel_state.version):
-                    documents = SnapshotDocuments(snapshot, self.store)
-                    return Located(reference, manifest, channel_state, documents=documents)
-        return Located(reference, lookup.load_served(self.store, channel_state), channel_state)
+                    documents = lookup.SnapshotDocuments(snapshot, self.store)
+                    return lookup.Located(reference, manifest, channel_state, documents=documents)
+        return lookup.Located(reference, lookup.load_served(self.store, channel_state), channel_state)
 
     def check_registry(self) -> None:
         """Raise UnavailableError where no registry is, once: who reads a channel needs no marker."""
@@ -162,8 +153,8 @@ class VersionLocator:
 
 
 def rank_located(
-    store: Store, located: Located, machine: Machine, policy: Policy, *, sure: bool = True
-) -> tuple[Located, EngineRanking]:
+    store: Store, located: lookup.Located, machine: Machine, policy: Policy, *, sure: bool = True
+) -> tuple[lookup.Located, EngineRanking]:
     """The version with its signers, and its engines ranked for a machine; those whose blobs are lost are rejected.
     Reads no engine.
 
@@ -183,7 +174,7 @@ def rank_located(
     ranking = rank_engines(entries, machine, policy, located.manifest.reference, timed)
     if not (sure or store.near or located.manifest.graphs):
         return located, ranking
-    losses = find_lost_engines(store, [candidate.entry for candidate in ranking.candidates])
+    losses = lookup.find_lost_engines(store, [candidate.entry for candidate in ranking.candidates])
     reasons = {digest: str(loss) for digest, loss in losses.items()}
     if located.manifest.graphs:
         intact_entries = [candidate.entry for candidate in ranking.candidates if candidate.entry.digest not in losses]
@@ -198,12 +189,16 @@ def _find_lost_graphs(store: Store, manifest: Manifest, entries: Sequence[Engine
         engines_by_digest = {
             str(engine.digest): (graph.name, engine) for graph, _, engine in pinned_engines(store, manifest, entry)
         }
-        for digest, loss in find_lost_engines(store, [engine for _, engine in engines_by_digest.values()]).items():
+        for digest, loss in lookup.find_lost_engines(
+            store, [engine for _, engine in engines_by_digest.values()]
+        ).items():
             loss_reasons[str(entry.digest)] = f"graph {engines_by_digest[digest][0]!r}: {loss}"
     return loss_reasons
 
 
-def judge_located(store: Store, located: Located, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
+def judge_located(
+    store: Store, located: lookup.Located, policy: Policy
+) -> tuple[lookup.Located, tuple[EngineEntry, ...]]:
     """A located version with its signers, and its engines with their current status.
 
     Where a snapshot has not the signatures that the trust policy requires, the registry is asked for newer ones.
@@ -216,7 +211,7 @@ def judge_located(store: Store, located: Located, policy: Policy) -> tuple[Locat
         return _judge(store, replace(located, documents=None), policy)
 
 
-def _judge(store: Store, located: Located, policy: Policy) -> tuple[Located, tuple[EngineEntry, ...]]:
+def _judge(store: Store, located: lookup.Located, policy: Policy) -> tuple[lookup.Located, tuple[EngineEntry, ...]]:
     documents = located.documents or store
     signers: tuple[str, ...] = ()
     is_counted: Callable[[Attestation], bool] | None = None

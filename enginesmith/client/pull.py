@@ -25,20 +25,9 @@ from enginesmith.core.names import Reference
 from enginesmith.core.parsing import parse_json
 from enginesmith.core.state import DESCRIPTION_FORMAT, padding_of, parts_folder, state_ends, states_of, with_int8_states
 from enginesmith.registry.manifest import MAX_BYTES, EngineEntry, Manifest, functions_of, make_request, pinned_engines
+from enginesmith.registry.store import files
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.download import download, journal_of
-from enginesmith.registry.store.files import (
-    BlobDigest,
-    choose_digest,
-    copy_hashed,
-    make_folder,
-    reachable,
-    rename_durably,
-    start_atomic_write,
-    sweep,
-    sync_folder,
-    write_whole,
-)
 from enginesmith.registry.store.layout import evidence_prefix
 from enginesmith.registry.versions.lookup import Located
 
@@ -73,7 +62,7 @@ def silent(_done: int, _total: int) -> None:
 class Wanted:
     """A blob to be written to `dest`. size_bytes: as the manifest says."""
 
-    blob: BlobDigest
+    blob: files.BlobDigest
     size_bytes: int
     dest: Path
 
@@ -88,18 +77,18 @@ class BlobFetcher:
     rehash: bool = False
     beside: int = 1
 
-    def fetch(self, store: Store, blob: BlobDigest, size_bytes: int, dest: Path) -> Origin:
+    def fetch(self, store: Store, blob: files.BlobDigest, size_bytes: int, dest: Path) -> Origin:
         """Write the blob to `dest`, verified and atomically, and return where its bytes came from.
 
         Raises IntegrityError when the registry sends other bytes or has lost the blob, UnavailableError when registry
         or disk are out of reach; the next call resumes the download.
         """
-        with reachable(f"writing {dest}"):
-            make_folder(dest.parent)
+        with files.reachable(f"writing {dest}"):
+            files.make_folder(dest.parent)
             verifications = self.cache.verifications if self.cache is not None and not self.rehash else None
             if _is_there(dest, blob, size_bytes, verifications):
                 return "there"
-            sweep(dest.parent)
+            files.sweep(dest.parent)
             if self.cache is None or store.near or size_bytes > self.cache.limit_bytes:
                 self._direct(store, blob, size_bytes, dest)
                 if verifications is not None:
@@ -131,7 +120,7 @@ class BlobFetcher:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def _through(self, cache: "BlobCache", store: Store, blob: BlobDigest, size_bytes: int, dest: Path) -> Origin:
+    def _through(self, cache: "BlobCache", store: Store, blob: files.BlobDigest, size_bytes: int, dest: Path) -> Origin:
         origin: list[Origin] = ["cache"]
 
         def bring(partial: Path) -> str:
@@ -150,16 +139,16 @@ class BlobFetcher:
             self._direct(store, blob, size_bytes, dest)
             return "registry"
 
-    def _direct(self, store: Store, blob: BlobDigest, size_bytes: int, dest: Path) -> None:
+    def _direct(self, store: Store, blob: files.BlobDigest, size_bytes: int, dest: Path) -> None:
         """Download to a partial file beside `dest`, one process at a time, and rename it."""
         partial_path = dest.with_name(f"{_PARTIAL}{blob.digest[:32]}")
         with _lock_download(partial_path):
             if _is_there(dest, blob, size_bytes, None):
                 return
             self._download(store, blob, size_bytes, partial_path)
-            rename_durably(partial_path, dest)
+            files.rename_durably(partial_path, dest)
 
-    def _download(self, store: Store, blob: BlobDigest, size_bytes: int, partial: Path) -> str:
+    def _download(self, store: Store, blob: files.BlobDigest, size_bytes: int, partial: Path) -> str:
         """Download a blob to `partial` and return its digest, the expected one.
 
         Other bytes are downloaded again from the start: of a list of places from what is left of it, ever shorter; of
@@ -215,13 +204,13 @@ class _Meter:
         return add
 
 
-def _is_there(dest: Path, blob: BlobDigest, size_bytes: int, verifications: "VerificationCache | None") -> bool:
+def _is_there(dest: Path, blob: files.BlobDigest, size_bytes: int, verifications: "VerificationCache | None") -> bool:
     if not dest.is_file() or dest.stat().st_size != size_bytes:
         return False
     return blob.matches(dest) if verifications is None else verifications.is_verified(blob, dest)
 
 
-def _place(cached_path: Path, blob: BlobDigest, dest: Path, verifications: "VerificationCache") -> None:
+def _place(cached_path: Path, blob: files.BlobDigest, dest: Path, verifications: "VerificationCache") -> None:
     """Make `dest` a hard link to a cached blob, or a verified copy where the file system refuses links."""
     new_link = dest.with_name(f".enginesmith-link-{secrets.token_hex(8)}")
     try:
@@ -229,15 +218,15 @@ def _place(cached_path: Path, blob: BlobDigest, dest: Path, verifications: "Veri
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        with cached_path.open("rb") as source, start_atomic_write(dest.parent) as file:
-            if copy_hashed(source, file.stream, blob.hasher()) != blob.expected:
+        with cached_path.open("rb") as source, files.start_atomic_write(dest.parent) as file:
+            if files.copy_hashed(source, file.stream, blob.hasher()) != blob.expected:
                 raise IntegrityError(f"cached blob {cached_path} is damaged; delete it and run again") from None
             file.commit(dest)
     else:
         new_link.replace(dest)
         # Renaming one name of a file over another does nothing.
         new_link.unlink(missing_ok=True)
-        sync_folder(dest.parent)
+        files.sync_folder(dest.parent)
     verifications.add(blob, dest)
 
 
@@ -423,7 +412,7 @@ def download_engine(
         return _download_graphs(store, located, resolution, dest, fetcher)
 
     def fetch(digest: str, size_bytes: int, path: Path) -> Origin:
-        return fetcher.fetch(store, choose_digest(digest, manifest.blake3.get(digest)), size_bytes, path)
+        return fetcher.fetch(store, files.BlobDigest(digest, manifest.blake3.get(digest)), size_bytes, path)
 
     stem = Path(file).stem if file else stem_of(manifest, engine)
     file = file or f"{stem}{engine.suffix}"
@@ -431,14 +420,14 @@ def download_engine(
     _check_owner(description_path, manifest)
     weights_path = dest / name if (name := weights_name(manifest, engine)) else None
     shards = shards_of(manifest, engine)
-    digests = {shard: choose_digest(shard, manifest.blake3.get(shard)) for shard in shards}
+    digests = {shard: files.BlobDigest(shard, manifest.blake3.get(shard)) for shard in shards}
     fetcher.fetch_all(store, [Wanted(digests[shard], size, dest / shard) for shard, size in shards.items()])
     if weights_path is not None:
         fetch(str(engine.graph), store.size(str(engine.graph)), weights_path)
     origin = fetch(str(engine.digest), engine.size_bytes or 0, path)
     description_bytes = as_json(describe(located, engine, file))
     if origin != "there" or not description_path.is_file() or description_path.read_bytes() != description_bytes:
-        write_whole(description_path, description_bytes)
+        files.write_whole(description_path, description_bytes)
     return Pulled(path, description_path, located, resolution, origin, weights_path)
 
 
@@ -469,13 +458,13 @@ def _download_graphs(
             code_path = dest / parts_prefix / function.name / file
             if not code_path.is_file() or digest_of_file(code_path) != digest:
                 is_cached = False
-                write_whole(code_path, store.read_blob(digest, MOST_CODE_BYTES))
+                files.write_whole(code_path, store.read_blob(digest, MOST_CODE_BYTES))
     description = {**describe(located, ensemble, path.name), "graphs": graphs}
     description |= {"functions": encode(functions)} if functions else {}
     description_bytes = as_json(description)
     is_cached = is_cached and path.is_file() and path.read_bytes() == description_bytes
     if not is_cached:
-        write_whole(path, description_bytes)
+        files.write_whole(path, description_bytes)
     return Pulled(path, path, located, resolution, "there" if is_cached else "registry")
 
 
@@ -527,11 +516,11 @@ def with_attachments(pulled: Pulled, store: Store, ranking: EngineRanking, dest:
                     raise InputError(
                         f"{description_path} is of {old_attachment.model}@{old_attachment.version}; give another folder"
                     )
-            fetcher.fetch(store, choose_digest(attachment.digest, None), attachment.size_bytes, path)
+            fetcher.fetch(store, files.BlobDigest(attachment.digest), attachment.size_bytes, path)
         except (InputError, IntegrityError) as error:
             refusals.setdefault(name, str(error))
             continue
-        write_whole(description_path, document)
+        files.write_whole(description_path, document)
         pulled_attachments[name] = PulledAttachment(path, description_path, attachment, signer_names)
     left_out_reasons = tuple((name, reason) for name, reason in refusals.items() if name not in pulled_attachments)
     return replace(pulled, attachments=tuple(pulled_attachments.values()), left_out=left_out_reasons)

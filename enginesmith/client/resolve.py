@@ -111,15 +111,14 @@ class EngineRanking:
         )
         return replace(self, candidates=engines, rejected=(*self.rejected, *losses), lost=(*self.lost, *losses))
 
-    def rejecting(self, reasons: Mapping[str, str], remedy: str = "") -> "EngineRanking":
-        """The ranking without engines that a server cannot open. reasons: engine's digest -> reason.  remedy: to get
-        one that it opens."""
-        engines = tuple(engine for engine in self.candidates if engine.entry.digest not in reasons)
-        rejections = tuple((c.entry.unit, reasons[c.entry.digest or ""]) for c in self.candidates if c not in engines)
-        kinds: dict[str, RejectionKind] = {**self.kinds, **dict.fromkeys((unit for unit, _ in rejections), "unopened")}
-        return replace(
-            self, candidates=engines, rejected=(*self.rejected, *rejections), kinds=kinds, remedy=remedy or self.remedy
-        )
+    def rejecting(self, reject: Callable[[EngineEntry], str | None], remedy: str) -> "EngineRanking":
+        """The ranking without engines that a server cannot open. reject: gives the reason, None for one that it opens.
+        remedy: to get one that it opens."""
+        reasons = {c.entry.unit: reason for c in self.candidates if (reason := reject(c.entry))}
+        engines = tuple(engine for engine in self.candidates if engine.entry.unit not in reasons)
+        kinds: dict[str, RejectionKind] = {**self.kinds, **dict.fromkeys(reasons, "unopened")}
+        rejections = (*self.rejected, *reasons.items())
+        return replace(self, candidates=engines, rejected=rejections, kinds=kinds, remedy=remedy)
 
     def resolution(self) -> "Resolution":
         """The best engine with the reasons. Raises UnknownNameError with every rejection when no engine is compatible,

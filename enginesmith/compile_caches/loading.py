@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -268,6 +269,7 @@ def _start(side: Literal["cold", "warm"], entry_point: str, cache: Path, folder:
 
 def run_once() -> None:
     """What a process of `measure_start` does: sys.argv has the side, the entry point, the cache and the folder."""
+    import psutil
     import torch
 
     start_kind, entry_point, cache, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
@@ -280,7 +282,10 @@ def run_once() -> None:
     with torch.no_grad():
         for arguments in argument_sets:
             answers.append(model(**arguments) if isinstance(arguments, Mapping) else model(*arguments))
-            measurements = measurements or {"cpu_s": sum(os.times()[:4]), "wall_s": _seconds_since_start()}
+            measurements = measurements or {
+                "cpu_s": sum(os.times()[:4]),
+                "wall_s": time.time() - psutil.Process().create_time(),
+            }
     measurements["misses"] = sum(warm_cache.misses().values()) if warm_cache else 0
     _compare(answers, folder / "answers.pt")
     if warm_cache is None and not cache.exists():
@@ -329,12 +334,3 @@ def _requirements(device: str) -> tuple[Requirement, ...]:
     installation = Installation(tuple(list_facts(cuda=device != "cpu").items()))
     cpu_kind = machine.cpu or "" if device == "cpu" else ""
     return for_target(target, only=cpu_kind), *same_versions(versions, *versions), installation
-
-
-def _seconds_since_start() -> float:
-    """Wall-clock seconds since this process began, by the kernel (proc(5): starttime, uptime); NaN without /proc."""
-    with suppress(OSError, ValueError, IndexError):
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-        return uptime - ticks / os.sysconf("SC_CLK_TCK")
-    return float("nan")

@@ -152,8 +152,12 @@ def is_within(here: str, oldest: str, below: str) -> bool:
     return low[: len(version)] <= version[: len(low)] and (not below or version[: len(high)] < high[: len(version)])
 
 
+class _Strict:
+    strict: ClassVar[bool] = True
+
+
 @dataclass(frozen=True)
-class Gpu:
+class Gpu(_Strict):
     """A GPU of a compute capability. target: the name of the build target ('l4').  capability: (major, minor).
 
     match: 'exact', 'family' (the same major number, and at least the minor one) or 'at_least'.
@@ -163,11 +167,10 @@ class Gpu:
     capability: Capability
     match: str = "exact"
     kind: Literal["gpu"] = "gpu"
-    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Cpu:
+class Cpu(_Strict):
     """A machine that runs models on its CPU. target: the name of the build target ('cpu').
 
     only: the one kind of CPU (`enginesmith.core.hardware.machine`) that runs the engine; '' means any.
@@ -176,18 +179,16 @@ class Cpu:
     target: str
     only: str = ""
     kind: Literal["cpu"] = "cpu"
-    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Instructions:
+class Instructions(_Strict):
     """CPU instructions that the engine's native code uses. level: of x86-64, or an architecture.  flags: CPU flags
     beyond that level, as /proc/cpuinfo spells them."""
 
     level: str
     flags: tuple[str, ...] = ()
     kind: Literal["instructions"] = "instructions"
-    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -217,22 +218,20 @@ class Runtime:
 
 
 @dataclass(frozen=True)
-class Driver:
+class Driver(_Strict):
     """A minimum GPU driver version. cuda: the CUDA version to compare with where the driver's version is unknown."""
 
     version: str
     cuda: str = ""
     kind: Literal["driver"] = "driver"
-    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class GpuMemory:
+class GpuMemory(_Strict):
     """Memory of the GPU, at least `size_bytes`."""
 
     size_bytes: Count
     kind: Literal["memory"] = "memory"
-    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -260,7 +259,7 @@ LIBRARY_ENTRY = "RegisterCustomOps"
 
 
 @dataclass(frozen=True)
-class Library:
+class Library(_Strict):
     """A shared library with operators of the engine, which lies beside it, named by its digest. name: of the file that
     was given.  entry: the function in it that a runtime calls.  builds: one of them fits a machine."""
 
@@ -268,7 +267,6 @@ class Library:
     entry: str
     builds: tuple[LibraryBuild, ...]
     kind: Literal["library"] = "library"
-    strict: ClassVar[bool] = True
 
     def build_for(self, platform: str, cuda: int) -> LibraryBuild | None:
         """The build of a platform with the newest CUDA up to a major version; None without one."""
@@ -288,40 +286,36 @@ class Library:
 
 
 @dataclass(frozen=True)
-class WideSums:
+class WideSums(_Strict):
     """A CPU whose int8 kernels add in 32 bits: in 16 bits (`CpuKind.saturates`) sums of the engine saturate."""
 
     kind: Literal["wide_sums"] = "wide_sums"
-    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Weights:
+class Weights(_Strict):
     """The ONNX model with the weights of an engine without weights. model: its digest; `pull` downloads it too."""
 
     model: str
     kind: Literal["weights"] = "weights"
-    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Installation:
+class Installation(_Strict):
     """The very installation that a compile cache was made with. facts: (name, text), as
     `hardware.evaluation.list_facts` gives them."""
 
     facts: tuple[tuple[str, str], ...]
     kind: Literal["installation"] = "installation"
-    strict: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
-class Unknown:
+class Unknown(_Strict):
     """A requirement of a kind or with a field that this release does not know: no machine meets it, so that it rules
     out its engine alone. kind: its name.  text: the requirement as canonical JSON."""
 
     kind: str
     text: str
-    strict: ClassVar[bool] = True
 
     def encode_json(self) -> dict[str, Any]:
         """The requirement as it was read."""

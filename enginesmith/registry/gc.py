@@ -20,7 +20,7 @@ from enginesmith.registry.collection.sweep import Garbage, Sweep, find_garbage, 
 from enginesmith.registry.latency_series import models_with_series
 from enginesmith.registry.leases import MarkShard, MarkState, read_shards, read_state
 from enginesmith.registry.rollouts.reports import clear_gone, next_share
-from enginesmith.registry.rollouts.rollout_state import reports
+from enginesmith.registry.rollouts.rollout_state import is_reporter
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import SERIES, lease_key
 from enginesmith.registry.versions.channel_state import Channel, change_channel
@@ -134,7 +134,7 @@ def _with_share(nodes: list[str], channel: Channel | None) -> Channel | None:
     """
     if channel is None or channel.active_rollout:
         return None
-    count = sum(reports(node, channel.reporters_ppm) for node in nodes)
+    count = sum(is_reporter(node, channel.reporters_ppm) for node in nodes)
     return replace(channel, reporters_ppm=next_share(channel.reporters_ppm, count))
 
 

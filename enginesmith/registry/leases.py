@@ -30,16 +30,8 @@ from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed, stamp
 from enginesmith.core.requirements import Count, Format
 from enginesmith.registry.manifest import Manifest, load_pinned, parse
-from enginesmith.registry.store import base
+from enginesmith.registry.store import base, layout
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import (
-    LEASES,
-    MARK_STATE,
-    lease_key,
-    manifest_key,
-    mark_shard_key,
-    version_prefix,
-)
 from enginesmith.registry.store.parallel import side_by_side
 
 Document = TypeVar("Document")
@@ -141,7 +133,7 @@ def by_shard(names: Iterable[str]) -> dict[str, frozenset[str]]:
 def read_state(store: Store) -> MarkState:
     """Read the state of the marks. Raises IntegrityError when it is damaged, or of an earlier enginesmith: nothing may
     be deleted or published then."""
-    return _parse_state(store.read(MARK_STATE))
+    return _parse_state(store.read(layout.MARK_STATE))
 
 
 def update_state(store: Store, change: Callable[[MarkState], MarkState]) -> MarkState:
@@ -150,18 +142,18 @@ def update_state(store: Store, change: Callable[[MarkState], MarkState]) -> Mark
     Raises ConflictError when the document keeps changing, and whatever `change` raises.
     """
 
-    return _update(store, MARK_STATE, _parse_state, change)
+    return _update(store, layout.MARK_STATE, _parse_state, change)
 
 
 def read_shards(store: Store, shards: Iterable[str]) -> dict[str, MarkShard]:
     """Read shards of marks, side by side. Raises IntegrityError when one is damaged."""
-    keys = {mark_shard_key(shard): shard for shard in shards}
+    keys = {layout.mark_shard_key(shard): shard for shard in shards}
     return {keys[key]: _parse_shard(key, shard_bytes) for key, shard_bytes in side_by_side(store.read, list(keys))}
 
 
 def update_shard(store: Store, shard: str, change: Callable[[MarkShard], MarkShard]) -> MarkShard:
     """Change a shard of marks by compare-and-swap; see `update_state`."""
-    key = mark_shard_key(shard)
+    key = layout.mark_shard_key(shard)
     return _update(store, key, lambda data: _parse_shard(key, data), change)
 
 
@@ -188,7 +180,7 @@ def unmark(store: Store, names: Iterable[str]) -> None:
 
 
 def _parse_state(data: bytes | None) -> MarkState:
-    return MarkState() if data is None else _parse(MARK_STATE, data, STATE_MAX_BYTES, MarkState)
+    return MarkState() if data is None else _parse(layout.MARK_STATE, data, STATE_MAX_BYTES, MarkState)
 
 
 def _parse_shard(key: str, data: bytes | None) -> MarkShard:
@@ -256,18 +248,18 @@ def take_lease(store: Store, what: str, lasts: timedelta = PUBLISHING, changes: 
     generation, start = read_state(store).generation, store.now()
     holder = f"{socket.gethostname()} {os.getpid()}"
     lease = Lease(secrets.token_hex(16), what, holder, start, start + lasts, generation, changes)
-    store.create(lease_key(lease.id), canonical_json(encode(lease)))
+    store.create(layout.lease_key(lease.id), canonical_json(encode(lease)))
     return lease
 
 
 def list_leases(store: Store) -> list[Lease]:
     """All leases, held or expired. Raises IntegrityError for one that cannot be read, as it may protect anything."""
     leases: list[Lease] = []
-    for key, lease_bytes in side_by_side(store.read, list(store.list(LEASES))):
+    for key, lease_bytes in side_by_side(store.read, list(store.list(layout.LEASES))):
         try:
             if lease_bytes is not None:
                 leases.append(lease := parse_as(lease_bytes, LEASE_MAX_BYTES, Lease))
-                if lease_key(lease.id) != key:
+                if layout.lease_key(lease.id) != key:
                     raise Malformed(f"is that of lease {lease.id[:80]!r}: it was moved by hand")
         except EnginesmithError as error:
             raise document_error(key, error, "delete it when nobody publishes") from error
@@ -331,7 +323,7 @@ def hold_lease(
             is_refused = isinstance(error, ConflictError) and not error.nothing_written
             is_interrupted = error is not None and not isinstance(error, EnginesmithError)
             if not (changes and (is_refused or is_interrupted or isinstance(error, UnavailableError))):
-                store.remove(lease_key(lease.id))
+                store.remove(layout.lease_key(lease.id))
 
 
 @contextmanager
@@ -360,7 +352,7 @@ def secure_version(guard: Guard, manifest: Manifest) -> None:
     Raises ConflictError as `Guard.secure`, and IntegrityError if the version was deleted or replaced.
     """
     model, version = manifest.model, manifest.version
-    keys = list(guard.store.list(version_prefix(model, version)))
+    keys = list(guard.store.list(layout.version_prefix(model, version)))
     documents = (
         document for _, document in side_by_side(guard.store.read, [key for key in keys if key.endswith(".json")])
     )
@@ -368,7 +360,7 @@ def secure_version(guard: Guard, manifest: Manifest) -> None:
         digest for document in (*documents, "\n".join(keys).encode()) if document for digest in digests_in(document)
     )
     guard.secure([version_name(model, version), *digests])
-    document = guard.store.read(manifest_key(model, version))
+    document = guard.store.read(layout.manifest_key(model, version))
     if document is None or parse(document, model=model, version=version).digest != manifest.digest:
         raise IntegrityError(f"{model}@{version} was deleted or replaced while it was looked at; run again")
     secure_graphs(guard, manifest)

@@ -20,7 +20,8 @@ from enginesmith.core.text import now
 from enginesmith.registry.leases import hold_lease, secure_version, unmark, version_name
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import MODELS, model_prefix, pin_key, registered_key
+from enginesmith.registry.store.layout import model_prefix, pin_key, registered_key
+from enginesmith.registry.versions.lookup import folder_names
 
 
 def list_pinned(store: Store, model: str) -> list[str]:
@@ -130,8 +131,7 @@ def newest_registrations(store: Store) -> Iterator[Registration]:
 
 def _newest(store: Store) -> Iterator[Registration | str]:
     """The newest registration of each model that has one; the model's name for one that cannot be read."""
-    model_names = (name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/"))
-    for model in sorted(name for name in model_names if is_name(name)):
+    for model in filter(is_name, folder_names(store)):
         try:
             yield from registrations(store, model)[-1:]
         except IntegrityError:

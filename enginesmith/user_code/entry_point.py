@@ -296,8 +296,11 @@ def _read_state_dict(path: Path) -> dict[str, "torch.Tensor"]:
 def _describe_other(path: Path, mapping: Mapping[object, object], name: object, value: object) -> str:
     """Why a mapping is no state dict; in a checkpoint of a training loop, which entry holds one."""
     keys_text = join_first([repr(key) for key in mapping], 5)
+    import torch
+
+    inner_maps = ((key, entry) for key, entry in mapping.items() if isinstance(entry, Mapping) and entry)
     inner_key = next(
-        (key for key, entry in mapping.items() if isinstance(entry, Mapping) and _holds_tensors(entry)), None
+        (key for key, entry in inner_maps if all(isinstance(value, torch.Tensor) for value in entry.values())), None
     )
     if inner_key is not None:
         command = f"torch.save(torch.load(PATH, weights_only=True)[{inner_key!r}], 'weights.pt')"
@@ -305,12 +308,6 @@ def _describe_other(path: Path, mapping: Mapping[object, object], name: object, 
     if not isinstance(name, str):
         return f"{path} is no state dict: its key {name!r} is no name; {_REMEDY}"
     return f"{path} is no state dict: {name!r} is a {type(value).__name__} and no tensor; {_REMEDY}"
-
-
-def _holds_tensors(mapping: Mapping[object, object]) -> bool:
-    import torch
-
-    return bool(mapping) and all(isinstance(value, torch.Tensor) for value in mapping.values())
 
 
 def weights_beside(path: Path) -> Path:

@@ -43,8 +43,8 @@ from enginesmith.registry.rollouts.rollout_state import (
     ServingNode,
     format_time,
     is_reached,
+    is_reporter,
     parse_time,
-    reports,
 )
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import serving_prefix
@@ -114,7 +114,7 @@ def find_objection(channel: Channel, rollout: Rollout | None, node: ServingNode,
     """Why a report cannot be one of this node in this rollout, or (None) outside of one; '' where it can be."""
     if rollout and not is_reached(node, rollout.id, rollout.reach):
         return f"the rollout has not reached node {node.name}"
-    if not reports(digest_of_bytes(node.name.encode()), (rollout or channel).reporters_ppm):
+    if not is_reporter(digest_of_bytes(node.name.encode()), (rollout or channel).reporters_ppm):
         return f"node {node.name} is not among those that report"
     # Outside of a rollout a node may serve any version for long, as none that came later fits it.
     is_expected = report.version in (rollout.version, rollout.base) if rollout else is_name(report.version)

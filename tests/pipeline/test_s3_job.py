@@ -5,7 +5,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from enginesmith.registry.store.base import open_store
-from enginesmith.registry.store.s3.place import parse_place
+from enginesmith.registry.store.objects.place import parse_s3_place
 from enginesmith.registry.store.s3.requests import client
 from enginesmith.registry.versions import lookup
 from pipeline.compile.publication.pages import STATEMENT
@@ -17,7 +17,7 @@ def test_build_promote_pull_and_verify_in_a_bucket(project: Project, s3_uri: str
     project.registry = s3_uri
     project.change_spec(targets=["cpu"], precisions=["fp32"], calibration=None)
     sent: list[str] = []
-    events = client(parse_place(s3_uri)).meta.events
+    events = client(parse_s3_place(s3_uri)).meta.events
     events.register("before-send.s3", lambda request, **_: sent.append(f"{request.method} {request.url}"))
 
     built = project.build()

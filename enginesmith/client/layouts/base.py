@@ -276,26 +276,14 @@ def rank_each(
     Raises as `rank_located`, UnknownNameError where no engine is for a GPU and all generations are asked for, and
     InputError for several machines and a layout of one.
     """
-    if isinstance(machines, AllGenerations):
-        machines = _find_generations(store, located, policy)
+    if isinstance(machines, AllGenerations):  # a machine for each capability that a usable engine is built for
+        _, entries = judge_located(store, located, policy)
+        capabilities = {entry.compute_capability for entry in entries if entry.usable and entry.compute_capability}
+        if not capabilities:
+            raise UnknownNameError(f"{located.manifest.reference} has no engine for a GPU; name a target")
+        machines = [Machine(capability) for capability in sorted(capabilities)]
     if len(machines) > 1 and not layout.several:
         raise InputError("engines for several targets lie together in Triton's layout alone; give --layout triton")
     rankings = [rank_located(store, located, machine, policy, sure=sure) for machine in machines]
     ranked_version, _ = rankings[0]
-    return ranked_version, [_without_rejected(ranking, layout) for _, ranking in rankings]
-
-
-def _find_generations(store: Store, located: Located, policy: Policy) -> list[Machine]:
-    """A machine for each compute capability that a usable engine of the version is built for."""
-    _, entries = judge_located(store, located, policy)
-    capabilities = {entry.compute_capability for entry in entries if entry.usable and entry.compute_capability}
-    if not capabilities:
-        raise UnknownNameError(f"{located.manifest.reference} has no engine for a GPU; name a target")
-    return [Machine(capability) for capability in sorted(capabilities)]
-
-
-def _without_rejected(ranking: EngineRanking, layout: Layout) -> EngineRanking:
-    """The ranking without engines that a server of this layout cannot open."""
-    judgements = [(engine, layout.reject(engine.entry)) for engine in ranking.candidates]
-    reasons = {str(engine.entry.digest): reason for engine, reason in judgements if reason}
-    return ranking.rejecting(reasons, layout.remedy)
+    return ranked_version, [ranking.rejecting(layout.reject, layout.remedy) for _, ranking in rankings]

@@ -36,25 +36,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from enginesmith.client.layouts import triton_config
 from enginesmith.client.layouts.base import Placed, SharedFolder
 from enginesmith.client.layouts.protobuf_text import parse
-from enginesmith.client.layouts.triton_config import (
-    HEADER,
-    MOST_BYTES,
-    REMEDY,
-    DynamicBatching,
-    ServingHints,
-    TritonFile,
-    WarmupInput,
-    file_suffix,
-    find_unservable,
-    label_file,
-    label_source,
-    largest_batch,
-    read_warmup,
-    warmup_files,
-    write_config,
-)
 from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download_engine
 from enginesmith.client.resolve import EngineRanking, Resolution
 from enginesmith.core.errors import InputError, IntegrityError, digest_of
@@ -65,7 +49,7 @@ from enginesmith.core.state import with_int8_states
 from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import (
-    choose_digest,
+    BlobDigest,
     make_folder,
     reachable,
     start_atomic_write,
@@ -96,18 +80,20 @@ class Triton:
     """A model repository. batching: None for no dynamic batching.  warmup: whether golden inputs are run first."""
 
     several: ClassVar[bool] = True
-    remedy: ClassVar[str] = REMEDY
-    batching: DynamicBatching | None = None
+    remedy: ClassVar[str] = triton_config.REMEDY
+    batching: triton_config.DynamicBatching | None = None
     warmup: bool = True
 
     def reject(self, entry: EngineEntry) -> str | None:
         """Why Triton cannot open an engine."""
-        return find_unservable(entry)
+        return triton_config.find_unservable(entry)
 
     def check(self, manifest: Manifest, entries: Sequence[EngineEntry]) -> None:
         """See `Layout`: what `write_config` raises, before anything is written."""
-        files = [TritonFile(entry, file_suffix(entry)) for entry in entries]
-        write_config(manifest.model, 1, "", files, hints=ServingHints.of(manifest), batching=self.batching)
+        files = [triton_config.TritonFile(entry, triton_config.file_suffix(entry)) for entry in entries]
+        triton_config.write_config(
+            manifest.model, 1, "", files, hints=triton_config.ServingHints.of(manifest), batching=self.batching
+        )
 
     def at(self, dest: Path, model: str) -> "TritonPlace":
         """The model's folder in the repository `dest`."""
@@ -133,7 +119,7 @@ class TritonPlace(SharedFolder):
                 version_numbers = parse(config_text).message("version_policy").message("specific").numbers("versions")
             except ValueError:
                 version_numbers = ()
-            if not config_text.startswith(HEADER) or len(version_numbers) != 1:
+            if not config_text.startswith(triton_config.HEADER) or len(version_numbers) != 1:
                 raise InputError(f"{self.root / CONFIG} was not written by enginesmith; give another --dest")
             return str(version_numbers[0])
         return ""
@@ -159,11 +145,11 @@ class TritonPlace(SharedFolder):
                 ]
                 if staging_folder.is_dir():
                     pulled_engines = [self._gather(engine, staging_folder) for engine in pulled_engines]
-                hints = ServingHints.of(located.manifest)
+                hints = triton_config.ServingHints.of(located.manifest)
                 self._bring_labels(store, located.manifest, hints, pulled_engines[0].path.parent, fetcher)
                 warmup = self._read_warmup(store, located.manifest, pulled_engines[0].engine, fetcher)
-                files = [TritonFile(engine.engine, engine.path.name) for engine in pulled_engines]
-                config = write_config(
+                files = [triton_config.TritonFile(engine.engine, engine.path.name) for engine in pulled_engines]
+                config = triton_config.write_config(
                     self.model,
                     version_number,
                     located.manifest.version,
@@ -208,21 +194,21 @@ class TritonPlace(SharedFolder):
             is_described = _read_json(folder / f"{stem}.json").get("digest") == str(engine.digest)
             download_folder = folder if is_described else self.root / STAGING / version_number
             return download_engine(
-                store, located, resolution, download_folder, fetcher, file=f"{stem}{file_suffix(engine)}"
+                store, located, resolution, download_folder, fetcher, file=f"{stem}{triton_config.file_suffix(engine)}"
             )
 
         return download_best(ranking, download)
 
     def _bring_labels(
-        self, store: Store, manifest: Manifest, hints: ServingHints, place: Path, fetcher: BlobFetcher
+        self, store: Store, manifest: Manifest, hints: triton_config.ServingHints, place: Path, fetcher: BlobFetcher
     ) -> None:
         """Class names of outputs beside the engine. Raises as `download_engine`, and IntegrityError for lost ones."""
         for output in hints.labels:
-            digest = manifest.sources.get(label_source(output))
+            digest = manifest.sources.get(triton_config.label_source(output))
             if digest is None:
                 raise IntegrityError(f"{manifest.reference} has lost the labels of {output!r}; build it")
-            path = place / Path(label_file(triton_version(manifest.version), output, hints)).name
-            fetcher.fetch(store, choose_digest(digest, manifest.blake3.get(digest)), store.size(digest), path)
+            path = place / Path(triton_config.label_file(triton_version(manifest.version), output, hints)).name
+            fetcher.fetch(store, BlobDigest(digest, manifest.blake3.get(digest)), store.size(digest), path)
 
     def _gather(self, pulled: Pulled, staged: Path) -> Pulled:
         """Have an engine that is in the served folder in the staged one, too, which is to replace that."""
@@ -235,7 +221,7 @@ class TritonPlace(SharedFolder):
 
     def _read_warmup(
         self, store: Store, manifest: Manifest, engine: EngineEntry, fetcher: BlobFetcher
-    ) -> dict[str, WarmupInput] | None:
+    ) -> dict[str, triton_config.WarmupInput] | None:
         """Golden inputs; None where there are none of these types, or the set is too large or lost."""
         golden_digest = manifest.sources.get("golden")
         if not self.layout.warmup or golden_digest is None:
@@ -243,9 +229,9 @@ class TritonPlace(SharedFolder):
         path = self.root / STAGING / "golden"
         with suppress(IntegrityError):
             size = store.size(golden_digest)
-            if size <= MOST_BYTES:
-                fetcher.fetch(store, choose_digest(golden_digest, manifest.blake3.get(golden_digest)), size, path)
-                return read_warmup(path, with_int8_states(make_request(engine)).inputs)
+            if size <= triton_config.MOST_BYTES:
+                fetcher.fetch(store, BlobDigest(golden_digest, manifest.blake3.get(golden_digest)), size, path)
+                return triton_config.read_warmup(path, with_int8_states(make_request(engine)).inputs)
         return None
 
     def _switch(
@@ -254,7 +240,7 @@ class TritonPlace(SharedFolder):
         before: str,
         config: str,
         engine: EngineEntry,
-        warmup: dict[str, WarmupInput] | None,
+        warmup: dict[str, triton_config.WarmupInput] | None,
         keep: int,
     ) -> bool:
         """Put warm-up files, the version and the configuration in their places, in this order; whether that changed
@@ -263,9 +249,9 @@ class TritonPlace(SharedFolder):
         self._prune(str(number), before, keep)
         if warmup:
             request = with_int8_states(make_request(engine))
-            is_batched = largest_batch(request) > 0
+            is_batched = triton_config.largest_batch(request) > 0
             make_folder(self.root / WARMUP / str(number))
-            for name, content in warmup_files(request.inputs, warmup, is_batched).items():
+            for name, content in triton_config.warmup_files(request.inputs, warmup, is_batched).items():
                 write_whole(self.root / WARMUP / str(number) / name, content)
         is_new = staging_folder.is_dir()
         if is_new and folder.exists():

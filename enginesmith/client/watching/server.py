@@ -25,21 +25,8 @@ from enginesmith.core.errors import (
 )
 from enginesmith.core.names import Reference
 from enginesmith.core.text import run_command
-from enginesmith.registry.rollouts.reports import (
-    HEARTBEAT_S,
-    LEAST_S,
-    MOST_DETAIL,
-    OUTSIDE,
-    OUTSIDE_HEARTBEAT_S,
-    TOKEN,
-    Failure,
-    NodeReport,
-    SentReport,
-    parse_report,
-    report_key,
-    write_report,
-)
-from enginesmith.registry.rollouts.rollout_state import ServingNode, format_time, parse_time, reports
+from enginesmith.registry.rollouts import reports
+from enginesmith.registry.rollouts.rollout_state import ServingNode, format_time, is_reporter, parse_time
 from enginesmith.registry.versions.channel_state import Channel
 
 _MOST_BYTES = 64 << 10
@@ -271,9 +258,9 @@ class ReportUrl:
     def __post_init__(self) -> None:
         _check_url(self.url, "report")
 
-    def send(self, sent: SentReport) -> None:
+    def send(self, sent: reports.SentReport) -> None:
         """Post a report. Raises UnavailableError, InputError for a token that is none."""
-        token = read_token(TOKEN)
+        token = read_token(reports.TOKEN)
         headers = {**_JSON, **({"Authorization": f"Bearer {token}"} if token else {})}
         answer, failure = _ask(self.url, self.timeout_s, "the report URL", sent.to_bytes(), headers)
         if failure:
@@ -300,8 +287,8 @@ class Reporter:
         self._url, self._health, self._grace_s, self._say, self._clock = url, health, grace_s, say, clock
         # The rollout that asks for reports, or OUTSIDE, and what was reported to it last, as it was written.
         self._asker, self._written = "", b""
-        self._last: NodeReport | None = None
-        self._judged: NodeReport | None = None
+        self._last: reports.NodeReport | None = None
+        self._judged: reports.NodeReport | None = None
         self._at = self._swapped_at = self._silent_until = 0.0
         self._version, self._failures = "", 0
 
@@ -337,16 +324,16 @@ class Reporter:
         have no right to write.
         """
         delay_s, consequence = _RETRY_S, "rollout gates do not count the node"
-        if self._asker == OUTSIDE:
+        if self._asker == reports.OUTSIDE:
             delay_s *= 2 ** min(self._failures, _MOST_DOUBLINGS)
             consequence = (
                 "`enginesmith rollout status --nodes` does not list the node (--report URL sends reports to a "
                 "receiver, --report none sends none)"
             )
-        if self._clock() >= self._silent_until and not (self._asker == OUTSIDE and self._failures):
+        if self._clock() >= self._silent_until and not (self._asker == reports.OUTSIDE and self._failures):
             self._say(f"the report of this node cannot be delivered, so {consequence}: {failure}")
         self._silent_until, self._written = self._clock() + delay_s, b""
-        self._failures += self._asker == OUTSIDE
+        self._failures += self._asker == reports.OUTSIDE
 
     def _report(
         self, locator: VersionLocator, channel: Channel, facts: Mapping[str, str], error: EnginesmithError | None
@@ -363,45 +350,45 @@ class Reporter:
             return
         failure, health = judgement
         timestamp = format_time(datetime.fromtimestamp(now_s, UTC))
-        report = NodeReport(
+        report = reports.NodeReport(
             node.name,
             node.region,
             self._version,
             timestamp,
             timestamp,
             failure,
-            health.failure[:MOST_DETAIL],
+            health.failure[: reports.MOST_DETAIL],
             health.requests,
             health.errors,
             facts.get("digest"),
-            facts.get("unit", "")[:MOST_DETAIL],
-            facts.get("machine", "")[:MOST_DETAIL],
+            facts.get("unit", "")[: reports.MOST_DETAIL],
+            facts.get("machine", "")[: reports.MOST_DETAIL],
         )
-        key = report_key(channel.model, channel.name, report_scope, node.name)
-        if self._last is None and report_scope == OUTSIDE and self._url is None:
+        key = reports.report_key(channel.model, channel.name, report_scope, node.name)
+        if self._last is None and report_scope == reports.OUTSIDE and self._url is None:
             self._adopt(locator.store.read(key), report, now_s)
         if self._judged and self._judged.has_same_state(report):
             report = replace(report, since=self._judged.since)
         self._judged = report
         if self._is_due(report, now_s):
             if self._url:
-                self._url.send(SentReport(channel.model, channel.name, report_scope, report, node.labels))
+                self._url.send(reports.SentReport(channel.model, channel.name, report_scope, report, node.labels))
             else:
-                self._written = write_report(locator.store, key, report, self._written or None)
+                self._written = reports.write_report(locator.store, key, report, self._written or None)
             self._last, self._at, self._failures = report, now_s, 0
 
-    def _adopt(self, stored: bytes | None, report: NodeReport, now_s: float) -> None:
+    def _adopt(self, stored: bytes | None, report: reports.NodeReport, now_s: float) -> None:
         """Take over the report of an earlier process of this node, so that a restart without a change sends none."""
         self._written = stored or b""
         with suppress(IntegrityError):
-            last_report = parse_report(self._written)
+            last_report = reports.parse_report(self._written)
             if last_report.has_same_state(report):
                 self._last = self._judged = last_report
                 self._at = min(now_s, parse_time(last_report.at).timestamp())
 
     def _judge(
         self, version: str, facts: Mapping[str, str], error: EnginesmithError | None
-    ) -> tuple[Failure, HealthAnswer] | None:
+    ) -> tuple[reports.Failure, HealthAnswer] | None:
         """How this node is; None where nothing can be said yet. version: the one that the channel leads it to."""
         if self._version != version:
             return ("pull", HealthAnswer(str(error))) if error else None
@@ -413,20 +400,20 @@ class Reporter:
         is_starting = self._clock() < self._swapped_at + self._grace_s
         return None if is_starting else ("unhealthy", answer)
 
-    def _is_due(self, report: NodeReport, now: float) -> bool:
+    def _is_due(self, report: reports.NodeReport, now: float) -> bool:
         """Whether to report: soon what changed, or after a while. Counts are news to the gates of a rollout alone."""
         if self._last is None:
             return True
-        is_outside = self._asker == OUTSIDE
+        is_outside = self._asker == reports.OUTSIDE
         has_new_counts = not is_outside and report.errors != self._last.errors
         if has_new_counts or not report.has_same_state(self._last):
-            return now - self._at >= LEAST_S
-        return now - self._at >= (OUTSIDE_HEARTBEAT_S if is_outside else HEARTBEAT_S)
+            return now - self._at >= reports.LEAST_S
+        return now - self._at >= (reports.OUTSIDE_HEARTBEAT_S if is_outside else reports.HEARTBEAT_S)
 
 
 def _find_asker(channel: Channel, node: ServingNode) -> str:
     """The id of the rollout that a node reports to, OUTSIDE, or '' where it is not among those that report."""
     name_digest, rollout = digest_of_bytes(node.name.encode()), channel.active_rollout
-    if rollout and rollout.serves(node) and reports(name_digest, rollout.reporters_ppm):
+    if rollout and rollout.serves(node) and is_reporter(name_digest, rollout.reporters_ppm):
         return rollout.id
-    return OUTSIDE if reports(name_digest, channel.reporters_ppm) else ""
+    return reports.OUTSIDE if is_reporter(name_digest, channel.reporters_ppm) else ""

@@ -164,10 +164,6 @@ class Swap:
         return {field.name: str(getattr(self, field.name)) for field in fields(self) if field.name not in omitted_names}
 
 
-def _describe_machine(machine: Machine) -> str:
-    return ", ".join((machine.name, *(f"{name} {value}" for name, value in machine.list_facts().items())))
-
-
 class ChannelWatcher:
     """Follows one channel into one folder.
 
@@ -329,7 +325,10 @@ class ChannelWatcher:
             origin=first_engine.origin,
             identity=placement.identity,
             unit="; ".join(pulled_engine.engine.unit for pulled_engine in placement.pulled),
-            machine="; ".join(_describe_machine(ranking.machine) for ranking in rankings),
+            machine="; ".join(
+                ", ".join([ranking.machine.name, *map(" ".join, ranking.machine.list_facts().items())])
+                for ranking in rankings
+            ),
         )
         with reachable(f"reading {swap.folder}"):
             self._files = placed_files(self._place, swap.folder)

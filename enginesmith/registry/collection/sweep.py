@@ -25,18 +25,6 @@ from enginesmith.registry.collection.references import (
     keys_below,
     stored_blobs,
 )
-from enginesmith.registry.leases import (
-    MOST_IN_SHARD,
-    MarkShard,
-    MarkState,
-    Sweeper,
-    Tombstone,
-    by_shard,
-    read_shards,
-    update_shard,
-    update_state,
-    version_name,
-)
 from enginesmith.registry.manifest import parse
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import MANIFEST, RECORDS, blob_key, manifest_key, version_prefix
@@ -58,8 +46,8 @@ class Claim:
     store was asked for the time that this write is of."""
 
     store: Store
-    sweeper: Sweeper
-    state: MarkState
+    sweeper: leases.Sweeper
+    state: leases.MarkState
     begun: float
     _lock: Lock = field(default_factory=Lock)
 
@@ -75,7 +63,7 @@ class Claim:
     def begin_generation(self, shards: Iterable[str]) -> int:
         """Take a generation for new marks in these shards, and return it. Called before the first is written."""
 
-        def change(state: MarkState) -> MarkState:
+        def change(state: leases.MarkState) -> leases.MarkState:
             return replace(state, latest=state.latest + 1, shards=tuple(sorted({*state.shards, *shards})))
 
         self._write(change, own_generation=True)
@@ -88,16 +76,16 @@ class Claim:
     def release(self, empty: Iterable[str]) -> None:
         """Give the claim back. empty: shards that hold no mark any more."""
 
-        def change(state: MarkState) -> MarkState:
+        def change(state: leases.MarkState) -> leases.MarkState:
             if state.sweeper is None or state.sweeper.id != self.sweeper.id:
                 return state
             shards = tuple(shard for shard in state.shards if shard not in set(empty))
             return replace(without_sweeper(state), shards=shards)
 
-        update_state(self.store, change)
+        leases.update_state(self.store, change)
 
-    def _write(self, change: Callable[[MarkState], MarkState], *, own_generation: bool = False) -> None:
-        def make(state: MarkState) -> MarkState:
+    def _write(self, change: Callable[[leases.MarkState], leases.MarkState], *, own_generation: bool = False) -> None:
+        def make(state: leases.MarkState) -> leases.MarkState:
             if state.sweeper is None or state.sweeper.id != self.sweeper.id:
                 raise ConflictError("another collection counted this one as dead and took over; run it again")
             new_state = change(state)
@@ -106,11 +94,11 @@ class Claim:
 
         with self._lock:
             start_s, now = parsing.steady_s(), self.store.now()
-            self.state = update_state(self.store, make)
+            self.state = leases.update_state(self.store, make)
             self.sweeper, self.begun = self.state.sweeper or self.sweeper, start_s
 
 
-def without_sweeper(state: MarkState) -> MarkState:
+def without_sweeper(state: leases.MarkState) -> leases.MarkState:
     """The state when a collection ended or died; a generation that it did not publish is abandoned."""
     generation = state.sweeper.generation if state.sweeper else 0
     abandoned_generations = (generation,) if generation > state.generation else ()
@@ -121,9 +109,9 @@ def without_sweeper(state: MarkState) -> MarkState:
 def hold_claim(store: Store) -> Iterator[Claim]:
     """Hold the claim to collect while the block runs. Raises ConflictError while another collection holds it."""
     start_s, now = parsing.steady_s(), store.now()
-    own_sweeper = Sweeper(secrets.token_hex(16), f"{socket.gethostname()} {os.getpid()}", now + SWEEPING)
+    own_sweeper = leases.Sweeper(secrets.token_hex(16), f"{socket.gethostname()} {os.getpid()}", now + SWEEPING)
 
-    def change(state: MarkState) -> MarkState:
+    def change(state: leases.MarkState) -> leases.MarkState:
         other_sweeper = state.sweeper
         if other_sweeper is not None and other_sweeper.id != own_sweeper.id and now < other_sweeper.expires:
             raise ConflictError(
@@ -132,7 +120,7 @@ def hold_claim(store: Store) -> Iterator[Claim]:
             )
         return replace(without_sweeper(state), sweeper=own_sweeper)
 
-    claim = Claim(store, own_sweeper, update_state(store, change), start_s)
+    claim = Claim(store, own_sweeper, leases.update_state(store, change), start_s)
     try:
         with leases.keep_renewing(claim.renew, RENEW_S):
             yield claim
@@ -219,7 +207,7 @@ def _list_graphs(key: str, data: bytes | None) -> list[str]:
     if data is None or not key.endswith(f"/{MANIFEST}") or b'"graphs":[]' in data:
         return []
     with suppress(IntegrityError, InputError):
-        return [version_name(graph.model, graph.version) for graph in parse(data).graphs]
+        return [leases.version_name(graph.model, graph.version) for graph in parse(data).graphs]
     return []
 
 
@@ -276,7 +264,7 @@ class Sweep:
     rules: Rules
     grace: timedelta
     say: Callable[[str], None]
-    shards: dict[str, MarkShard] = field(default_factory=dict)
+    shards: dict[str, leases.MarkShard] = field(default_factory=dict)
     gone: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -287,7 +275,7 @@ class Sweep:
     def run(self) -> Garbage:
         """Sweep once, and return what was found to be garbage."""
         state = self.claim.state
-        self.shards = read_shards(self.store, state.shards)
+        self.shards = leases.read_shards(self.store, state.shards)
         marks = {
             name: mark
             for shard in self.shards.values()
@@ -318,9 +306,9 @@ class Sweep:
 
     def _mark(self, found_garbage: Garbage) -> None:
         """Mark new garbage, unmark what is needed again, and take over what a dead collection left."""
-        garbage, state = by_shard(found_garbage.names), self.claim.state
+        garbage, state = leases.by_shard(found_garbage.names), self.claim.state
         has_new = any(
-            shard_names - _counted(self.shards.get(shard, MarkShard()), state.counts).keys()
+            shard_names - _counted(self.shards.get(shard, leases.MarkShard()), state.counts).keys()
             for shard, shard_names in garbage.items()
         )
         # Only collections add marks: a shard that had those of its garbage alone has no others by now.
@@ -331,28 +319,30 @@ class Sweep:
         ]
         generation = self.claim.begin_generation(garbage) if has_new else None
 
-        def mark(shard: str) -> MarkShard:
+        def mark(shard: str) -> leases.MarkShard:
             names = garbage.get(shard, frozenset())
 
-            def change(marks: MarkShard) -> MarkShard:
+            def change(marks: leases.MarkShard) -> leases.MarkShard:
                 current_marks = {name: mark for name, mark in _counted(marks, state.counts).items() if name in names}
-                new_names = sorted(names - current_marks.keys())[: max(0, MOST_IN_SHARD - len(current_marks))]
+                new_names = sorted(names - current_marks.keys())[: max(0, leases.MOST_IN_SHARD - len(current_marks))]
                 if generation is None or not new_names:
-                    return MarkShard(current_marks)
+                    return leases.MarkShard(current_marks)
                 # Dated when it is written: a channel may have led to the name since the references were read.
-                return MarkShard(current_marks | dict.fromkeys(new_names, Tombstone(self.store.now(), generation)))
+                return leases.MarkShard(
+                    current_marks | dict.fromkeys(new_names, leases.Tombstone(self.store.now(), generation))
+                )
 
             self.claim.check()
-            return update_shard(self.store, shard, change)
+            return leases.update_shard(self.store, shard, change)
 
         for shard, marks in side_by_side(mark, wrong_shards):
             self.shards[shard] = marks
         if has_new:
             self.claim.publish_generation()
 
-    def _delete_due(self, due: Mapping[str, Tombstone]) -> None:
+    def _delete_due(self, due: Mapping[str, leases.Tombstone]) -> None:
         """Delete what is due, a batch of each of some shards at a time."""
-        pending_names = {shard: sorted(names) for shard, names in by_shard(due).items()}
+        pending_names = {shard: sorted(names) for shard, names in leases.by_shard(due).items()}
         while pending_names:
             batch = {shard: names[:BATCH] for shard, names in islice(pending_names.items(), _SHARDS_AT_ONCE)}
             self._delete_batch({shard: {name: due[name] for name in names} for shard, names in batch.items()})
@@ -362,7 +352,7 @@ class Sweep:
                 if (remaining_names := names[len(batch.get(shard, ())) :])
             }
 
-    def _delete_batch(self, batch: Mapping[str, Mapping[str, Tombstone]]) -> None:
+    def _delete_batch(self, batch: Mapping[str, Mapping[str, leases.Tombstone]]) -> None:
         deletable_names: list[str] = []
         for shard, marks in self._change(batch, _take):
             deletable_names += (name for name in batch[shard] if name in marks.going)
@@ -373,12 +363,12 @@ class Sweep:
 
     def _change(
         self,
-        batch: Mapping[str, Mapping[str, Tombstone]],
-        change: Callable[[MarkShard, Mapping[str, Tombstone]], MarkShard],
-    ) -> Iterable[tuple[str, MarkShard]]:
-        def work(shard: str) -> MarkShard:
+        batch: Mapping[str, Mapping[str, leases.Tombstone]],
+        change: Callable[[leases.MarkShard, Mapping[str, leases.Tombstone]], leases.MarkShard],
+    ) -> Iterable[tuple[str, leases.MarkShard]]:
+        def work(shard: str) -> leases.MarkShard:
             self.claim.check()
-            return update_shard(self.store, shard, lambda marks: change(marks, batch[shard]))
+            return leases.update_shard(self.store, shard, lambda marks: change(marks, batch[shard]))
 
         for shard, marks in side_by_side(work, list(batch)):
             self.shards[shard] = marks
@@ -420,12 +410,12 @@ class Sweep:
         return True
 
 
-def _counted(marks: MarkShard, counts: Callable[[Tombstone], bool]) -> dict[str, Tombstone]:
+def _counted(marks: leases.MarkShard, counts: Callable[[leases.Tombstone], bool]) -> dict[str, leases.Tombstone]:
     return {name: mark for name, mark in (*marks.waiting.items(), *marks.going.items()) if counts(mark)}
 
 
 def _marks_exactly(
-    marks: MarkShard | None, garbage: frozenset[str] | None, counts: Callable[[Tombstone], bool]
+    marks: leases.MarkShard | None, garbage: frozenset[str] | None, counts: Callable[[leases.Tombstone], bool]
 ) -> bool:
     """Whether a shard has a waiting mark that counts of each of these names, and nothing else."""
     waiting_marks = marks.waiting if marks else {}
@@ -436,9 +426,9 @@ def _marks_exactly(
     )
 
 
-def _take(marks: MarkShard, tombstones: Mapping[str, Tombstone]) -> MarkShard:
+def _take(marks: leases.MarkShard, tombstones: Mapping[str, leases.Tombstone]) -> leases.MarkShard:
     """The marks with those of `tombstones` going that are still what they were."""
     going_marks = {name: mark for name, mark in tombstones.items() if marks.waiting.get(name) == mark}
-    return MarkShard(
+    return leases.MarkShard(
         {name: mark for name, mark in marks.waiting.items() if name not in going_marks}, {**marks.going, **going_marks}
     )

@@ -10,12 +10,11 @@ rollouts before it; a collection deletes those of nodes that have reported nothi
 document is named by the digest of its name, so that the first of them are a random sample.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 from enginesmith.core.codec import encode, parse_as
 from enginesmith.core.errors import (
@@ -29,9 +28,10 @@ from enginesmith.core.errors import (
 )
 from enginesmith.core.parsing import Timestamp
 from enginesmith.core.requirements import Count, Format
-from enginesmith.registry.rollouts.rollout_state import WHOLE, Rollout, format_time, parse_time, reports
+from enginesmith.registry.rollouts.rollout_state import WHOLE, Rollout, format_time, is_reporter, parse_time
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import SERVING, serving_prefix
+from enginesmith.registry.store.parallel import side_by_side
 
 FORMAT = 1
 MAX_BYTES = 4 << 10
@@ -45,8 +45,6 @@ LEAST_S, HEARTBEAT_S, SILENT_S = 60.0, 120.0, 600.0
 # the next two are as above, and a collection deletes a report after GONE_S.
 OUTSIDE = "nodes"
 OUTSIDE_HEARTBEAT_S, OUTSIDE_SILENT_S, GONE_S = 3_600.0, 10_800.0, 7 * 86_400.0
-_AT_ONCE = 16
-T = TypeVar("T")
 
 Failure = Literal["", "pull", "hook", "unhealthy"]
 
@@ -159,12 +157,12 @@ def read_newest(store: Store, model: str, channel: str, shares: Mapping[str, int
         prefix = serving_prefix(model, channel, rollout)
         for key, written_at in store.stamps(prefix):
             node = key.removeprefix(prefix).removesuffix(".json")
-            if is_digest(node) and reports(node, reporters_ppm):
+            if is_digest(node) and is_reporter(node, reporters_ppm):
                 newest_entries[node] = max(newest_entries.get(node, (written_at, key)), (written_at, key))
     entries = [newest_entries[node] for node in sorted(newest_entries)]
-    documents = _each(store, store.read, [key for _, key in entries[:MOST_REPORTERS]])
+    documents = side_by_side(store.read, [key for _, key in entries[:MOST_REPORTERS]])
     node_reports, damaged_count = list[NodeReport](), 0
-    for (written_at, _), report_bytes in zip(entries, documents, strict=False):
+    for (written_at, _), (_, report_bytes) in zip(entries, documents, strict=False):
         try:
             if report_bytes is not None:
                 node_reports.append(replace(parse_report(report_bytes), at=format_time(written_at)))
@@ -192,7 +190,7 @@ def clear_reports(store: Store, running: Rollout, read_rollout: Callable[[], Rol
     rollout_now = read_rollout() if keys else None
     if rollout_now is None or rollout_now.id != running.id:
         return 0
-    return len(_each(store, store.remove, keys))
+    return len(list(side_by_side(store.remove, keys)))
 
 
 def clear_gone(store: Store, now: datetime) -> tuple[list[str], dict[tuple[str, str], list[str]]]:
@@ -209,7 +207,8 @@ def clear_gone(store: Store, now: datetime) -> tuple[list[str], dict[tuple[str, 
                 age_s = (now - written_at).total_seconds()
                 reporting_nodes.setdefault((model, channel), []).extend([node] * (age_s <= OUTSIDE_SILENT_S))
                 deleted_keys += [key] * (age_s > GONE_S)
-    _each(store, store.remove, deleted_keys)
+    for _ in side_by_side(store.remove, deleted_keys):
+        pass
     return deleted_keys, reporting_nodes
 
 
@@ -219,11 +218,3 @@ def next_share(share_ppm: int, count: int) -> int:
     if MOST_REPORTERS / 2.5 <= count <= 1.25 * MOST_REPORTERS:
         return share_ppm
     return max(1, min(WHOLE, 2 * share_ppm, share_ppm * MOST_REPORTERS // max(1, count)))
-
-
-def _each(store: Store, work: Callable[[str], T], keys: Sequence[str]) -> list[T]:
-    """What `work` gives for each key; side by side where each is a request."""
-    if store.near:
-        return [work(key) for key in keys]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(work, keys))

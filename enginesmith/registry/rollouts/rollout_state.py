@@ -109,7 +109,7 @@ def is_reached(node: ServingNode, rollout: str, reach: Iterable[Slice]) -> bool:
     )
 
 
-def reports(node: str, reporters_ppm: int) -> bool:
+def is_reporter(node: str, reporters_ppm: int) -> bool:
     """Whether a node is among those that report. node: SHA-256 of its name, which is independent of its places, so that
     every wave has some; in hexadecimal digits, as in the key of its report."""
     return is_below(int(node[:16], 16), reporters_ppm)

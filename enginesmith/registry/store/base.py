@@ -1,24 +1,23 @@
-"""The protocol of stores, the functions that open them, and the change of a document by compare-and-swap."""
+"""The functions that open stores, and the change of a document by compare-and-swap."""
 
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from enginesmith.core.errors import ConflictError, InputError, UndecidedError
-from enginesmith.registry.store.download import Fill
-from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.folder import FileStore as FileStore
 from enginesmith.registry.store.folder import open_folder
-from enginesmith.registry.store.layout import MAX_DOCUMENT_BYTES
+from enginesmith.registry.store.protocol import Documents as Documents
+from enginesmith.registry.store.protocol import Store as Store
 
 if TYPE_CHECKING:
-    from enginesmith.registry.store.objects.api import BucketApi, BucketPlace
+    from enginesmith.registry.store.objects.api import BucketApi
+    from enginesmith.registry.store.objects.place import AzureLocation, GcsLocation, S3Location
 
 # The object stores by their URI schemes, each with its library: imported when a URI of it is opened, and named with
 # the extra that installs it where it is missing.
@@ -40,41 +39,33 @@ def is_in_bucket(text: str) -> bool:
     return scheme_of(text) in BUCKETS
 
 
-def place_in_bucket(uri: str) -> "BucketPlace":
+def place_in_bucket(uri: str) -> "S3Location | GcsLocation | AzureLocation":
     """The place of a bucket's URI; no library is imported. Raises InputError."""
-    match scheme_of(uri):
-        case "gs":
-            from enginesmith.registry.store.gcs.place import parse_gcs_place
+    from enginesmith.registry.store.objects.place import parse_azure_place, parse_gcs_place, parse_s3_place
 
-            return parse_gcs_place(uri)
-        case "az":
-            from enginesmith.registry.store.azure.place import parse_azure_place
-
-            return parse_azure_place(uri)
-    from enginesmith.registry.store.s3.place import parse_place
-
-    return parse_place(uri)
+    scheme = scheme_of(uri)
+    return parse_gcs_place(uri) if scheme == "gs" else parse_azure_place(uri) if scheme == "az" else parse_s3_place(uri)
 
 
 def bucket_at(uri: str) -> "BucketApi":
     """The bucket of a URI; nothing is sent yet. Raises InputError, for a library that is not installed too."""
-    scheme = scheme_of(uri)
+    from enginesmith.registry.store.objects.place import AzureLocation, GcsLocation, S3Location
+
+    scheme, place = scheme_of(uri), place_in_bucket(uri)
     try:
-        match scheme:
-            case "gs":
+        match place:
+            case GcsLocation():
                 from enginesmith.registry.store.gcs.bucket import GcsBucket
-                from enginesmith.registry.store.gcs.place import parse_gcs_place
 
-                return GcsBucket(parse_gcs_place(uri))
-            case "az":
+                return GcsBucket(place)
+            case AzureLocation():
                 from enginesmith.registry.store.azure.bucket import AzureBucket
-                from enginesmith.registry.store.azure.place import parse_azure_place
 
-                return AzureBucket(parse_azure_place(uri))
-        from enginesmith.registry.store.s3.bucket import S3Bucket
-        from enginesmith.registry.store.s3.place import parse_place
+                return AzureBucket(place)
+            case S3Location():
+                from enginesmith.registry.store.s3.bucket import S3Bucket
 
-        return S3Bucket(parse_place(uri))
+                return S3Bucket(place)
     except ModuleNotFoundError as error:
         extra = BUCKETS[scheme]
         install_target = f"'./enginesmith[{extra}]' in a clone" if extra else "boto3"
@@ -83,141 +74,12 @@ def bucket_at(uri: str) -> "BucketApi":
         ) from error
 
 
-# The protocol of a registry's stores, the functions that open them, and the change of a document with many writers.
-#
-# A store has blobs (immutable, by digest) and documents (small, by key, changed by compare-and-swap). It has no notion
-# of models, so that another kind of store needs one file and passes the same tests.
+# The functions that open stores, and the change of a document with many writers.
 
 # Enough for dozens of concurrent writers of one document.
 _ATTEMPTS = 200
 # A writer that lost a race waits at random up to so long, times its attempts, so that not all retry at once.
 _LOSERS_PAUSE_S = 0.01
-
-
-class Documents(Protocol):
-    """What resolving a version reads: a whole store, or a snapshot of the version's documents (`versions.lookup`)."""
-
-    @property
-    def uri(self) -> str:
-        """The URI that `open_store` opens this store with."""
-
-    def locator(self, key: str) -> str:
-        """The URI of a document: 'file:///srv/registry/KEY', 's3://bucket/prefix/KEY'."""
-
-    def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-        """A blob's bytes, verified, `max_bytes` at most: no more are held in memory, whatever size the server states.
-
-        Raises IntegrityError for a missing, corrupt or larger blob.
-        """
-
-    def read(self, key: str) -> bytes | None:
-        """Read a document; None if it is absent."""
-
-    def list(self, prefix: str = "") -> Iterator[str]:
-        """All keys under a prefix that ends in '/' (or is empty), blobs included, sorted part by part.
-
-        A remote store lists pages of keys, whatever the number of folders.
-        """
-
-    def children(self, prefix: str = "") -> Iterator[str]:
-        """The names directly under a prefix, sorted; folders end in '/'. Lists nothing deeper."""
-
-
-class Store(Documents, Protocol):
-    """A place for blobs and documents.
-
-    Every method raises UnavailableError when the place is out of reach, full or read-only, and leaves no half-written
-    object then. Keys and digests are checked before they become a path (InputError).
-    """
-
-    @property
-    def near(self) -> bool:
-        """Whether blobs are files of this machine, so that keeping copies of them in a cache gains nothing."""
-
-    def put_file(self, path: Path) -> str:
-        """Store a file as a blob and return its digest. An intact blob of it stays, a corrupt one is replaced."""
-
-    def put_and_digest_file(self, path: Path) -> BlobDigest:
-        """Like `put_file`; returns the BLAKE3 of the same bytes too, where the library is installed."""
-
-    def put_bytes(self, data: bytes) -> str:
-        """Store bytes and return their digest."""
-
-    def has(self, digest: str) -> bool:
-        """Whether a blob exists, without reading its bytes. A link out of the store is no blob."""
-
-    def stored_size(self, digest: str) -> int | None:
-        """Size of a blob in bytes; None where `has` is False. Reads no bytes of it."""
-
-    def size(self, digest: str) -> int:
-        """Size of a blob in bytes. Raises IntegrityError if it is missing."""
-
-    def path(self, digest: str) -> Path:
-        """A local read-only file with a blob's bytes, not verified. Raises IntegrityError if the blob is missing.
-
-        For a remote registry it is a cached copy, which may be evicted later: open it at once, or use `fetch`.
-        """
-
-    def fetch(self, digest: str, dest: Path) -> None:
-        """Copy a blob to `dest`, verified and atomically. Raises IntegrityError for a missing or corrupt blob."""
-
-    def open_range(self, digest: str, offset: int, size: int) -> AbstractContextManager[Fill]:
-        """Open `size` bytes of a blob from `offset`: gives a function that fills a view with the next bytes.
-
-        The bytes are not verified. Several threads may each open a range. Raises IntegrityError, here or while filling,
-        when the blob is missing or too short.
-        """
-
-    def rehash(self, digest: str) -> BlobDigest:
-        """The digests of a blob's stored bytes, read anew (with the BLAKE3 where its library is installed).
-
-        Raises IntegrityError if the blob is missing.
-        """
-
-    def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
-        """A document and its tag; (None, `tag`) if it still has that tag, without reading it; (None, '') if absent."""
-
-    def create(self, key: str, data: bytes) -> bool:
-        """Write a document if it is absent, and return whether this call wrote it. Of several writers one wins."""
-
-    def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
-        """Write a document if its content is `expected` (None: absent), and return whether this call wrote it.
-
-        Raises UndecidedError when the response was lost and the content does not show who wrote it: read it again.
-        """
-
-    def remove(self, key: str) -> None:
-        """Delete a document or a blob by its key, if it exists.
-
-        Only `gc` may delete blobs, since it alone checks that nothing refers to them.
-        """
-
-    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
-        """Each key under a prefix that ends in '/', with its size in bytes, in any order.
-
-        A thousand of them cost a remote store one request. What is a link in a folder is left out: `stored_size` says
-        whether it counts.
-        """
-
-    def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
-        """Each key under a prefix that ends in '/', with the time of its last write by the store's clock, in any order.
-
-        It costs what `sizes` costs.
-        """
-
-    def now(self) -> datetime:
-        """The time in UTC by the clock that `stamps` are of. What lasts from one machine's write to another's is
-        measured by it, since the clocks of two machines differ."""
-
-    def discard(self, digest: str) -> None:
-        """Move a corrupt blob to discarded/ for inspection, so that it counts as missing and can be stored again; one
-        that was stored again since it was read is sound, and stays."""
-
-    def strays(self) -> tuple[str, ...]:
-        """Files or uploads that dead writers left behind, in words; no key refers to them."""
-
-    def sweep(self) -> int:
-        """Delete what `strays` lists, and return how many; nothing of a running process is deleted."""
 
 
 def written_at(store: Store, key: str) -> datetime | None:
@@ -247,7 +109,7 @@ def open_store(uri: str | Path, *, create: bool = False, check: bool = True) -> 
         return open_folder(Path(_not_empty(text)), create=create)
     uri_fields = _split(text)
     if uri_fields.scheme in ("http", "https"):
-        from enginesmith.registry.store.http.store import open_http
+        from enginesmith.registry.store.http import open_http
 
         return open_http(text, create=create)
     if uri_fields.scheme in BUCKETS:

@@ -23,15 +23,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from enginesmith.core.errors import InputError, IntegrityError, check_digest
+from enginesmith.registry.store import files
 from enginesmith.registry.store.download import journal_of
-from enginesmith.registry.store.files import (
-    BlobDigest,
-    make_folder,
-    reachable,
-    rename_durably,
-    start_atomic_write,
-    sweep,
-)
 
 DEFAULT_BYTES = 16 << 30
 # Partial downloads that were not written to for a week are deleted.
@@ -59,7 +52,7 @@ class VerificationCache:
 
     folder: Path
 
-    def is_verified(self, blob: BlobDigest, path: Path) -> bool:
+    def is_verified(self, blob: files.BlobDigest, path: Path) -> bool:
         """Whether a file holds the blob: by its record or its SHA-256's, else by digesting it. Raises OSError."""
         file_record = _facts(path)
         if file_record in self._read(blob.name) or file_record in self._read(blob.sha256_only.name):
@@ -70,19 +63,19 @@ class VerificationCache:
             self.add(blob, path)
         return True
 
-    def add(self, blob: BlobDigest, path: Path) -> None:
+    def add(self, blob: files.BlobDigest, path: Path) -> None:
         """Record that `path` was verified just now. Where that cannot be written, it will be digested again."""
         changed_ns = path.stat().st_ctime_ns
         time.sleep(max(0.0, min(_TICKS_S, _TICKS_S - (time.time() - changed_ns / 1e9))))
         file_record = _facts(path)
         other_records = [record for record in self._read(blob.name) if record[:2] != file_record[:2]]
         with suppress(OSError):
-            make_folder(self.folder)
+            files.make_folder(self.folder)
             new_file = self.folder / f".{secrets.token_hex(8)}"
             new_file.write_text(json.dumps([file_record, *other_records][:_KEPT]))
             new_file.replace(self.folder / blob.name)
 
-    def forget(self, blob: BlobDigest) -> None:
+    def forget(self, blob: files.BlobDigest) -> None:
         """Delete the records of a blob's files."""
         for name in {blob.name, blob.sha256_only.name}:
             with suppress(OSError):
@@ -91,7 +84,7 @@ class VerificationCache:
     def note_use(self, name: str) -> None:
         """Note that what is kept under a blob's name was used just now."""
         with suppress(OSError):
-            make_folder(self.folder)
+            files.make_folder(self.folder)
             (self.folder / name).touch()
 
     def last_used(self, name: str) -> float | None:
@@ -137,8 +130,8 @@ class BlobCache:
 
     @contextmanager
     def hold_verified(
-        self, blob: BlobDigest, bring: Bring, *, rehash: bool = False
-    ) -> Iterator[tuple[Path, BlobDigest]]:
+        self, blob: files.BlobDigest, bring: Bring, *, rehash: bool = False
+    ) -> Iterator[tuple[Path, files.BlobDigest]]:
         """Like `hold`, and a file that changed since it was verified is verified again.
 
         Gives the file, and the digest it was verified by: `blob`, or its SHA-256 only. The block may link to the file.
@@ -170,7 +163,7 @@ class BlobCache:
         with suppress(FileNotFoundError):
             self._blob(check_digest(digest)).unlink()
 
-    def give_up(self, blob: BlobDigest) -> None:
+    def give_up(self, blob: files.BlobDigest) -> None:
         """Delete a blob's partial download."""
         partial_path = self.folder / "partial" / blob.name
         for path in (partial_path, journal_of(partial_path)):
@@ -180,7 +173,7 @@ class BlobCache:
     def _blob(self, name: str) -> Path:
         return self.folder / "blobs" / name
 
-    def _sound(self, blob: BlobDigest) -> BlobDigest | None:
+    def _sound(self, blob: files.BlobDigest) -> files.BlobDigest | None:
         """Digests under which the blob is stored, if possible its SHA-256 alone; else None. Deletes a damaged file."""
         for candidate in dict.fromkeys((blob.sha256_only, blob)):
             path = self._blob(candidate.name)
@@ -190,7 +183,7 @@ class BlobCache:
                 path.unlink()
         return blob if blob == blob.sha256_only and self._adopt(blob) else None
 
-    def _adopt(self, blob: BlobDigest) -> bool:
+    def _adopt(self, blob: files.BlobDigest) -> bool:
         """Whether a file that was verified by a BLAKE3 has this SHA-256; it is then renamed to that."""
         for path in sorted((self.folder / "blobs").glob(f"{blob.name}-*")):
             if blob.matches(path):
@@ -204,9 +197,9 @@ class BlobCache:
         with self._lock(digest):
             # In a loop, because another process may have downloaded it, or have evicted it right after this one did.
             while (stream := _open_shared(path)) is None:
-                if not self._adopt(BlobDigest(digest)):
-                    sweep(self.folder / "tmp")
-                    with start_atomic_write(self.folder / "tmp") as file:
+                if not self._adopt(files.BlobDigest(digest)):
+                    files.sweep(self.folder / "tmp")
+                    with files.start_atomic_write(self.folder / "tmp") as file:
                         actual_digest = download(file.stream)
                         if actual_digest != digest:
                             raise IntegrityError(
@@ -220,12 +213,12 @@ class BlobCache:
     def _lock(self, digest: str) -> Iterator[None]:
         """Hold the lock of a digest, in a cache whose folders are there."""
         for folder in ("blobs", "locks", "partial", "tmp"):
-            make_folder(self.folder / folder)
+            files.make_folder(self.folder / folder)
         with (self.folder / "locks" / digest[:_LOCK_DIGITS]).open("ab") as lock_file:
             fcntl.flock(lock_file.fileno(), fcntl.LOCK_EX)
             yield
 
-    def _bring(self, blob: BlobDigest, bring: Bring) -> None:
+    def _bring(self, blob: files.BlobDigest, bring: Bring) -> None:
         partial_path, path = self.folder / "partial" / blob.name, self._blob(blob.name)
         for entry in os.scandir(self.folder / "partial"):
             with suppress(FileNotFoundError):
@@ -236,7 +229,7 @@ class BlobCache:
             raise IntegrityError(
                 f"blob {blob.digest} came as other bytes (their {blob.algorithm} is {actual_digest}); it was not kept"
             )
-        rename_durably(partial_path, path, read_only=True)
+        files.rename_durably(partial_path, path, read_only=True)
         self.verifications.add(blob, path)
 
     def _evict(self) -> None:
@@ -279,7 +272,7 @@ def cached_file(digest: str, download: Download) -> Path:
     cache = local_cache()
     if cache is None:
         raise IntegrityError(f"blob {check_digest(digest)} has no local file: ENGINESMITH_CACHE_BYTES is 0")
-    with reachable(f"caching blob {digest} in {cache.folder}"), cache.hold(digest, download) as path:
+    with files.reachable(f"caching blob {digest} in {cache.folder}"), cache.hold(digest, download) as path:
         return path
 
 

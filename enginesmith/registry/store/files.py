@@ -21,10 +21,9 @@ import hashlib
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol
 
@@ -99,11 +98,8 @@ class BlobDigest:
         return BlobDigest(self.digest)
 
     def hasher(self) -> Hasher:
-        """A new hasher. Raises ModuleNotFoundError where a BLAKE3 is given and the library is not installed."""
-        fresh_hasher = hashlib.sha256() if self.blake3 is None else new_blake3_hasher()
-        if fresh_hasher is None:
-            raise ModuleNotFoundError("blake3")
-        return fresh_hasher
+        """A new hasher of the algorithm."""
+        return hashlib.sha256() if self.blake3 is None else new_blake3_hasher()
 
     def matches(self, path: Path) -> bool:
         """Whether a file's content has the expected digest. Reads all of it; raises OSError."""
@@ -111,15 +107,11 @@ class BlobDigest:
             return copy_hashed(stream, None, self.hasher()) == self.expected
 
 
-def choose_digest(digest: str, blake3: str | None) -> BlobDigest:
-    """A blob's digest, with its BLAKE3 if the library is installed. blake3: from the manifest, or None."""
-    return BlobDigest(digest, blake3 if new_blake3_hasher() is not None else None)
+def new_blake3_hasher() -> Hasher:
+    """A new BLAKE3 hasher."""
+    from blake3 import blake3  # here, because few processes digest anything
 
-
-def new_blake3_hasher() -> Hasher | None:
-    """A new BLAKE3 hasher; None where the library is not installed."""
-    hasher_type = _library()
-    return None if hasher_type is None else hasher_type()
+    return blake3()
 
 
 def copy_hashed(source: BinaryIO, dest: BinaryIO | None, hasher: Hasher | None = None) -> str:
@@ -133,32 +125,20 @@ def copy_hashed(source: BinaryIO, dest: BinaryIO | None, hasher: Hasher | None =
 
 
 def digest_stream(source: BinaryIO, dest: BinaryIO | None = None) -> BlobDigest:
-    """Read a stream to its end and return its SHA-256 and, where the library is installed, its BLAKE3. dest: a stream
-    that the bytes are copied to."""
+    """Read a stream to its end and return its digests. dest: a stream that the bytes are copied to."""
     sha256_hasher, blake3_hasher = hashlib.sha256(), new_blake3_hasher()
     for block in _blocks(source):
         sha256_hasher.update(block)
-        if blake3_hasher is not None:
-            blake3_hasher.update(block)
+        blake3_hasher.update(block)
         if dest is not None:
             dest.write(block)
-    return BlobDigest(sha256_hasher.hexdigest(), None if blake3_hasher is None else blake3_hasher.hexdigest())
+    return BlobDigest(sha256_hasher.hexdigest(), blake3_hasher.hexdigest())
 
 
 def _blocks(stream: BinaryIO) -> Iterator[memoryview]:
     buffer = memoryview(bytearray(_BLOCK_BYTES))
     while count := stream.readinto(buffer):  # type: ignore[attr-defined]
         yield buffer[:count]
-
-
-@cache
-def _library() -> "Callable[[], Hasher] | None":
-    """The library's hasher; None where it is not installed, since serving nodes do without it."""
-    try:
-        from blake3 import blake3
-    except ImportError:
-        return None
-    return blake3
 
 
 PREFIX = ".enginesmith-landing-"

@@ -23,29 +23,9 @@ from enginesmith.core.errors import (
     digest_of_bytes,
     digest_of_file,
 )
+from enginesmith.registry.store import files, layout
 from enginesmith.registry.store.download import Fill
-from enginesmith.registry.store.files import (
-    AtomicWrite,
-    BlobDigest,
-    copy_hashed,
-    digest_stream,
-    make_folder,
-    reachable,
-    start_atomic_write,
-    strays,
-    sweep,
-    sync_folder,
-)
-from enginesmith.registry.store.layout import (
-    MARKER,
-    MARKER_CONTENT,
-    MAX_DOCUMENT_BYTES,
-    blob_key,
-    check_format,
-    check_key,
-    is_key,
-    refuse_other,
-)
+from enginesmith.registry.store.protocol import Store
 
 _TEMPORARY = "tmp"
 _LOCK = "lock"
@@ -62,7 +42,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 @dataclass(frozen=True)
-class FileStore:
+class FileStore(Store):
     """The store in the folder `root`, an absolute path (`Store` documents the methods). `open_store` makes one."""
 
     root: Path
@@ -75,17 +55,17 @@ class FileStore:
 
     def locator(self, key: str) -> str:
         """See `Store.locator`."""
-        return f"{self.uri}/{check_key(key)}"
+        return f"{self.uri}/{layout.check_key(key)}"
 
-    def put_file(self, path: Path) -> str:
-        """See `Store.put_file`."""
-        return self.put_and_digest_file(path).digest
-
-    def put_and_digest_file(self, path: Path) -> BlobDigest:
+    def put_and_digest_file(self, path: Path) -> files.BlobDigest:
         """See `Store.put_and_digest_file`."""
-        with reachable(f"copying {path} into {self.root}"), path.open("rb") as source, self._start_write() as file:
+        with (
+            files.reachable(f"copying {path} into {self.root}"),
+            path.open("rb") as source,
+            self._start_write() as file,
+        ):
             # One pass: to digest first and copy afterwards would read each new file twice.
-            digest = digest_stream(source, file.stream)
+            digest = files.digest_stream(source, file.stream)
             if not self._holds(digest.digest):
                 self._commit_blob(file, digest.digest)
         return digest
@@ -93,21 +73,17 @@ class FileStore:
     def put_bytes(self, data: bytes) -> str:
         """See `Store.put_bytes`."""
         digest = digest_of_bytes(data)
-        with reachable(f"writing {len(data)} bytes into {self.root}"):
+        with files.reachable(f"writing {len(data)} bytes into {self.root}"):
             if not self._holds(digest):
                 with self._start_write() as file:
                     file.stream.write(data)
                     self._commit_blob(file, digest)
         return digest
 
-    def has(self, digest: str) -> bool:
-        """See `Store.has`."""
-        return self.stored_size(digest) is not None
-
     def stored_size(self, digest: str) -> int | None:
         """See `Store.stored_size`."""
         # Strings in place of path objects, here and in `read`: planning a catalog asks tens of thousands of times.
-        path = f"{self.root}/{blob_key(digest)}"
+        path = f"{self.root}/{layout.blob_key(digest)}"
         try:
             file_stat = os.lstat(path)
             # A link counts only where it leads to something in the registry.
@@ -117,34 +93,27 @@ class FileStore:
             return None
         return file_stat.st_size if stat.S_ISREG(file_stat.st_mode) else None
 
-    def size(self, digest: str) -> int:
-        """See `Store.size`."""
-        size_bytes = self.stored_size(digest)
-        if size_bytes is None:
-            raise self._lost_error(digest)
-        return size_bytes
-
     def path(self, digest: str) -> Path:
         """See `Store.path`."""
         blob_path = self._blob(digest)
         if not self.has(digest):
-            raise self._lost_error(digest)
+            raise self.lost_error(digest)
         return blob_path
 
     def fetch(self, digest: str, dest: Path) -> None:
         """See `Store.fetch`."""
         blob_path = self.path(digest)
-        with reachable(f"copying {blob_path} to {dest}"):
-            make_folder(dest.parent)
-            sweep(dest.parent)
-            with blob_path.open("rb") as source, start_atomic_write(dest.parent) as file:
-                self._check(digest, copy_hashed(source, file.stream))
+        with files.reachable(f"copying {blob_path} to {dest}"):
+            files.make_folder(dest.parent)
+            files.sweep(dest.parent)
+            with blob_path.open("rb") as source, files.start_atomic_write(dest.parent) as file:
+                self._check(digest, files.copy_hashed(source, file.stream))
                 file.commit(dest)
 
-    def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+    def read_blob(self, digest: str, max_bytes: int = layout.MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
         blob_path = self.path(digest)
-        with reachable(f"reading {blob_path}"), blob_path.open("rb") as stream:
+        with files.reachable(f"reading {blob_path}"), blob_path.open("rb") as stream:
             content = stream.read(min(os.fstat(stream.fileno()).st_size, max_bytes) + 1)
         if len(content) > max_bytes:
             raise IntegrityError(f"{blob_path} is over {max_bytes} bytes, which no blob of its kind is")
@@ -157,49 +126,51 @@ class FileStore:
         blob_path = self.path(digest)
 
         def fill(into: memoryview) -> None:
-            with reachable(f"reading {blob_path}"):
+            with files.reachable(f"reading {blob_path}"):
                 if stream.readinto(into) != len(into):
                     raise IntegrityError(
                         f"blob {digest} of {self.uri} ends before it should; run `enginesmith registry fsck --repair`"
                     )
 
-        with reachable(f"reading {blob_path}"):
+        with files.reachable(f"reading {blob_path}"):
             stream = blob_path.open("rb")
         with stream:
             stream.seek(offset)
             yield fill
 
-    def rehash(self, digest: str) -> BlobDigest:
+    def rehash(self, digest: str) -> files.BlobDigest:
         """See `Store.rehash`."""
         blob_path = self.path(digest)
-        with reachable(f"reading {blob_path}"), blob_path.open("rb") as stream:
-            return digest_stream(stream)
+        with files.reachable(f"reading {blob_path}"), blob_path.open("rb") as stream:
+            return files.digest_stream(stream)
 
     def read(self, key: str) -> bytes | None:
         """See `Store.read`."""
-        path = f"{self.root}/{check_key(key)}"
-        with reachable(f"reading {path}"):
+        path = f"{self.root}/{layout.check_key(key)}"
+        with files.reachable(f"reading {path}"):
             try:
                 # A buffer of the file's size: one of 64 MiB costs more than reading a small file.
                 with open(path, "rb", buffering=0, opener=_open_at_once) as stream:
                     file_stat = os.fstat(stream.fileno())
                     if not stat.S_ISREG(file_stat.st_mode):
                         raise IsADirectoryError(errno.EISDIR, "a pipe or device")
-                    content = stream.read(min(file_stat.st_size, MAX_DOCUMENT_BYTES) + 1)
+                    content = stream.read(min(file_stat.st_size, layout.MAX_DOCUMENT_BYTES) + 1)
             except OSError as error:
                 if error.errno in _ABSENT and not Path(path).is_symlink():
                     return None
                 if error.errno in _NO_FILE:
                     raise IntegrityError(f"{path} is no regular file; remove it") from error
                 raise
-        if len(content) > MAX_DOCUMENT_BYTES:
-            raise IntegrityError(f"{path} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is")
+        if len(content) > layout.MAX_DOCUMENT_BYTES:
+            raise IntegrityError(
+                f"{path} is over {layout.MAX_DOCUMENT_BYTES} bytes, which no document of a registry is"
+            )
         return content
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
         """See `Store.read_if_changed`. Every write is a new file: inode number, time and size are the tag."""
-        path = self.root / check_key(key)
-        with reachable(f"reading {path}"):
+        path = self.root / layout.check_key(key)
+        with files.reachable(f"reading {path}"):
             try:
                 file_stat = path.stat()
             except (FileNotFoundError, NotADirectoryError):
@@ -217,39 +188,39 @@ class FileStore:
 
     def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
         """See `Store.replace`."""
-        path = self.root / check_key(key)
-        with reachable(f"writing {path}"), self._start_write() as file:
+        path = self.root / layout.check_key(key)
+        with files.reachable(f"writing {path}"), self._start_write() as file:
             file.stream.write(data)
             file.sync()
             with open(self.root / _LOCK, "ab", opener=_open_at_once) as lock_file:
                 fcntl.flock(lock_file.fileno(), fcntl.LOCK_EX)
                 if self.read(key) != expected:
                     return False
-                make_folder(path.parent)
+                files.make_folder(path.parent)
                 file.commit(path)
         return True
 
     def remove(self, key: str) -> None:
         """See `Store.remove`. Folders stay, since another process may be about to write into them."""
-        path = self.root / check_key(key)
-        with reachable(f"deleting {path}"), suppress(FileNotFoundError, NotADirectoryError):
+        path = self.root / layout.check_key(key)
+        with files.reachable(f"deleting {path}"), suppress(FileNotFoundError, NotADirectoryError):
             path.unlink()
-            sync_folder(path.parent)
+            files.sync_folder(path.parent)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `Store.list`."""
         for name in self.children(prefix):
             key = f"{prefix}{name}"
-            if name.endswith("/") and is_key(key.removesuffix("/")):
+            if name.endswith("/") and layout.is_key(key.removesuffix("/")):
                 yield from self.list(key)
             else:
                 yield key
 
     def children(self, prefix: str = "") -> Iterator[str]:
         """See `Store.children`."""
-        folder = self.root / check_key(prefix.removesuffix("/")) if prefix else self.root
+        folder = self.root / layout.check_key(prefix.removesuffix("/")) if prefix else self.root
         entries: list[os.DirEntry[str]] = []
-        with reachable(f"listing {folder}"), suppress(FileNotFoundError, NotADirectoryError):
+        with files.reachable(f"listing {folder}"), suppress(FileNotFoundError, NotADirectoryError):
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         for entry in entries:
             if prefix or entry.name not in {*_OWN, _DISCARDED}:
@@ -270,13 +241,13 @@ class FileStore:
         since nothing is decided there."""
         if not os.access(self.root, os.W_OK):
             return datetime.now(UTC)
-        with reachable(f"writing into {self.root}"), self._start_write() as file:
+        with files.reachable(f"writing into {self.root}"), self._start_write() as file:
             os.utime(file.stream.fileno())  # a full disk has no room for a byte
             return datetime.fromtimestamp(os.fstat(file.stream.fileno()).st_mtime, UTC)
 
     def _files(self, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
-        folder = self.root / check_key(prefix.removesuffix("/"))
-        with reachable(f"listing {folder}"):
+        folder = self.root / layout.check_key(prefix.removesuffix("/"))
+        with files.reachable(f"listing {folder}"):
             for folder_path, _, file_names in os.walk(folder, onerror=_raise_unless_absent):
                 folder_key = Path(folder_path).relative_to(self.root).as_posix()
                 for name in file_names:
@@ -288,29 +259,26 @@ class FileStore:
     def discard(self, digest: str) -> None:
         """See `Store.discard`."""
         blob_path = self._blob(digest)
-        with reachable(f"moving {blob_path} away"):
-            make_folder(self.root / _DISCARDED)
+        with files.reachable(f"moving {blob_path} away"):
+            files.make_folder(self.root / _DISCARDED)
             if blob_path.is_file() and not self._holds(digest):
                 blob_path.replace(self.root / _DISCARDED / digest)
 
     def strays(self) -> tuple[str, ...]:
         """See `Store.strays`."""
-        return tuple(str(path) for path in strays(self.root / _TEMPORARY))
+        return tuple(str(path) for path in files.strays(self.root / _TEMPORARY))
 
     def sweep(self) -> int:
         """See `Store.sweep`."""
-        with reachable(f"cleaning {self.root / _TEMPORARY}"):
-            return sweep(self.root / _TEMPORARY)
+        with files.reachable(f"cleaning {self.root / _TEMPORARY}"):
+            return files.sweep(self.root / _TEMPORARY)
 
     def _blob(self, digest: str) -> Path:
-        return self.root / blob_key(check_digest(digest))
+        return self.root / layout.blob_key(check_digest(digest))
 
     def _holds(self, digest: str) -> bool:
         """Whether a blob is there and sound. Reading it costs less than writing it, and a corrupt one is replaced."""
         return self.has(digest) and digest_of_file(self._blob(digest)) == digest
-
-    def _lost_error(self, digest: str) -> IntegrityError:
-        return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginesmith registry fsck`, then build again")
 
     def _check(self, digest: str, actual_digest: str) -> None:
         if actual_digest != digest:
@@ -319,13 +287,13 @@ class FileStore:
                 "run `enginesmith registry fsck --repair`, then build again"
             )
 
-    def _start_write(self) -> AbstractContextManager[AtomicWrite]:
-        make_folder(self.root / _TEMPORARY)
-        return start_atomic_write(self.root / _TEMPORARY)
+    def _start_write(self) -> AbstractContextManager[files.AtomicWrite]:
+        files.make_folder(self.root / _TEMPORARY)
+        return files.start_atomic_write(self.root / _TEMPORARY)
 
-    def _commit_blob(self, file: AtomicWrite, digest: str) -> None:
+    def _commit_blob(self, file: files.AtomicWrite, digest: str) -> None:
         blob_path = self._blob(digest)
-        make_folder(blob_path.parent)
+        files.make_folder(blob_path.parent)
         file.commit(blob_path, read_only=True)
 
 
@@ -342,9 +310,9 @@ def open_folder(root: Path, *, create: bool) -> FileStore:
             raise UnavailableError(
                 f"there is no registry at {store.root}; `enginesmith build` makes one, or set --registry"
             )
-        with reachable(f"making a registry at {store.root}"):
-            make_folder(store.root)
-        store.create(MARKER, MARKER_CONTENT)
+        with files.reachable(f"making a registry at {store.root}"):
+            files.make_folder(store.root)
+        store.create(layout.MARKER, layout.MARKER_CONTENT)
     if create:
         if not os.access(store.root, os.W_OK | os.X_OK):
             raise UnavailableError(f"registry {store.root} is not writable; give this user access, or set --registry")
@@ -358,12 +326,12 @@ def _is_registry(store: FileStore) -> bool:
         return False
     if not store.root.is_dir():
         raise InputError(f"registry {store.root} is a file; give a folder")
-    marker = store.read(MARKER)
+    marker = store.read(layout.MARKER)
     if marker is not None:
-        check_format(marker, str(store.root))
+        layout.check_format(marker, str(store.root))
         return True
-    with reachable(f"listing {store.root}"):
+    with files.reachable(f"listing {store.root}"):
         other_names = {path.name for path in store.root.iterdir()} - _OWN
     if other_names:
-        refuse_other(other_names, str(store.root), "give an empty or a new folder")
+        layout.refuse_other(other_names, str(store.root), "give an empty or a new folder")
     return False

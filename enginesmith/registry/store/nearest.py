@@ -52,7 +52,7 @@ class _Place:
     def store(self) -> Store:
         """The store. Raises InputError and UnavailableError."""
         if not self.last and self.uri.startswith(("http://", "https://")):
-            from enginesmith.registry.store.http.store import open_http
+            from enginesmith.registry.store.http import open_http
 
             return open_http(self.uri, create=False, attempts=_ATTEMPTS)
         return open_store(self.uri)
@@ -86,7 +86,7 @@ def _delegated(
     return call
 
 
-class NearestStore:
+class NearestStore(Store):
     """The store at several places (`Store` documents the methods). May be used by many threads."""
 
     def __init__(self, places: Sequence[_Place], say: Say) -> None:
@@ -111,7 +111,6 @@ class NearestStore:
         return f"{self._places[-1].uri.partition('?')[0]}/{key}"
 
     # What writes, and what only writers ask for: of the registry itself.
-    put_file = _delegated(Store.put_file, first=False)
     put_and_digest_file = _delegated(Store.put_and_digest_file, first=False)
     put_bytes = _delegated(Store.put_bytes, first=False)
     create = _delegated(Store.create, first=False)
@@ -126,14 +125,9 @@ class NearestStore:
     sweep = _delegated(Store.sweep, first=False)
 
     # What a reader asks for: of the first place that answers.
-    size = _delegated(Store.size, first=True)
     path = _delegated(Store.path, first=True)
     fetch = _delegated(Store.fetch, first=True)
     read_blob = _delegated(Store.read_blob, first=True)
-
-    def has(self, digest: str) -> bool:
-        """See `Store.has`."""
-        return self.stored_size(digest) is not None
 
     def stored_size(self, digest: str) -> int | None:
         """See `Store.stored_size`: in the first place that has it."""

@@ -16,18 +16,8 @@ from enginesmith.registry.latency_series import parse_series
 from enginesmith.registry.leases import hold_lease, read_shards, read_state
 from enginesmith.registry.manifest import Manifest, Misplaced, load_pinned
 from enginesmith.registry.registered_specs import registrations
+from enginesmith.registry.store import layout
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.files import new_blake3_hasher
-from enginesmith.registry.store.layout import (
-    BLOBS,
-    LEASES,
-    MODELS,
-    RECORDS,
-    SERIES,
-    blob_key,
-    lease_key,
-    registered_key,
-)
 from enginesmith.registry.trust.policy import find_misplaced
 from enginesmith.registry.versions import channel_writes, lookup, policies
 from enginesmith.registry.versions.channel_state import Move, read_channel, read_history
@@ -105,14 +95,12 @@ def check_blobs(findings: Findings, digests: list[str]) -> None:
         actual_digests = findings.store.rehash(digest)
         if actual_digests.digest != digest:
             findings.add("corrupt", digest, f"its bytes have digest {actual_digests.digest}", dependents)
-        elif actual_digests.blake3 is not None:
+        else:
             # A manifest may be wrong about a sound blob: a pull that verifies it by BLAKE3 then fails.
             for reference, claimed_blake3 in findings.blake3.get(digest, {}).items():
                 if claimed_blake3 != actual_digests.blake3:
                     detail = f"says {claimed_blake3} of blob {digest}, whose BLAKE3 is {actual_digests.blake3}"
                     findings.add("blake3", reference, detail, dependents)
-    if findings.blake3 and new_blake3_hasher() is None:
-        findings.add("unchecked", "blake3", "the library is not installed, and pulls verify by it; pip install blake3")
 
 
 def check_litter(findings: Findings, blobs: list[str]) -> None:
@@ -120,7 +108,7 @@ def check_litter(findings: Findings, blobs: list[str]) -> None:
     contents = inventory(findings.store)
     # By the rules of garbage collection: what it keeps is no orphan, though no manifest names it.
     named_digests = find_named_digests(findings.store, contents)
-    for key in findings.store.list(RECORDS):
+    for key in findings.store.list(layout.RECORDS):
         record = read_record(findings.store.read(key))
         if record is None or not all(map(findings.store.has, record.blobs)):
             findings.add("forgotten", key, "unreadable, or its blobs are gone; the step will run again")
@@ -145,7 +133,7 @@ def check_documents(findings: Findings) -> None:
                     "unreferenced", key, f"{model}@{version} has no manifest; `enginesmith registry gc` deletes it"
                 )
     for key in contents.others:
-        match key.removeprefix(MODELS).split("/"):
+        match key.removeprefix(layout.MODELS).split("/"):
             case [model, "pins", name] if (model, name.removesuffix(".json")) not in versions:
                 findings.add("unreferenced", key, "a pin of a version that is not there")
             case [model, "channels", _] if model not in models:
@@ -179,19 +167,19 @@ def check_leases(findings: Findings) -> None:
         now = findings.store.now()
         expired_leases = [lease for lease in leases.list_leases(findings.store) if not lease.is_held(now)]
     except IntegrityError as error:
-        findings.add("edited", LEASES, str(error))
+        findings.add("edited", layout.LEASES, str(error))
         return
     for lease in expired_leases:
         findings.add(
             "stray",
-            lease_key(lease.id),
+            layout.lease_key(lease.id),
             f"lease of a writer that died: {lease.what}; `enginesmith registry gc` deletes it",
         )
 
 
 def check_series(findings: Findings) -> None:
     """Series of latencies that cannot be read, or are not what their keys say."""
-    for key in findings.store.list(SERIES):
+    for key in findings.store.list(layout.SERIES):
         try:
             parse_series(findings.store.read(key) or b"", key)
         except IntegrityError as error:
@@ -271,12 +259,12 @@ def _check_channel(findings: Findings, model: str, name: str) -> None:
 
 def take_registered(findings: Findings) -> None:
     """Add the files of registered specs, which are needed to build them."""
-    for name in findings.store.children(MODELS):
+    for name in findings.store.children(layout.MODELS):
         model = name.removesuffix("/")
         try:
             entries = registrations(findings.store, model) if is_name(model) else []
         except IntegrityError as error:
-            findings.add("edited", registered_key(model), str(error))
+            findings.add("edited", layout.registered_key(model), str(error))
             continue
         for registration in entries:
             for file, digest in registration.bundle.files.items():
@@ -342,9 +330,9 @@ def verify(
         check_model(findings, model)
     take_registered(findings)
     stored_digests = []
-    for key in store.list(BLOBS):
+    for key in store.list(layout.BLOBS):
         digest = key.rpartition("/")[2]
-        if is_digest(digest) and key == blob_key(digest):
+        if is_digest(digest) and key == layout.blob_key(digest):
             stored_digests.append(digest)
         else:
             findings.add("stray", key, "not the name of a blob")

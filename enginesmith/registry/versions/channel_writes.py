@@ -21,16 +21,8 @@ from enginesmith.registry.rollouts.rollout_state import Rollout
 from enginesmith.registry.store.base import Documents, Store
 from enginesmith.registry.store.layout import ROLLOUTS, evidence_prefix, running_rollout_key, version_prefix
 from enginesmith.registry.store.parallel import side_by_side
+from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.channel_state import Channel, change_channel, read_channel, read_history
-from enginesmith.registry.versions.lookup import (
-    MAX_DOCUMENTS_BYTES,
-    SNAPSHOT_MAX_BYTES,
-    Snapshot,
-    SnapshotDocuments,
-    channel_names,
-    is_needed,
-    load,
-)
 
 # Writes the snapshots of the versions that a channel serves, which its state names.
 #
@@ -67,7 +59,7 @@ def refresh_channel(guard: Guard, model: str, channel: str) -> None:
 
 def refresh_version(guard: Guard, manifest: Manifest) -> None:
     """Refresh the channels that serve a version, after evidence was added to it."""
-    for name in channel_names(guard.store, manifest.model):
+    for name in lookup.channel_names(guard.store, manifest.model):
         with suppress(IntegrityError):  # a damaged channel is `verify`'s to tell
             channel = read_channel(guard.store, manifest.model, name)
             if channel and manifest.version in channel.served.values():
@@ -78,7 +70,7 @@ def refresh_models(store: Store, models: Iterable[str]) -> None:
     """Refresh all channels of models, whose writers may have died before they did."""
     for model in sorted(set(models)):
         with hold_lease(store, f"refreshing the channels of {model}") as guard:
-            for name in channel_names(store, model):
+            for name in lookup.channel_names(store, model):
                 with suppress(IntegrityError):
                     refresh_channel(guard, model, name)
 
@@ -102,40 +94,40 @@ def _pack(store: Store, model: str, version: str, digest: str) -> bytes | None:
     Raises IntegrityError for a damaged document.
     """
     try:
-        manifest = load(store, model, version)
+        manifest = lookup.load(store, model, version)
     except UnknownNameError:
         return None
     return pack_snapshot(read_documents(store, manifest)) if manifest.digest == digest else None
 
 
-def read_documents(store: Documents, manifest: Manifest) -> Snapshot:
+def read_documents(store: Documents, manifest: Manifest) -> lookup.Snapshot:
     """The documents of a version that a client needs, read side by side. Raises IntegrityError for a damaged one."""
     prefix = version_prefix(manifest.model, manifest.version)
-    keys = [key for key in store.list(prefix) if is_needed(key.removeprefix(prefix))]
+    keys = [key for key in store.list(prefix) if lookup.is_needed(key.removeprefix(prefix))]
     documents = {key: document for key, document in side_by_side(store.read, keys) if document is not None}
-    full_snapshot = Snapshot(manifest.model, manifest.version, documents)
-    list(attestations(SnapshotDocuments(full_snapshot), manifest))
+    full_snapshot = lookup.Snapshot(manifest.model, manifest.version, documents)
+    list(attestations(lookup.SnapshotDocuments(full_snapshot), manifest))
     # Latency reports that newer ones outdate are left out.
     documents = dict(full_snapshot.documents)
     folder = evidence_prefix("latency", manifest.model, manifest.version)
     keys = [key for key in sorted(documents, key=lambda key: key.split("/")) if key.startswith(folder)]
-    reports = list(latency_reports(SnapshotDocuments(full_snapshot), manifest))
+    reports = list(latency_reports(lookup.SnapshotDocuments(full_snapshot), manifest))
     newest_ids = {id(report) for report in newest_of_each(reports)}
     for key, report in zip(keys, reports, strict=True):
         if id(report) not in newest_ids:
             del documents[key]
-    return Snapshot(manifest.model, manifest.version, documents)
+    return lookup.Snapshot(manifest.model, manifest.version, documents)
 
 
-def pack_snapshot(snapshot: Snapshot) -> bytes | None:
+def pack_snapshot(snapshot: lookup.Snapshot) -> bytes | None:
     """The blob of a snapshot; None for one that is too large, or of documents that are no text."""
-    if sum(map(len, snapshot.documents.values())) > MAX_DOCUMENTS_BYTES:
+    if sum(map(len, snapshot.documents.values())) > lookup.MAX_DOCUMENTS_BYTES:
         return None
     try:
         snapshot_bytes = snapshot.to_bytes()
     except UnicodeDecodeError:
         return None
-    return snapshot_bytes if len(snapshot_bytes) <= SNAPSHOT_MAX_BYTES else None
+    return snapshot_bytes if len(snapshot_bytes) <= lookup.SNAPSHOT_MAX_BYTES else None
 
 
 # Reads and changes the rollout in a channel's state, and finds the rollouts that may be unfinished.

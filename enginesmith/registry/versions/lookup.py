@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -33,8 +32,6 @@ from enginesmith.registry.versions.channel_state import Channel, read_channel
 # Other bytes of the same size are found when they are read: by a pull, and by `verify`.
 
 DEFAULT_CHANNELS = (STABLE, "candidate")
-# Concurrent requests to a remote registry.
-_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -85,16 +82,16 @@ def catalogue(store: Documents, prefix: str = MODELS) -> list[Listed]:
 def page(store: Store, limit: int, last_name: str | None = None) -> list[Listed]:
     """At most `limit` models that have a version, sorted, with names after `last_name`. Lists the names of all models,
     and the keys of these only."""
-    folders = (name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/"))
-    model_names = sorted(name for name in folders if is_name(name) and (last_name is None or name > last_name))
+    from enginesmith.registry.store.parallel import side_by_side
+
+    model_names = [name for name in folder_names(store) if is_name(name) and (last_name is None or name > last_name)]
     listings: list[Listed] = []
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        # Models without a version are left out, so more names may be needed.
-        while model_names and len(listings) < limit:
-            count = limit - len(listings)
-            for model_listings in pool.map(lambda name: catalogue(store, f"{MODELS}{name}/"), model_names[:count]):
-                listings += model_listings
-            model_names = model_names[count:]
+    # Models without a version are left out, so more names may be needed.
+    while model_names and len(listings) < limit:
+        count = limit - len(listings)
+        for _, model_listings in side_by_side(lambda name: catalogue(store, f"{MODELS}{name}/"), model_names[:count]):
+            listings += model_listings
+        model_names = model_names[count:]
     return listings
 
 
@@ -202,13 +199,15 @@ MISSING = Loss("missing", "published, and no file of this registry: it is not th
 
 def find_lost(store: Store, sizes: Mapping[str, int | None]) -> dict[str, Loss]:
     """Missing or truncated blobs by digest. sizes: digest -> expected size in bytes, None where it is unknown."""
-    if store.near or len(sizes) < 2:
-        stored_sizes = [store.stored_size(digest) for digest in sizes]
+    if store.near:
+        stored_sizes = {digest: store.stored_size(digest) for digest in sizes}
     else:
-        with ThreadPoolExecutor(min(_AT_ONCE, len(sizes))) as pool:
-            stored_sizes = list(pool.map(store.stored_size, sizes))
+        from enginesmith.registry.store.parallel import side_by_side
+
+        stored_sizes = dict(side_by_side(store.stored_size, list(sizes)))
     losses: dict[str, Loss] = {}
-    for (digest, size), stored_size in zip(sizes.items(), stored_sizes, strict=True):
+    for digest, stored_size in stored_sizes.items():
+        size = sizes[digest]
         if stored_size is None:
             losses[digest] = MISSING
         elif size not in (None, stored_size):

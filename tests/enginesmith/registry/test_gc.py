@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from enginesmith.core.errors import ConflictError, IntegrityError, UnknownNameError, digest_of_bytes
+from enginesmith.registry import leases
 from enginesmith.registry.builds.runs import recall, remember
-from enginesmith.registry.collection import sweep
 from enginesmith.registry.collection.references import Rules
 from enginesmith.registry.evidence.attestations import attest
 from enginesmith.registry.gc import collect
@@ -14,7 +14,7 @@ from enginesmith.registry.leases import take_lease
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.registered_specs import list_pinned, pin, unpin
 from enginesmith.registry.rollouts.reports import OUTSIDE, NodeReport, report_key, write_report
-from enginesmith.registry.rollouts.rollout_state import reports
+from enginesmith.registry.rollouts.rollout_state import is_reporter
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import (
     LEASES,
@@ -247,9 +247,9 @@ def test_a_collection_that_finds_nothing_new_writes_no_marks_and_looks_at_one_sh
     publish(store, "a", "b")
     collect(store, ONE, delete=True)
     read, asked, written = store.read, [], []
-    update = sweep.update_shard
+    update = leases.update_shard
     monkeypatch.setattr(store, "read", lambda key: asked.append(key) or read(key))
-    monkeypatch.setattr(sweep, "update_shard", lambda *args: written.append(args[1]) or update(*args))
+    monkeypatch.setattr(leases, "update_shard", lambda *args: written.append(args[1]) or update(*args))
     collect(store, ONE, delete=True)
     assert written == []
     assert len([key for key in asked if key.startswith("index/")]) == 1
@@ -280,7 +280,7 @@ def test_reports_of_nodes_that_are_gone_are_deleted_and_so_many_nodes_are_asked_
         store.clock.now = begin + timedelta(hours=hours)
         share = read_channel(store, "digits", "stable").reporters_ppm
         for name in map(str, range(nodes)):
-            if reports(digest_of_bytes(name.encode()), share):
+            if is_reporter(digest_of_bytes(name.encode()), share):
                 key = report_key("digits", "stable", OUTSIDE, name)
                 write_report(store, key, NodeReport(name, "", "1", "t", "t"), store.read(key))
         collect(store, delete=True)

@@ -21,8 +21,8 @@ from enginesmith.registry.rollouts.rollout_state import (
     ServingNode,
     format_time,
     is_reached,
+    is_reporter,
     parse_wave,
-    reports,
 )
 from enginesmith.registry.store.layout import MARKER, MARKER_CONTENT, channel_key
 from enginesmith.registry.versions.channel_state import Channel, read_channel
@@ -134,7 +134,7 @@ class Watcher:
         self.reports = (
             told is not None
             and told.serves(self.node)
-            and reports(digest_of_bytes(self.node.name.encode()), told.reporters_ppm)
+            and is_reporter(digest_of_bytes(self.node.name.encode()), told.reporters_ppm)
         )
 
     def _report(self, fleet: "Fleet", channel: Channel, second: float) -> None:

@@ -9,7 +9,7 @@ from enginesmith.core.names import parse_reference
 from enginesmith.exchange.mirror import mirror
 from enginesmith.registry.leases import hold_lease
 from enginesmith.registry.rollouts.reports import read_reports
-from enginesmith.registry.rollouts.rollout_state import Slice, reports
+from enginesmith.registry.rollouts.rollout_state import Slice, is_reporter
 from enginesmith.registry.store.layout import MARKER, MARKER_CONTENT, channel_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels, policies
@@ -217,7 +217,7 @@ def test_nodes_that_are_asked_no_longer_are_neither_counted_nor_silent():
     nodes = fleet.reached(rollout)
     fleet.tell(store, rollout, 0, nodes)
     fewer = replace(rollout, reporters_ppm=500_000)
-    asked = [node.name for node in nodes if reports(digest_of_bytes(node.name.encode()), 500_000)]
+    asked = [node.name for node in nodes if is_reporter(digest_of_bytes(node.name.encode()), 500_000)]
     heard = read_reports(store, fewer)
     assert sorted(report.node for report in heard.reports) == sorted(asked) and heard.nodes == len(asked) < len(nodes)
 

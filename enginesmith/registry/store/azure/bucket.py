@@ -3,7 +3,6 @@
 import base64
 import os
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -17,29 +16,10 @@ from azure.core import exceptions as az
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
 from azure.storage.blob import BlobBlock, BlobPrefix, ContainerClient, ContentSettings
 
-from enginesmith.registry.store.azure.place import AzureLocation
 from enginesmith.registry.store.layout import MARKER
 from enginesmith.registry.store.objects import api
-from enginesmith.registry.store.objects.api import (
-    CONDITION_FAILED,
-    NO_RANGE,
-    TOKEN,
-    TOO_LARGE,
-    UNKNOWN_REQUEST,
-    Body,
-    ByMd5,
-    Declined,
-    Failed,
-    ListedObject,
-    ListedPage,
-    ObjectFacts,
-    UploadSource,
-    ask,
-    md5_of,
-    parse_date,
-    send_parts,
-)
-from enginesmith.registry.store.objects.reading import NoWholeAnswerError
+from enginesmith.registry.store.objects.body import NoWholeAnswerError
+from enginesmith.registry.store.objects.place import AzureLocation
 
 # Azure's client, and its errors as answers or failures, in words.
 #
@@ -125,13 +105,11 @@ def answers(place: AzureLocation) -> Iterator[None]:
     except FAILURES as error:
         status, code = status_of(error), code_of(error)
         if code in _EXISTS:
-            raise Declined(CONDITION_FAILED, code) from error
+            raise api.Declined(api.CONDITION_FAILED, code) from error
         if (status in _DECLINED and code not in _ELSEWHERE) or code in _DROPPED:
-            raise Declined(status, code) from error
+            raise api.Declined(status, code) from error
         explanation = _explain_answer(place, status, code) if status else _explain_no_answer(place, error)
-        raise Failed(
-            explanation, passing=_is_transient(status, code, error), unknown=explanation == UNKNOWN_REQUEST
-        ) from error
+        raise api.Failed(explanation, passing=_is_transient(status, code, error)) from error
 
 
 def status_of(error: Exception) -> int:
@@ -171,7 +149,7 @@ def _explain_answer(place: AzureLocation, status: int, code: str) -> str:
     if status == 403:
         return f"not allowed ({code or status}); docs/concepts/registry.md has the role that is needed"
     if status == 501:
-        return UNKNOWN_REQUEST
+        return api.UNKNOWN_REQUEST
     if status >= 500 or code in _PASSING or status in (408, 429):
         return f"the server is overloaded or failing ({code or status}); run again later"
     return f"the server refuses with {status} {code[:60]}; check the URI's options"
@@ -197,11 +175,11 @@ def _explain_no_answer(place: AzureLocation, error: Exception) -> str:
 
 PAGE_KEYS = 5000
 # Azure takes no '-' in the name of metadata.
-_TOKEN = TOKEN.replace("-", "_")
+_TOKEN = api.TOKEN.replace("-", "_")
 
 
 @dataclass(frozen=True)
-class AzureBucket(ByMd5):
+class AzureBucket(api.ByMd5):
     """The container at `place`. Tags are ETags. Uncommitted blocks are dropped after a week."""
 
     kind: ClassVar[str] = "Azure Blob Storage server"
@@ -209,7 +187,7 @@ class AzureBucket(ByMd5):
     never: ClassVar[str] = '"0x1"'
     place: AzureLocation
 
-    def head(self, key: str) -> ObjectFacts:
+    def head(self, key: str) -> api.ObjectFacts:
         """See `BucketApi.head`. The checksum is the MD5, which a blob that another tool put in blocks may lack."""
         with answers(self.place):
             properties = self._blob(key).get_blob_properties()
@@ -217,7 +195,7 @@ class AzureBucket(ByMd5):
             md5 = properties.content_settings.content_md5
             token = (properties.metadata or {}).get(_TOKEN)
             checksum = base64.b64encode(md5).decode() if md5 else ""
-            return ObjectFacts(properties.size, properties.etag, checksum, {TOKEN: token} if token else {})
+            return api.ObjectFacts(properties.size, properties.etag, checksum, {api.TOKEN: token} if token else {})
 
     def get(self, key: str, unless: str, limit: int) -> tuple[bytes, str]:
         """See `BucketApi.get`. An unchanged blob costs an answer without a body (304)."""
@@ -226,13 +204,13 @@ class AzureBucket(ByMd5):
             download = self._blob(key).download_blob(**conditions)
             _require(download.properties.etag, download.size)
             if download.size > limit:
-                raise Declined(TOO_LARGE, "large")
+                raise api.Declined(api.TOO_LARGE, "large")
             content = download.readall()
             if len(content) != download.size:
                 raise NoWholeAnswerError("it ends before")
             return content, download.properties.etag
 
-    def open_from(self, key: str, offset: int, tag: str) -> tuple[str, Body]:
+    def open_from(self, key: str, offset: int, tag: str) -> tuple[str, api.Body]:
         """See `BucketApi.open_from`."""
         conditions = condition_of(tag) if tag else {}
         with answers(self.place):
@@ -240,12 +218,12 @@ class AzureBucket(ByMd5):
             _require(download.properties.etag, download.size)
             return download.properties.etag, _Chunks(download, download.size, partial(answers, self.place))
 
-    def open_range(self, key: str, offset: int, size: int) -> Body:
+    def open_range(self, key: str, offset: int, size: int) -> api.Body:
         """See `BucketApi.open_range`."""
         with answers(self.place):
             download = self._blob(key).download_blob(offset=offset, length=size)
             if download.size < size:
-                raise Declined(NO_RANGE, "it ends before")
+                raise api.Declined(api.NO_RANGE, "it ends before")
             return _Chunks(download, size, partial(answers, self.place))
 
     def put(self, key: str, data: bytes, expected: str | None, token: str) -> None:
@@ -256,12 +234,12 @@ class AzureBucket(ByMd5):
                 length=len(data),
                 overwrite=True,
                 metadata={_TOKEN: token} if token else None,
-                content_settings=ContentSettings(content_md5=bytearray(base64.b64decode(md5_of(data)))),
+                content_settings=ContentSettings(content_md5=bytearray(base64.b64decode(api.md5_of(data)))),
                 validate_content=True,
                 **condition_of(expected),
             )
 
-    def put_large(self, key: str, source: UploadSource, expected: str | None) -> None:
+    def put_large(self, key: str, source: api.UploadSource, expected: str | None) -> None:
         """See `BucketApi.put_large`: blocks, of which Azure keeps nothing that is not committed in a week."""
         # Their names are this writer's own, and all of one length, as Azure wants it.
         upload_id, object_path = secrets.token_hex(8), f"{self.place.container}/{self.place.key(key)}"
@@ -273,7 +251,7 @@ class AzureBucket(ByMd5):
                 with answers(self.place):
                     self._blob(key).stage_block(block_id, data, length=len(data), validate_content=True)
 
-            ask(self, f"writing part {number} of {object_path}", stage)
+            api.ask(self, f"writing part {number} of {object_path}", stage)
             return BlobBlock(block_id)
 
         def commit() -> None:
@@ -285,28 +263,16 @@ class AzureBucket(ByMd5):
                     **condition_of(expected),
                 )
 
-        block_ids, md5 = send_parts(source, send), bytearray(base64.b64decode(source.md5()))
+        block_ids, md5 = api.send_parts(source, send), bytearray(base64.b64decode(source.md5()))
         # Sent twice it does no harm: the second one meets this writer's blob, and is declined.
-        ask(self, f"completing {key}", commit)
+        api.ask(self, f"completing {key}", commit)
 
     def delete(self, key: str, tag: str = "") -> None:
         """See `BucketApi.delete`. An account that keeps versions, or deletes softly, keeps the bytes for as long."""
         with answers(self.place):
             self._blob(key).delete_blob(**(condition_of(tag) if tag else {}))
 
-    def copy(self, key: str, dest: str, tag: str) -> None:
-        """See `BucketApi.copy`. Within an account Azure copies nothing, and answers at once."""
-        with answers(self.place):
-            copied_blob, conditions = self._blob(dest), condition_of(tag)
-            conditions = {f"source_{name}": value for name, value in conditions.items()}
-            status = copied_blob.start_copy_from_url(self._blob(key).url, **conditions)["copy_status"]
-            while status == "pending":
-                time.sleep(0.5)
-                status = copied_blob.get_blob_properties().copy.status
-            if status != "success":
-                raise Failed(f"Azure says that copying it ended as {str(status)[:20]}; run again", passing=True)
-
-    def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
+    def page(self, prefix: str, token: str, *, deep: bool) -> api.ListedPage:
         """See `BucketApi.page`."""
         base_prefix = self.place.key("")
         with answers(self.place):
@@ -322,10 +288,10 @@ class AzureBucket(ByMd5):
             folders = tuple(entry.name.removeprefix(base_prefix) for entry in entries if isinstance(entry, BlobPrefix))
             blobs = [blob for blob in entries if not isinstance(blob, BlobPrefix)]
             objects = tuple(
-                ListedObject(blob.name.removeprefix(base_prefix), blob.size, blob.etag, blob.last_modified)
+                api.ListedObject(blob.name.removeprefix(base_prefix), blob.size, blob.etag, blob.last_modified)
                 for blob in blobs
             )
-            return ListedPage(objects, folders, pages.continuation_token or "")
+            return api.ListedPage(objects, folders, pages.continuation_token or "")
 
     def now(self) -> datetime:
         """See `BucketApi.now`."""
@@ -334,7 +300,7 @@ class AzureBucket(ByMd5):
             self._blob(MARKER).get_blob_properties(
                 raw_response_hook=lambda answer: dates.append(answer.http_response.headers.get("Date"))
             )
-            return parse_date(dates[-1] if dates else None)
+            return api.parse_date(dates[-1] if dates else None)
 
     def _blob(self, key: str) -> Any:
         return connect(self.place).get_blob_client(self.place.key(key))

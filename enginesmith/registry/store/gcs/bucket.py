@@ -9,11 +9,10 @@ from typing import BinaryIO, ClassVar
 from urllib.parse import quote
 
 import requests
-from google.api_core import exceptions as api
+from google.api_core import exceptions as google_errors
 from google.api_core.retry import Retry
 from google.cloud.storage import Blob
 
-from enginesmith.registry.store.gcs.place import GcsLocation
 from enginesmith.registry.store.gcs.requests import (
     FAILURES,
     GcsConnection,
@@ -24,24 +23,9 @@ from enginesmith.registry.store.gcs.requests import (
     timeouts,
 )
 from enginesmith.registry.store.layout import MARKER
-from enginesmith.registry.store.objects import api as attempts
-from enginesmith.registry.store.objects.api import (
-    CONDITION_FAILED,
-    NO_RANGE,
-    TOKEN,
-    TOO_LARGE,
-    UNCHANGED,
-    Body,
-    ByMd5,
-    Declined,
-    ListedObject,
-    ListedPage,
-    ObjectFacts,
-    UploadSource,
-    md5_of,
-    parse_date,
-)
-from enginesmith.registry.store.objects.reading import HttpBody, NoWholeAnswerError
+from enginesmith.registry.store.objects import api
+from enginesmith.registry.store.objects.body import HttpBody, NoWholeAnswerError
+from enginesmith.registry.store.objects.place import GcsLocation
 
 # Uploads to Google Cloud Storage: in one request, or in chunks of a resumable upload.
 #
@@ -75,7 +59,7 @@ def _check(blob: Blob, md5: str) -> None:
 class _Checked:
     """A stream of a source that gives its last bytes only when all of them have the digest; IntegrityError before."""
 
-    def __init__(self, source: UploadSource) -> None:
+    def __init__(self, source: api.UploadSource) -> None:
         self._source, self._hasher, self._at = source, source.blob.hasher(), 0
 
     def tell(self) -> int:
@@ -100,7 +84,7 @@ _LENGTH, _GENERATION = "Content-Length", "X-Goog-Generation"
 
 
 @dataclass(frozen=True)
-class GcsBucket(ByMd5):
+class GcsBucket(api.ByMd5):
     """The bucket at `place`. Tags are generations. Unfinished uploads cost nothing and end after a week."""
 
     kind: ClassVar[str] = "Google Cloud Storage server"
@@ -108,29 +92,29 @@ class GcsBucket(ByMd5):
     never: ClassVar[str] = "1"
     place: GcsLocation
 
-    def head(self, key: str) -> ObjectFacts:
+    def head(self, key: str) -> api.ObjectFacts:
         """See `BucketApi.head`. The checksum is the MD5, which an object that was composed of others has not."""
         with answers(self.place):
             blob = self._blob(key)
             blob.reload(timeout=timeouts(), retry=None)
             if blob.generation is None or blob.size is None:
                 raise NoWholeAnswerError("no generation")
-            return ObjectFacts(blob.size, str(blob.generation), blob.md5_hash or "", dict(blob.metadata or {}))
+            return api.ObjectFacts(blob.size, str(blob.generation), blob.md5_hash or "", dict(blob.metadata or {}))
 
     def get(self, key: str, unless: str, limit: int) -> tuple[bytes, str]:
         """See `BucketApi.get`. An unchanged object costs an answer without a body (304)."""
         with answers(self.place), self._open(key, {"ifGenerationNotMatch": unless} if unless else {}) as response:
             size, tag = int(response.headers[_LENGTH]), response.headers[_GENERATION]
             if tag == unless:  # from a server that ignores this condition
-                raise Declined(UNCHANGED, "unchanged")
+                raise api.Declined(api.UNCHANGED, "unchanged")
             content = response.raw.read(limit + 1) if size <= limit else b""
             if max(size, len(content)) > limit:
-                raise Declined(TOO_LARGE, "large")
+                raise api.Declined(api.TOO_LARGE, "large")
             if len(content) != size:
                 raise NoWholeAnswerError("it ends before")
             return content, tag
 
-    def open_from(self, key: str, offset: int, tag: str) -> tuple[str, Body]:
+    def open_from(self, key: str, offset: int, tag: str) -> tuple[str, api.Body]:
         """See `BucketApi.open_from`."""
         with answers(self.place):
             conditions = {"ifGenerationMatch": tag} if tag else {}
@@ -138,15 +122,15 @@ class GcsBucket(ByMd5):
             try:
                 generation, size = response.headers[_GENERATION], int(response.headers[_LENGTH])
                 if tag and generation != tag:  # from a server that ignores this condition
-                    raise Declined(CONDITION_FAILED, "another")
+                    raise api.Declined(api.CONDITION_FAILED, "another")
                 if offset and not response.headers.get("Content-Range", "").startswith(f"bytes {offset}-"):
-                    raise Declined(NO_RANGE, "no range")
+                    raise api.Declined(api.NO_RANGE, "no range")
                 return generation, HttpBody(response.raw, size, partial(answers, self.place))
             except BaseException:
                 response.close()
                 raise
 
-    def open_range(self, key: str, offset: int, size: int) -> Body:
+    def open_range(self, key: str, offset: int, size: int) -> api.Body:
         """See `BucketApi.open_range`."""
         last_offset = offset + size - 1
         with answers(self.place):
@@ -157,26 +141,26 @@ class GcsBucket(ByMd5):
                 return HttpBody(response.raw, size, partial(answers, self.place))
             response.close()
             if response.status_code != _PARTIAL or content_range:
-                raise Declined(NO_RANGE, "it ends before")
+                raise api.Declined(api.NO_RANGE, "it ends before")
             raise NoWholeAnswerError("no range")
 
     def put(self, key: str, data: bytes, expected: str | None, token: str) -> None:
         """See `BucketApi.put`."""
         with answers(self.place):
             blob = self._blob(key)
-            blob.md5_hash = md5_of(data)
+            blob.md5_hash = api.md5_of(data)
             if token:
-                blob.metadata = {TOKEN: token}
+                blob.metadata = {api.TOKEN: token}
             _upload(blob, io.BytesIO(data), len(data), expected, None)
-            _check(blob, md5_of(data))
+            _check(blob, api.md5_of(data))
 
-    def put_large(self, key: str, source: UploadSource, expected: str | None) -> None:
+    def put_large(self, key: str, source: api.UploadSource, expected: str | None) -> None:
         """See `BucketApi.put_large`: a resumable upload, which Google drops if it is not completed in a week."""
         retry = Retry(
             predicate=lambda error: isinstance(error, FAILURES) and is_transient(status_of(error), error),
-            initial=attempts.FIRST_PAUSE_S,
-            maximum=attempts.LONGEST_PAUSE_S,
-            timeout=attempts.READ_TIMEOUT_S,
+            initial=api.FIRST_PAUSE_S,
+            maximum=api.LONGEST_PAUSE_S,
+            timeout=api.READ_TIMEOUT_S,
         )
         with answers(self.place):
             blob = self._blob(key)
@@ -191,21 +175,7 @@ class GcsBucket(ByMd5):
         with answers(self.place):
             self._blob(key).delete(if_generation_match=int(tag) if tag else None, timeout=timeouts(), retry=None)
 
-    def copy(self, key: str, dest: str, tag: str) -> None:
-        """See `BucketApi.copy`. Large objects take several requests."""
-        rewrite_token, is_done = "", False
-        with answers(self.place):
-            while not is_done:
-                rewrite_token, _, _ = self._blob(dest).rewrite(
-                    self._blob(key),
-                    rewrite_token or None,
-                    if_source_generation_match=int(tag),
-                    timeout=timeouts(),
-                    retry=None,
-                )
-                is_done = not rewrite_token
-
-    def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
+    def page(self, prefix: str, token: str, *, deep: bool) -> api.ListedPage:
         """See `BucketApi.page`."""
         base_prefix = self.place.key("")
         with answers(self.place):
@@ -223,16 +193,18 @@ class GcsBucket(ByMd5):
             if any(blob.updated is None for blob in page):
                 raise NoWholeAnswerError("no time")
             objects = tuple(
-                ListedObject(str(blob.name).removeprefix(base_prefix), blob.size, str(blob.generation), blob.updated)
+                api.ListedObject(
+                    str(blob.name).removeprefix(base_prefix), blob.size, str(blob.generation), blob.updated
+                )
                 for blob in page
             )
             folders = tuple(str(name).removeprefix(base_prefix) for name in sorted(blob_pages.prefixes))
-            return ListedPage(objects, folders, blob_pages.next_page_token or "")
+            return api.ListedPage(objects, folders, blob_pages.next_page_token or "")
 
     def now(self) -> datetime:
         """See `BucketApi.now`."""
         with answers(self.place), self._open(MARKER, {}) as response:
-            return parse_date(response.headers.get("Date"))
+            return api.parse_date(response.headers.get("Date"))
 
     @property
     def _connection(self) -> GcsConnection:
@@ -254,8 +226,8 @@ class GcsBucket(ByMd5):
         )
         if response.status_code >= 300:
             with response:
-                raise api.from_http_response(response)
+                raise google_errors.from_http_response(response)
         if response.status_code not in (requests.codes.ok, _PARTIAL):
             response.close()
-            raise api.Unknown(f"status {response.status_code}")
+            raise google_errors.Unknown(f"status {response.status_code}")
         return response

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import google.auth
 import requests
-from google.api_core import exceptions as api
+from google.api_core import exceptions as google_errors
 from google.auth import exceptions as auth
 from google.auth.credentials import AnonymousCredentials, Credentials
 from google.auth.transport.requests import AuthorizedSession
@@ -20,9 +20,8 @@ from google.cloud.storage import exceptions as storage
 from requests.adapters import HTTPAdapter
 from urllib3.exceptions import HTTPError
 
-from enginesmith.registry.store.gcs.place import GcsLocation
-from enginesmith.registry.store.objects import api as attempts
-from enginesmith.registry.store.objects.api import UNKNOWN_REQUEST, Declined, Failed
+from enginesmith.registry.store.objects import api
+from enginesmith.registry.store.objects.place import GcsLocation
 
 GOOGLE = "https://storage.googleapis.com"
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
@@ -36,7 +35,7 @@ _CORRUPT = ("checksum", "md5", "crc32c", "content hash")
 # All that a request raises. KeyError and the like: where an answer was cut off, and Google's library takes it for
 # another kind.
 FAILURES = (
-    api.GoogleAPIError, auth.GoogleAuthError, storage.InvalidResponse, storage.DataCorruption,
+    google_errors.GoogleAPIError, auth.GoogleAuthError, storage.InvalidResponse, storage.DataCorruption,
     requests.RequestException, HTTPError, OSError, KeyError, ValueError, TypeError,
     AttributeError,
 )  # fmt: skip
@@ -53,7 +52,7 @@ class GcsConnection:
 
 def timeouts() -> tuple[float, float]:
     """Seconds for a connection, and for each piece of an answer."""
-    return attempts.CONNECT_TIMEOUT_S, attempts.READ_TIMEOUT_S
+    return api.CONNECT_TIMEOUT_S, api.READ_TIMEOUT_S
 
 
 def connect(place: GcsLocation) -> GcsConnection:
@@ -71,7 +70,7 @@ def _connect(place: GcsLocation, _process: int) -> GcsConnection:
         is_plain = place.endpoint is not None and place.endpoint.startswith("http://")
         credentials: Credentials = AnonymousCredentials() if is_plain else google.auth.default(scopes=_SCOPES)[0]
         session = AuthorizedSession(credentials)
-        pool = HTTPAdapter(pool_connections=attempts.CONNECTIONS, pool_maxsize=attempts.CONNECTIONS, max_retries=0)
+        pool = HTTPAdapter(pool_connections=api.CONNECTIONS, pool_maxsize=api.CONNECTIONS, max_retries=0)
         session.mount("https://", pool)
         session.mount("http://", pool)
         options = {"api_endpoint": place.endpoint} if place.endpoint else {}
@@ -92,16 +91,14 @@ def answers(place: GcsLocation) -> Iterator[None]:
         status = status_of(error)
         lacks_bucket = status == 404 and "bucket does not exist" in str(error).lower()
         if status in _DECLINED and not lacks_bucket:
-            raise Declined(status, type(error).__name__) from error
+            raise api.Declined(status, type(error).__name__) from error
         explanation = _explain_answer(place, status, error) if status else _explain_no_answer(place, error)
-        raise Failed(
-            explanation, passing=is_transient(status, error), unknown=explanation == UNKNOWN_REQUEST
-        ) from error
+        raise api.Failed(explanation, passing=is_transient(status, error)) from error
 
 
 def status_of(error: Exception) -> int:
     """The HTTP status; 0 when there was no answer."""
-    if isinstance(error, api.GoogleAPICallError):
+    if isinstance(error, google_errors.GoogleAPICallError):
         return int(error.code or 0)
     if isinstance(error, storage.InvalidResponse):
         return int(error.response.status_code)
@@ -130,7 +127,7 @@ def _explain_answer(place: GcsLocation, status: int, error: Exception) -> str:
             "storage.objects.list, Google answers so for what is absent, too)"
         )
     if status == 501:
-        return UNKNOWN_REQUEST
+        return api.UNKNOWN_REQUEST
     if is_transient(status, error):
         return f"the server is overloaded or failing ({status}); run again later"
     return f"the server refuses with {status}; check the URI's options"

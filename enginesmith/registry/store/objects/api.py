@@ -15,6 +15,7 @@ from typing import BinaryIO, Protocol, TypeVar
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
 from enginesmith.registry.store.files import BlobDigest, count_io
 from enginesmith.registry.store.layout import MAX_KEYS, check_size
+from enginesmith.registry.store.objects.place import BucketPlace
 
 T = TypeVar("T")
 
@@ -136,14 +137,18 @@ def parse_date(text: str | None) -> datetime:
 class Failed(Exception):  # noqa: N818 - becomes an EnginesmithError when it is given up
     """No answer, or an error that is not about the object. words: what happened and the remedy, never the server's own.
 
-    passing: whether the same request may succeed in a moment.  unknown: whether the server lacks the request.
+    passing: whether the same request may succeed in a moment.
     """
 
-    def __init__(self, words: str, *, passing: bool = False, unknown: bool = False) -> None:
+    def __init__(self, words: str, *, passing: bool = False) -> None:
         super().__init__(words)
         self.words = words
         self.passing = passing
-        self.unknown = unknown
+
+    @property
+    def unknown(self) -> bool:
+        """Whether the server lacks the request."""
+        return self.words == UNKNOWN_REQUEST
 
 
 @dataclass(frozen=True)
@@ -176,20 +181,6 @@ class ListedPage:
     objects: tuple[ListedObject, ...]
     folders: tuple[str, ...]
     next_token: str
-
-
-class BucketPlace(Protocol):
-    """Where a registry is: a bucket, a prefix, and how to reach it. Frozen, without credentials."""
-
-    @property
-    def uri(self) -> str:
-        """The URI that opens it, everywhere with the same result."""
-
-    def locator(self, key: str) -> str:
-        """Where a key is, as other tools write it: 's3://bucket/prefix/key'."""
-
-    def key(self, key: str) -> str:
-        """The key's name in the bucket."""
 
 
 class Body(Protocol):
@@ -254,9 +245,6 @@ class BucketApi(Protocol):
     def delete(self, key: str, tag: str = "") -> None:
         """Delete an object if it has the tag `tag` ('': any)."""
 
-    def copy(self, key: str, dest: str, tag: str) -> None:
-        """Copy an object that has the tag `tag` to the key `dest`, whatever is there."""
-
     def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
         """A page of what is under a prefix: all of it, or (not `deep`) only what is directly there, and folders."""
 
@@ -317,7 +305,7 @@ def ask(bucket: BucketApi, doing: str, send: Callable[[], Sent], attempts: int |
 
     Raises Declined, UnavailableError, and InputError for a request that the server lacks.
     """
-    for pause in pauses(attempts):
+    for pause in pauses(attempts or bucket.place.attempts):
         try:
             return send()
         except Failed as failure:

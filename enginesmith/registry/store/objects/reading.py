@@ -1,102 +1,39 @@
-"""Places in buckets by URI, and reading from a bucket."""
+"""Reading from a bucket: whole documents; blobs as streams, digested on the way; and ranges of blobs.
+
+A body that breaks off is resumed at that byte, and the pauses between attempts start anew whenever bytes came, so that
+a bad network ends nothing while bytes move.
+"""
 
 import hashlib
-import re
 import time
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse
-from typing import Any, BinaryIO
-from urllib.parse import parse_qsl, urlsplit
+from contextlib import closing, suppress
+from typing import BinaryIO
 
-from urllib3.exceptions import HTTPError
-
-from enginesmith.core.errors import CHUNK_BYTES, InputError, IntegrityError, UnavailableError
+from enginesmith.core.errors import CHUNK_BYTES, IntegrityError, UnavailableError
 from enginesmith.registry.store.files import new_blake3_hasher
-from enginesmith.registry.store.layout import MAX_BLOB_BYTES, MAX_DOCUMENT_BYTES, check_size, is_key
-from enginesmith.registry.store.objects.api import (
-    ABSENT,
-    TOO_LARGE,
-    UNCHANGED,
-    Body,
-    BucketApi,
-    Declined,
-    Failed,
-    ObjectFacts,
-    ask,
-    pauses,
-    refuse,
-)
-
-
-class NoWholeAnswerError(ValueError):
-    """An answer without what belongs to it: one that ends among its headers looks to Python like one that has no more
-    of them, and no body."""
-
-
-class HttpBody:
-    """The `Body` of a response of urllib3, `size` bytes, read from the response beneath it where there is one:
-    urllib3's own `readinto` copies everything once more, a sixth of a download's CPU time.
-
-    answers: a context that turns OSError, urllib3's errors and NoWholeAnswerError into Failed.
-    """
-
-    def __init__(self, response: Any, size: int, answers: Callable[[], AbstractContextManager[None]]) -> None:
-        if size < 0:
-            raise NoWholeAnswerError("a negative size")
-        self._response, self._left, self._answers = response, size, answers
-
-    def readinto(self, into: memoryview, /) -> int:
-        """See `Body.readinto`."""
-        target_view = into[: self._left]
-        if not target_view:
-            return 0
-        raw_response = getattr(self._response, "_fp", None)
-        with self._answers():
-            try:
-                count: int = (raw_response if isinstance(raw_response, HTTPResponse) else self._response).readinto(
-                    target_view
-                )
-            except (OSError, HTTPException, HTTPError) as error:
-                raise NoWholeAnswerError("broken off") from error
-            if not count:
-                raise NoWholeAnswerError("it ends before")
-        self._left -= count
-        return count
-
-    def close(self) -> None:
-        """See `Body.close`."""
-        if not self._left:
-            self._response.release_conn()
-        self._response.close()
-
-
-# Reading from a bucket: whole documents; blobs as streams, digested on the way; and ranges of blobs.
-#
-# A body that breaks off is resumed at that byte, and the pauses between attempts start anew whenever bytes came, so
-# that a bad network ends nothing while bytes move.
+from enginesmith.registry.store.layout import MAX_BLOB_BYTES, MAX_DOCUMENT_BYTES, check_size
+from enginesmith.registry.store.objects import api
 
 # The documents that were read last, with their tags: at most `_REMEMBERED`, each of at most `_REMEMBERED_BYTES`.
-_LAST_READ: dict[tuple[BucketApi, str], tuple[bytes, str]] = {}
+_LAST_READ: dict[tuple[api.BucketApi, str], tuple[bytes, str]] = {}
 _REMEMBERED = 64
 _REMEMBERED_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
 
 
-def head(bucket: BucketApi, key: str) -> ObjectFacts | None:
+def head(bucket: api.BucketApi, key: str) -> api.ObjectFacts | None:
     """An object's metadata; None if it is absent. Raises UnavailableError, and IntegrityError for a size that no object
     has."""
     try:
-        attributes = ask(bucket, f"looking at {key}", lambda: bucket.head(key))
-    except Declined as refusal:
+        attributes = api.ask(bucket, f"looking at {key}", lambda: bucket.head(key))
+    except api.Declined as refusal:
         _check_absent(bucket, key, refusal)
         return None
     check_size(attributes.size, bucket.place.locator(key))
     return attributes
 
 
-def read_document(bucket: BucketApi, key: str, attempts: int | None = None) -> tuple[bytes, str] | None:
+def read_document(bucket: api.BucketApi, key: str, attempts: int | None = None) -> tuple[bytes, str] | None:
     """A document and its tag; None if absent. Raises IntegrityError for one over 64 MiB."""
     content, tag = read_changed(bucket, key, "", attempts)
     _LAST_READ.pop((bucket, key), None)
@@ -110,14 +47,14 @@ def read_document(bucket: BucketApi, key: str, attempts: int | None = None) -> t
     return content, tag
 
 
-def _check_absent(bucket: BucketApi, key: str, refusal: Declined) -> None:
+def _check_absent(bucket: api.BucketApi, key: str, refusal: api.Declined) -> None:
     """Raise UnavailableError if that is not what the server says."""
-    if refusal.status != ABSENT:
+    if refusal.status != api.ABSENT:
         location = bucket.place.locator(key)
         raise UnavailableError(f"{location}: the server refuses with {refusal}; look at the object") from refusal
 
 
-def tag_of(bucket: BucketApi, key: str, content: bytes) -> str | None:
+def tag_of(bucket: api.BucketApi, key: str, content: bytes) -> str | None:
     """The tag under which a document has had this content; None if it has another content now, or is absent.
 
     A document that was read just now is not read again: the write's condition makes the server check the tag.
@@ -128,17 +65,17 @@ def tag_of(bucket: BucketApi, key: str, content: bytes) -> str | None:
     return document[1] if document is not None and document[0] == content else None
 
 
-def read_changed(bucket: BucketApi, key: str, tag: str, attempts: int | None = None) -> tuple[bytes | None, str]:
+def read_changed(bucket: api.BucketApi, key: str, tag: str, attempts: int | None = None) -> tuple[bytes | None, str]:
     """A document and its tag; (None, `tag`) if it still has that one, (None, '') if absent.
 
     tag: '' for a document that was not read before. Raises IntegrityError for a document over 64 MiB.
     """
     try:
-        return ask(bucket, f"reading {key}", lambda: bucket.get(key, tag, MAX_DOCUMENT_BYTES), attempts)
-    except Declined as refusal:
-        if refusal.status == UNCHANGED:
+        return api.ask(bucket, f"reading {key}", lambda: bucket.get(key, tag, MAX_DOCUMENT_BYTES), attempts)
+    except api.Declined as refusal:
+        if refusal.status == api.UNCHANGED:
             return None, tag
-        if refusal.status == TOO_LARGE:
+        if refusal.status == api.TOO_LARGE:
             location = bucket.place.locator(key)
             raise IntegrityError(
                 f"{location} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is"
@@ -147,12 +84,14 @@ def read_changed(bucket: BucketApi, key: str, tag: str, attempts: int | None = N
         return None, ""
 
 
-def stream_blob(bucket: BucketApi, key: str, sink: "BinaryIO | HashingSink", max_bytes: int = MAX_BLOB_BYTES) -> str:
+def stream_blob(
+    bucket: api.BucketApi, key: str, sink: "BinaryIO | HashingSink", max_bytes: int = MAX_BLOB_BYTES
+) -> str:
     """Write an object's bytes to `sink` and return their SHA-256. max_bytes: bytes that are taken.
 
     Raises Declined (404) when it is absent, IntegrityError for more bytes, UnavailableError, and the sink's OSError.
     """
-    sink_offset, furthest_bytes, next_pauses = sink.tell(), 0, pauses()
+    sink_offset, furthest_bytes, next_pauses = sink.tell(), 0, api.pauses(bucket.place.attempts)
     hasher, tag, buffer = hashlib.sha256(), "", memoryview(bytearray(CHUNK_BYTES))
     while True:
         written_bytes = sink.tell() - sink_offset
@@ -167,36 +106,35 @@ def stream_blob(bucket: BucketApi, key: str, sink: "BinaryIO | HashingSink", max
                     sink.write(buffer[:count])
                     hasher.update(buffer[:count])
             return hasher.hexdigest()
-        except Declined as refusal:
-            if not written_bytes or refusal.status == ABSENT:
+        except api.Declined as refusal:
+            if not written_bytes or refusal.status == api.ABSENT:
                 raise
             # Another object by now (412), or a server without ranges (416): from the beginning.
-            cause: Declined | Failed = refusal
+            cause: api.Declined | api.Failed = refusal
             sink.seek(sink_offset)
             sink.truncate()
             hasher, tag = hashlib.sha256(), ""
-        except Failed as failure:
+        except api.Failed as failure:
             cause = failure
         if (total_bytes := sink.tell() - sink_offset) > furthest_bytes:
-            furthest_bytes, next_pauses = total_bytes, pauses()
+            furthest_bytes, next_pauses = total_bytes, api.pauses(bucket.place.attempts)
         wait(bucket, key, cause, next(next_pauses))
 
 
 class HashingSink:
-    """A sink that keeps no bytes: it counts them and, where the library is installed, digests them by BLAKE3."""
+    """A sink that keeps no bytes: it counts them, and digests them by BLAKE3."""
 
     def __init__(self) -> None:
         self._size, self._hasher = 0, new_blake3_hasher()
 
     @property
-    def blake3(self) -> str | None:
-        """The BLAKE3 of what was written; None without the library."""
-        return None if self._hasher is None else self._hasher.hexdigest()
+    def blake3(self) -> str:
+        """The BLAKE3 of what was written."""
+        return self._hasher.hexdigest()
 
     def write(self, data: bytes | memoryview, /) -> int:
         """Digest and count the bytes."""
-        if self._hasher is not None:
-            self._hasher.update(data)
+        self._hasher.update(data)
         self._size += len(data)
         return len(data)
 
@@ -214,11 +152,11 @@ class HashingSink:
         return self._size
 
 
-def wait(bucket: BucketApi, key: str, broken: Declined | Failed, pause: float | None) -> None:
+def wait(bucket: api.BucketApi, key: str, broken: api.Declined | api.Failed, pause: float | None) -> None:
     """Wait `pause` seconds before another attempt to read. Raises UnavailableError where none is left (pause: None),
     and as `refuse` where `broken` is not worth one."""
-    if isinstance(broken, Failed):
-        refuse(bucket, f"reading {key}", broken, last=pause is None)
+    if isinstance(broken, api.Failed):
+        api.refuse(bucket, f"reading {key}", broken, last=pause is None)
     elif pause is None:
         raise UnavailableError(f"{bucket.place.locator(key)} keeps changing while it is read; run again")
     time.sleep(pause or 0)
@@ -227,11 +165,11 @@ def wait(bucket: BucketApi, key: str, broken: Declined | Failed, pause: float | 
 class Range:
     """`size` bytes of an object from `start` on, in order; not verified, which needs the whole object."""
 
-    def __init__(self, bucket: BucketApi, key: str, offset: int, size: int) -> None:
+    def __init__(self, bucket: api.BucketApi, key: str, offset: int, size: int) -> None:
         self._bucket, self._key = bucket, key
         self._at, self._end = offset, offset + size
-        self._body: Body | None = None
-        self._furthest, self._waiting = offset, pauses()
+        self._body: api.Body | None = None
+        self._furthest, self._waiting = offset, api.pauses(bucket.place.attempts)
 
     def fill(self, into: memoryview) -> None:
         """Fill `into` with the next bytes. Raises Declined (404 absent, 416 it ends before, or this server has no
@@ -242,10 +180,10 @@ class Range:
                 if self._body is None:
                     self._body = self._bucket.open_range(self._key, self._at, self._end - self._at)
                 count = self._body.readinto(into[filled_bytes : filled_bytes + _READ_BYTES])
-            except Failed as failure:
+            except api.Failed as failure:
                 self.close()
                 if self._at > self._furthest:
-                    self._furthest, self._waiting = self._at, pauses()
+                    self._furthest, self._waiting = self._at, api.pauses(self._bucket.place.attempts)
                 wait(self._bucket, self._key, failure, next(self._waiting))
             else:
                 filled_bytes += count
@@ -256,54 +194,3 @@ class Range:
         if self._body is not None:
             self._body.close()
             self._body = None
-
-
-@dataclass(frozen=True)
-class BucketUri:
-    """The parts of a URI. prefix: '' or 'some/folder'.  where: the URI without its options, for messages."""
-
-    host: str
-    prefix: str
-    options: Mapping[str, str]
-    where: str
-
-
-def read_uri(text: str, options: Collection[str]) -> BucketUri:
-    """Read a URI with some of these options. Raises InputError, which never repeats what may be a secret."""
-    url = urlsplit(text)
-    if "@" in url.netloc or url.fragment:
-        raise InputError(
-            f"registry {url.scheme}://...: a bucket's URI is {url.scheme}://bucket/prefix?option=value, without "
-            "user or password; give credentials in the usual ways of its cloud (environment, profile, role)"
-        )
-    prefix = url.path.strip("/")
-    registry_name = f"registry {url.scheme}://{url.netloc}/{prefix}"
-    pairs = parse_qsl(url.query, keep_blank_values=True)
-    option_values = dict(pairs)
-    if unknown_options := sorted(set(option_values) - set(options)):
-        raise InputError(
-            f"{registry_name}: option {unknown_options[0][:40]!r} is not known; there are {', '.join(options)}"
-        )
-    if len(option_values) < len(pairs) or not all(option_values.values()):
-        raise InputError(f"{registry_name}: an option is given twice or without a value")
-    return BucketUri(url.netloc, prefix, option_values, registry_name)
-
-
-def check_bucket(uri: BucketUri, name: str, pattern: re.Pattern[str], words: str, kind: str = "bucket") -> None:
-    """Raise InputError unless `name` can be a bucket's, and the prefix a key. words: what a name is, for messages."""
-    if not pattern.fullmatch(name):
-        raise InputError(f"{uri.where}: {name!r} is not the name of a {kind} ({words})")
-    if uri.prefix and not is_key(uri.prefix):
-        raise InputError(
-            f"{uri.where}: the parts of the prefix must be letters, digits and . _ -, not starting with . _ -"
-        )
-
-
-def check_endpoint(text: str, kind: str) -> str:
-    """The URL of a server, without a slash at its end. Raises InputError for what is none, or has credentials."""
-    url = urlsplit(text)
-    if "@" in text or url.query or url.fragment:
-        raise InputError(f"the {kind} endpoint must be a plain URL, without user, password or query")
-    if url.scheme not in ("http", "https") or not url.hostname:
-        raise InputError(f"the {kind} endpoint {text!r} is not a URL; write it as https://host:port")
-    return text.rstrip("/")

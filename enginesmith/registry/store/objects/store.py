@@ -2,6 +2,7 @@
 
 import io
 import secrets
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -12,54 +13,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, UndecidedError, digest_of_bytes
+from enginesmith.registry.store import files, layout
 from enginesmith.registry.store.cache import BlobCache, cached_file, local_cache
 from enginesmith.registry.store.download import Fill
-from enginesmith.registry.store.files import (
-    BlobDigest,
-    copy_hashed,
-    digest_stream,
-    make_folder,
-    reachable,
-    start_atomic_write,
-    sweep,
-)
-from enginesmith.registry.store.layout import (
-    MARKER,
-    MARKER_CONTENT,
-    MAX_BLOB_BYTES,
-    MAX_DOCUMENT_BYTES,
-    blob_key,
-    check_format,
-    check_key,
-    refuse_other,
-)
-from enginesmith.registry.store.objects.api import (
-    ABSENT,
-    CONFLICT,
-    TOKEN,
-    BucketApi,
-    BucketPlace,
-    Declined,
-    Failed,
-    ObjectFacts,
-    UploadSource,
-    ask,
-    keys_below,
-    names_below,
-    pauses,
-    refuse,
-    sizes_below,
-    stamps_below,
-)
-from enginesmith.registry.store.objects.reading import (
-    HashingSink,
-    Range,
-    head,
-    read_changed,
-    read_document,
-    stream_blob,
-    tag_of,
-)
+from enginesmith.registry.store.objects import api, reading
+from enginesmith.registry.store.objects.place import BucketPlace
+from enginesmith.registry.store.protocol import Store
 
 # Writing to a bucket: conditional writes of objects, and uploads of blobs.
 #
@@ -76,32 +35,32 @@ from enginesmith.registry.store.objects.reading import (
 # is never overwritten.
 
 
-def write(bucket: BucketApi, key: str, data: bytes, expected: str | None) -> bool:
+def write(bucket: api.BucketApi, key: str, data: bytes, expected: str | None) -> bool:
     """Put an object if it has the tag `expected` (None: is absent), and return whether this call did.
 
     Raises UnavailableError, and UndecidedError when the response was lost and another object is there by now.
     """
     token, is_uncertain = secrets.token_hex(16), False
-    for pause in pauses():
+    for pause in api.pauses():
         try:
             bucket.put(key, data, expected, token)
             return True
-        except Declined as refusal:
-            if refusal.status != CONFLICT:  # this write was not done because of a concurrent one
+        except api.Declined as refusal:
+            if refusal.status != api.CONFLICT:  # this write was not done because of a concurrent one
                 return is_uncertain and _was_done(bucket, key, token)
             if pause is None:
                 return False
-        except Failed as failure:
-            refuse(bucket, f"writing {key}", failure, last=pause is None)
+        except api.Failed as failure:
+            api.refuse(bucket, f"writing {key}", failure, last=pause is None)
             is_uncertain = True
         time.sleep(pause or 0)
     raise AssertionError("unreachable")
 
 
-def _was_done(bucket: BucketApi, key: str, token: str) -> bool:
+def _was_done(bucket: api.BucketApi, key: str, token: str) -> bool:
     """True if the stored object has this token. Raises UndecidedError."""
-    attributes = head(bucket, key)
-    if attributes is not None and attributes.metadata.get(TOKEN) == token:
+    attributes = reading.head(bucket, key)
+    if attributes is not None and attributes.metadata.get(api.TOKEN) == token:
         return True
     raise UndecidedError(
         f"writing {key} in {bucket.place.locator('')}: the answer was lost, and somebody else's is there by now; "
@@ -110,13 +69,13 @@ def _was_done(bucket: BucketApi, key: str, token: str) -> bool:
 
 
 @lru_cache(maxsize=64)
-def require_conditional_writes(bucket: BucketApi) -> None:
+def require_conditional_writes(bucket: api.BucketApi) -> None:
     """Raise InputError for a server that ignores conditional writes; asked once per process and place.
 
     Raises UnavailableError when there is no registry, or it cannot be written.
     """
     location = bucket.place.locator("")
-    marker = read_document(bucket, MARKER)
+    marker = reading.read_document(bucket, layout.MARKER)
     if marker is None:
         raise UnavailableError(f"there is no registry at {location}; `enginesmith build` makes one")
     for precondition, expected_tag in (("absent", None), ("another", bucket.never)):
@@ -129,27 +88,26 @@ def require_conditional_writes(bucket: BucketApi) -> None:
             )
 
 
-def _honours_condition(bucket: BucketApi, marker: bytes, expected: str | None) -> bool:
-    for pause in pauses():
+def _honours_condition(bucket: api.BucketApi, marker: bytes, expected: str | None) -> bool:
+    for pause in api.pauses():
         try:
-            bucket.put(MARKER, marker, expected, "")
+            bucket.put(layout.MARKER, marker, expected, "")
             return False
-        except Declined as refusal:
-            if refusal.status != CONFLICT or pause is None:
+        except api.Declined as refusal:
+            if refusal.status != api.CONFLICT or pause is None:
                 return True
-        except Failed as failure:
+        except api.Failed as failure:
             if failure.unknown:
                 return False
-            refuse(bucket, "asking for conditional writes", failure, last=pause is None)
+            api.refuse(bucket, "asking for conditional writes", failure, last=pause is None)
         time.sleep(pause or 0)
     raise AssertionError("unreachable")
 
 
-def put(bucket: BucketApi, source: UploadSource) -> None:
-    """Upload a blob unless it is stored and sound. Raises UnavailableError, IntegrityError when the source changes."""
-    key = blob_key(source.blob.digest)
-    for pause in pauses():
-        attributes = head(bucket, key)
+def put(bucket: api.BucketApi, key: str, source: api.UploadSource) -> None:
+    """Upload bytes unless they are there and sound. Raises UnavailableError, IntegrityError when the source changes."""
+    for pause in api.pauses():
+        attributes = reading.head(bucket, key)
         if attributes is not None and _is_sound(bucket, key, attributes, source):
             return
         expected_tag = None if attributes is None else attributes.tag
@@ -159,25 +117,25 @@ def put(bucket: BucketApi, source: UploadSource) -> None:
             else:
                 bucket.put_large(key, source, expected_tag)
             return
-        except Declined:
+        except api.Declined:
             # Another writer put it or aborted this upload, or the response to this upload was lost: look again.
             if pause is None:
                 location = bucket.place.locator(key)
                 raise UnavailableError(f"{location} keeps changing while it is written; run again") from None
-        except Failed as failure:
-            refuse(bucket, f"writing {key}", failure, last=pause is None)
+        except api.Failed as failure:
+            api.refuse(bucket, f"writing {key}", failure, last=pause is None)
         time.sleep(pause or 0)
 
 
-def _is_sound(bucket: BucketApi, key: str, facts: ObjectFacts, source: UploadSource) -> bool:
+def _is_sound(bucket: api.BucketApi, key: str, facts: api.ObjectFacts, source: api.UploadSource) -> bool:
     """Whether the object has the source's bytes: by its checksum where that tells, else by reading it."""
     if facts.size != source.size:
         return False
     is_same = bucket.holds(facts, source)
     if is_same is not None:
         return is_same
-    with suppress(Declined):
-        return stream_blob(bucket, key, HashingSink()) == source.blob.digest
+    with suppress(api.Declined):
+        return reading.stream_blob(bucket, key, reading.HashingSink()) == source.blob.digest
     return False
 
 
@@ -189,10 +147,10 @@ _ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
-class ObjectStore:
+class ObjectStore(Store):
     """The store in `bucket`. `open_store` makes one and checks it. May be used by many threads and after a fork."""
 
-    bucket: BucketApi
+    bucket: api.BucketApi
     near = False  # see `Store.near`
 
     @property
@@ -207,42 +165,28 @@ class ObjectStore:
 
     def locator(self, key: str) -> str:
         """See `Store.locator`."""
-        return self.place.locator(check_key(key))
+        return self.place.locator(layout.check_key(key))
 
-    def put_file(self, path: Path) -> str:
-        """See `Store.put_file`."""
-        return self.put_and_digest_file(path).digest
-
-    def put_and_digest_file(self, path: Path) -> BlobDigest:
+    def put_and_digest_file(self, path: Path) -> files.BlobDigest:
         """See `Store.put_and_digest_file`. Raises IntegrityError, and stores nothing, if the file changes meanwhile."""
         require_conditional_writes(self.bucket)
-        with reachable(f"reading {path}"), path.open("rb") as stream:
-            digest = digest_stream(stream)
-            put(self.bucket, UploadSource(stream, path.stat().st_size, digest))
+        with files.reachable(f"reading {path}"), path.open("rb") as stream:
+            digest = files.digest_stream(stream)
+            put(self.bucket, layout.blob_key(digest.digest), api.UploadSource(stream, path.stat().st_size, digest))
         return digest
 
     def put_bytes(self, data: bytes) -> str:
         """See `Store.put_bytes`."""
         require_conditional_writes(self.bucket)
         digest = digest_of_bytes(data)
-        put(self.bucket, UploadSource(io.BytesIO(data), len(data), BlobDigest(digest)))
+        source = api.UploadSource(io.BytesIO(data), len(data), files.BlobDigest(digest))
+        put(self.bucket, layout.blob_key(digest), source)
         return digest
-
-    def has(self, digest: str) -> bool:
-        """See `Store.has`."""
-        return self.stored_size(digest) is not None
 
     def stored_size(self, digest: str) -> int | None:
         """See `Store.stored_size`."""
-        attributes = head(self.bucket, blob_key(digest))
+        attributes = reading.head(self.bucket, layout.blob_key(digest))
         return None if attributes is None else attributes.size
-
-    def size(self, digest: str) -> int:
-        """See `Store.size`."""
-        size_bytes = self.stored_size(digest)
-        if size_bytes is None:
-            raise self._lost_error(digest)
-        return size_bytes
 
     def path(self, digest: str) -> Path:
         """See `Store.path`. The file is this machine's cached copy, verified when it was downloaded."""
@@ -252,16 +196,16 @@ class ObjectStore:
         """See `Store.fetch`. A blob in this machine's cache is not downloaded again."""
         cache = local_cache()
         size = None if cache is not None and cache.holds(digest) else self.size(digest)
-        with reachable(f"copying blob {digest} of {self.uri} to {dest}"):
-            make_folder(dest.parent)
-            sweep(dest.parent)
-            with start_atomic_write(dest.parent) as file:
+        with files.reachable(f"copying blob {digest} of {self.uri} to {dest}"):
+            files.make_folder(dest.parent)
+            files.sweep(dest.parent)
+            with files.start_atomic_write(dest.parent) as file:
                 sink = file.stream
                 if cache is None or (size or 0) > cache.limit_bytes or not self._copy_from_cache(cache, digest, sink):
                     self._stream_verified(digest, sink)
                 file.commit(dest)
 
-    def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
+    def read_blob(self, digest: str, max_bytes: int = layout.MAX_DOCUMENT_BYTES) -> bytes:
         """See `Store.read_blob`."""
         buffer = io.BytesIO()
         self._stream_verified(digest, buffer, max_bytes)
@@ -274,33 +218,33 @@ class ObjectStore:
         def fill(into: memoryview) -> None:
             try:
                 blob_range.fill(into)
-            except Declined as refusal:
-                if refusal.status == ABSENT:
-                    raise self._lost_error(digest) from refusal
+            except api.Declined as refusal:
+                if refusal.status == api.ABSENT:
+                    raise self.lost_error(digest) from refusal
                 raise IntegrityError(
                     f"blob {digest} of {self.uri} ends before it should; run `enginesmith registry fsck --repair`, "
                     "then build again"
                 ) from refusal
 
-        with closing(Range(self.bucket, blob_key(digest), offset, size)) as blob_range:
+        with closing(reading.Range(self.bucket, layout.blob_key(digest), offset, size)) as blob_range:
             yield fill
 
-    def rehash(self, digest: str) -> BlobDigest:
+    def rehash(self, digest: str) -> files.BlobDigest:
         """See `Store.rehash`."""
         try:
-            sink = HashingSink()
-            return BlobDigest(stream_blob(self.bucket, blob_key(digest), sink), sink.blake3)
-        except Declined as refusal:
-            raise self._lost_error(digest) from refusal
+            sink = reading.HashingSink()
+            return files.BlobDigest(reading.stream_blob(self.bucket, layout.blob_key(digest), sink), sink.blake3)
+        except api.Declined as refusal:
+            raise self.lost_error(digest) from refusal
 
     def read(self, key: str) -> bytes | None:
         """See `Store.read`."""
-        document = read_document(self.bucket, check_key(key))
+        document = reading.read_document(self.bucket, layout.check_key(key))
         return None if document is None else document[0]
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
         """See `Store.read_if_changed`. An unchanged document costs one request without a body."""
-        return read_changed(self.bucket, check_key(key), tag)
+        return reading.read_changed(self.bucket, layout.check_key(key), tag)
 
     def create(self, key: str, data: bytes) -> bool:
         """See `Store.create`."""
@@ -311,57 +255,55 @@ class ObjectStore:
 
     def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
         """See `Store.replace`."""
-        check_key(key)
+        layout.check_key(key)
         require_conditional_writes(self.bucket)
         if expected is None:
             return write(self.bucket, key, data, None)
-        tag = tag_of(self.bucket, key, expected)
+        tag = reading.tag_of(self.bucket, key, expected)
         return tag is not None and write(self.bucket, key, data, tag)
 
     def remove(self, key: str) -> None:
         """See `Store.remove`. A bucket that keeps versions keeps the bytes until a rule of its own deletes them."""
-        check_key(key)
-        with suppress(Declined):
-            ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key))
+        layout.check_key(key)
+        with suppress(api.Declined):
+            api.ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key))
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """See `Store.list`."""
-        keys = keys_below(self.bucket, self._prefix(prefix))
+        keys = api.keys_below(self.bucket, self._prefix(prefix))
         return (key for key in keys if prefix or not key.startswith(f"{_DISCARDED}/"))
 
     def children(self, prefix: str = "") -> Iterator[str]:
         """See `Store.children`."""
-        child_names = names_below(self.bucket, self._prefix(prefix))
+        child_names = api.names_below(self.bucket, self._prefix(prefix))
         return (name for name in child_names if prefix or name != f"{_DISCARDED}/")
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """See `Store.sizes`."""
-        return sizes_below(self.bucket, self._prefix(prefix))
+        return api.sizes_below(self.bucket, self._prefix(prefix))
 
     def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
         """See `Store.stamps`."""
-        return stamps_below(self.bucket, self._prefix(prefix))
+        return api.stamps_below(self.bucket, self._prefix(prefix))
 
     def now(self) -> datetime:
         """See `Store.now`: what the server's answer about the marker is dated."""
         try:
-            return ask(self.bucket, "asking for the time", self.bucket.now)
-        except Declined as refusal:
-            raise UnavailableError(f"there is no registry at {self.locator(MARKER)}; check the URI") from refusal
+            return api.ask(self.bucket, "asking for the time", self.bucket.now)
+        except api.Declined as refusal:
+            raise UnavailableError(f"there is no registry at {self.locator(layout.MARKER)}; check the URI") from refusal
 
     def discard(self, digest: str) -> None:
-        """See `Store.discard`. Copies it to discarded/ and deletes it, unless it was replaced in between."""
-        key = blob_key(digest)
-        with suppress(Declined):
-            attributes = head(self.bucket, key)
-            if attributes is None or stream_blob(self.bucket, key, HashingSink()) == digest:
-                return
-            ask(
-                self.bucket,
-                f"moving {key} away",
-                lambda: self.bucket.copy(key, f"{_DISCARDED}/{digest}", attributes.tag),
-            )
-            ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, attributes.tag))
+        """See `Store.discard`. Puts what was read into discarded/; a blob that was replaced since is not deleted."""
+        key = layout.blob_key(digest)
+        if (attributes := reading.head(self.bucket, key)) is None:
+            return
+        with files.reachable(f"moving {key} away"), suppress(api.Declined), tempfile.TemporaryFile() as stream:
+            stored_digest = reading.stream_blob(self.bucket, key, stream)
+            if stored_digest != digest:
+                source = api.UploadSource(stream, stream.tell(), files.BlobDigest(stored_digest))
+                put(self.bucket, f"{_DISCARDED}/{digest}", source)
+                api.ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, attributes.tag))
 
     def strays(self) -> tuple[str, ...]:
         """See `Store.strays`."""
@@ -373,10 +315,10 @@ class ObjectStore:
 
     def _prefix(self, prefix: str) -> str:
         if prefix:
-            check_key(prefix.removesuffix("/"))
+            layout.check_key(prefix.removesuffix("/"))
         return prefix
 
-    def _stream_verified(self, digest: str, sink: BinaryIO, max_bytes: int = MAX_BLOB_BYTES) -> str:
+    def _stream_verified(self, digest: str, sink: BinaryIO, max_bytes: int = layout.MAX_BLOB_BYTES) -> str:
         """Write a blob's bytes to `sink` and return its digest. Other bytes are downloaded once more, since the network
         may have changed them; then IntegrityError is raised."""
         sink_offset, actual_digest = sink.tell(), ""
@@ -384,9 +326,9 @@ class ObjectStore:
             sink.seek(sink_offset)
             sink.truncate()
             try:
-                actual_digest = stream_blob(self.bucket, blob_key(digest), sink, max_bytes)
-            except Declined as refusal:
-                raise self._lost_error(digest) from refusal
+                actual_digest = reading.stream_blob(self.bucket, layout.blob_key(digest), sink, max_bytes)
+            except api.Declined as refusal:
+                raise self.lost_error(digest) from refusal
             if actual_digest == digest:
                 return actual_digest
         raise IntegrityError(
@@ -405,31 +347,28 @@ class ObjectStore:
             except OSError:
                 return False
             sink_offset = sink.tell()
-            if copy_hashed(source, sink) == digest:
+            if files.copy_hashed(source, sink) == digest:
                 return True
         cache.drop(digest)
         sink.seek(sink_offset)
         sink.truncate()
         return False
 
-    def _lost_error(self, digest: str) -> IntegrityError:
-        return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginesmith registry fsck`, then build again")
 
-
-def open_registry(bucket: BucketApi, *, create: bool, check: bool = True) -> ObjectStore:
+def open_registry(bucket: api.BucketApi, *, create: bool, check: bool = True) -> ObjectStore:
     """Open the registry in a bucket, or make one. Raises InputError and UnavailableError; see `open_store`."""
     if not (create or check):
         return ObjectStore(bucket)
     location = bucket.place.locator("")
-    marker = read_document(bucket, MARKER, attempts=_ATTEMPTS)
+    marker = reading.read_document(bucket, layout.MARKER, attempts=_ATTEMPTS)
     if marker is not None:
-        check_format(marker[0], location)
+        layout.check_format(marker[0], location)
     elif not create:
         raise UnavailableError(f"there is no registry at {location}; `enginesmith build` makes one, or set --registry")
     else:
-        if other_names := [name.removesuffix("/") for name in names_below(bucket, "") if name != MARKER]:
-            refuse_other(other_names, location, "give a prefix of its own")
-        write(bucket, MARKER, MARKER_CONTENT, None)
+        if other_names := [name.removesuffix("/") for name in api.names_below(bucket, "") if name != layout.MARKER]:
+            layout.refuse_other(other_names, location, "give a prefix of its own")
+        write(bucket, layout.MARKER, layout.MARKER_CONTENT, None)
     store = ObjectStore(bucket)
     if create:
         require_conditional_writes(bucket)

@@ -17,23 +17,9 @@ from enginesmith.core.errors import EnginesmithError, UnavailableError
 from enginesmith.core.parsing import find, read
 from enginesmith.core.requirements import JsonObject
 from enginesmith.registry.store.layout import BLOBS, MARKER
-from enginesmith.registry.store.objects.api import (
-    NO_RANGE,
-    TOKEN,
-    TOO_LARGE,
-    Body,
-    Declined,
-    ListedObject,
-    ListedPage,
-    ObjectFacts,
-    UploadSource,
-    ask,
-    md5_of,
-    parse_date,
-    send_parts,
-)
-from enginesmith.registry.store.objects.reading import HttpBody
-from enginesmith.registry.store.s3.place import S3Location
+from enginesmith.registry.store.objects import api
+from enginesmith.registry.store.objects.body import HttpBody
+from enginesmith.registry.store.objects.place import S3Location
 from enginesmith.registry.store.s3.requests import answers, client, whole
 
 # Multipart uploads to S3, and those that were never completed.
@@ -51,35 +37,12 @@ def condition_of(expected: str | None) -> dict[str, str]:
     return {"IfNoneMatch": "*"} if expected is None else {"IfMatch": expected}
 
 
-def parts_etag(source: UploadSource) -> str:
-    """The ETag that S3 gives to these bytes, put as by `put` or `send`, unless they are encrypted with KMS."""
+def parts_etag(source: api.UploadSource) -> str:
+    """The ETag that S3 gives to these bytes, put as by `put` or `put_large`, unless they are encrypted with KMS."""
     part_digests = [hashlib.md5(part, usedforsecurity=False).digest() for part in source.parts()]
     if source.small:
         return f'"{(part_digests or [hashlib.md5(usedforsecurity=False).digest()])[0].hex()}"'
     return f'"{hashlib.md5(b"".join(part_digests), usedforsecurity=False).hexdigest()}-{len(part_digests)}"'
-
-
-def send(bucket: "S3Bucket", key: str, source: UploadSource, expected: str | None) -> None:
-    """A multipart upload, which is aborted unless it is completed. Raises Declined."""
-    location = {"Bucket": bucket.place.bucket, "Key": bucket.place.key(key)}
-    answer = _ask(bucket, f"writing {key}", "create_multipart_upload", "UploadId", location | bucket.place.encryption())
-    upload = {**location, "UploadId": read(answer, "UploadId", str)}
-
-    def send_part(number: int, data: bytes) -> dict[str, str | int]:
-        part_request = {**upload, "PartNumber": number, "Body": data, "ContentMD5": md5_of(data)}
-        response = _ask(bucket, f"writing part {number} of {location['Key']}", "upload_part", "ETag", part_request)
-        return {"PartNumber": number, "ETag": read(response, "ETag", str)}
-
-    try:
-        parts = send_parts(source, send_part)
-        request = {**upload, "MultipartUpload": {"Parts": parts}, **condition_of(expected)}
-        # Sent twice it does no harm: a completed upload is gone, which the server declines (404).
-        _ask(bucket, f"completing {key}", "complete_multipart_upload", "ETag", request)
-    except BaseException:
-        # After an interrupt too. `sweep` aborts later what cannot be aborted now.
-        with suppress(EnginesmithError, Declined):
-            _ask(bucket, f"aborting {key}", "abort_multipart_upload", "", upload, attempts=3)
-        raise
 
 
 def _ask(
@@ -92,7 +55,7 @@ def _ask(
             answer: JsonObject = getattr(client(bucket.place), request)(**params)
             return whole(answer, *([field] if field else []))
 
-    return ask(bucket, doing, send, attempts)
+    return api.ask(bucket, doing, send, attempts)
 
 
 @dataclass(frozen=True)
@@ -139,13 +102,13 @@ class S3Bucket:
     never: ClassVar[str] = f'"{"0" * 32}"'
     place: S3Location
 
-    def head(self, key: str) -> ObjectFacts:
+    def head(self, key: str) -> api.ObjectFacts:
         """See `BucketApi.head`. The checksum is the ETag where that can be an MD5: not with keys of KMS."""
         with answers(self.place):
             response = whole(client(self.place).head_object(**self._at(key)), *_FACTS)
             etag = read(response, "ETag", str)
             is_opaque = find(response, "ServerSideEncryption", str, "").startswith("aws:kms") and "-" not in etag
-            return ObjectFacts(
+            return api.ObjectFacts(
                 read(response, "ContentLength", int),
                 etag,
                 "" if is_opaque else etag,
@@ -162,12 +125,12 @@ class S3Bucket:
                 # A body in chunks may be longer than is stated.
                 content = body.read(limit + 1) if size <= limit else b""
                 if max(size, len(content)) > limit:
-                    raise Declined(TOO_LARGE, "large")
+                    raise api.Declined(api.TOO_LARGE, "large")
                 if len(content) != size:
                     raise aws.IncompleteReadError(actual_bytes=len(content), expected_bytes=size)
                 return content, read(answer, "ETag", str)
 
-    def open_from(self, key: str, offset: int, tag: str) -> tuple[str, Body]:
+    def open_from(self, key: str, offset: int, tag: str) -> tuple[str, api.Body]:
         """See `BucketApi.open_from`."""
         conditions = {**({"Range": f"bytes={offset}-"} if offset else {}), **({"IfMatch": tag} if tag else {})}
         with answers(self.place):
@@ -175,10 +138,10 @@ class S3Bucket:
             body = read(answer, "Body", StreamingBody)
             if offset and not find(answer, "ContentRange", str, "").startswith(f"bytes {offset}-"):
                 body.close()
-                raise Declined(NO_RANGE, "no range")
+                raise api.Declined(api.NO_RANGE, "no range")
             return read(answer, "ETag", str), _body(self.place, body, read(answer, "ContentLength", int))
 
-    def open_range(self, key: str, offset: int, size: int) -> Body:
+    def open_range(self, key: str, offset: int, size: int) -> api.Body:
         """See `BucketApi.open_range`. Declines a server without ranges, too."""
         last_offset = offset + size - 1
         with answers(self.place):
@@ -188,10 +151,10 @@ class S3Bucket:
                 return _body(self.place, body, size)
             body.close()
             if read(answer, "ResponseMetadata.HTTPStatusCode", int) != _PARTIAL:
-                raise Declined(NO_RANGE, "no ranges")
+                raise api.Declined(api.NO_RANGE, "no ranges")
             match = _RANGE.match(find(answer, "ContentRange", str, ""))
             if match and int(match[1]) == offset and int(match[2]) < last_offset:
-                raise Declined(NO_RANGE, "it ends before")
+                raise api.Declined(api.NO_RANGE, "it ends before")
             # Headers that were cut off have another range, or none: worth another attempt.
             raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=size)
 
@@ -201,17 +164,35 @@ class S3Bucket:
             client(self.place).put_object(
                 **self._at(key),
                 Body=data,
-                ContentMD5=md5_of(data),
-                Metadata={TOKEN: token} if token else {},
+                ContentMD5=api.md5_of(data),
+                Metadata={api.TOKEN: token} if token else {},
                 **self.place.encryption(),
                 **condition_of(expected),
             )
 
-    def put_large(self, key: str, source: UploadSource, expected: str | None) -> None:
-        """See `BucketApi.put_large`: a multipart upload."""
-        send(self, key, source, expected)
+    def put_large(self, key: str, source: api.UploadSource, expected: str | None) -> None:
+        """See `BucketApi.put_large`: a multipart upload, which is aborted unless it is completed."""
+        location = {"Bucket": self.place.bucket, "Key": self.place.key(key)}
+        answer = _ask(self, f"writing {key}", "create_multipart_upload", "UploadId", location | self.place.encryption())
+        upload = {**location, "UploadId": read(answer, "UploadId", str)}
 
-    def holds(self, facts: ObjectFacts, source: UploadSource) -> bool | None:
+        def send_part(number: int, data: bytes) -> dict[str, str | int]:
+            part_request = {**upload, "PartNumber": number, "Body": data, "ContentMD5": api.md5_of(data)}
+            response = _ask(self, f"writing part {number} of {location['Key']}", "upload_part", "ETag", part_request)
+            return {"PartNumber": number, "ETag": read(response, "ETag", str)}
+
+        try:
+            parts = api.send_parts(source, send_part)
+            request = {**upload, "MultipartUpload": {"Parts": parts}, **condition_of(expected)}
+            # Sent twice it does no harm: a completed upload is gone, which the server declines (404).
+            _ask(self, f"completing {key}", "complete_multipart_upload", "ETag", request)
+        except BaseException:
+            # After an interrupt too. `sweep` aborts later what cannot be aborted now.
+            with suppress(EnginesmithError, api.Declined):
+                _ask(self, f"aborting {key}", "abort_multipart_upload", "", upload, attempts=3)
+            raise
+
+    def holds(self, facts: api.ObjectFacts, source: api.UploadSource) -> bool | None:
         """See `BucketApi.holds`: by the ETag, if it was put as this module does."""
         if facts.checksum == parts_etag(source):
             return True
@@ -222,22 +203,16 @@ class S3Bucket:
         with answers(self.place):
             client(self.place).delete_object(**self._at(key), **({"IfMatch": tag} if tag else {}))
 
-    def copy(self, key: str, dest: str, tag: str) -> None:
-        """See `BucketApi.copy`. Managed by boto3, because a single copy request takes at most 5 GiB."""
-        copy_arguments = {"CopySourceIfMatch": tag, **self.place.encryption()}
-        with answers(self.place):
-            client(self.place).copy(self._at(key), self.place.bucket, self.place.key(dest), ExtraArgs=copy_arguments)
-
-    def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
+    def page(self, prefix: str, token: str, *, deep: bool) -> api.ListedPage:
         """See `BucketApi.page`."""
         list_arguments = {**({} if deep else {"Delimiter": "/"}), **({"ContinuationToken": token} if token else {})}
         base_prefix, prefix_key = self.place.key(""), self.place.key(prefix)
         with answers(self.place):
             response = client(self.place).list_objects_v2(Bucket=self.place.bucket, Prefix=prefix_key, **list_arguments)
             page = whole(response, "IsTruncated")
-            return ListedPage(
+            return api.ListedPage(
                 tuple(
-                    ListedObject(
+                    api.ListedObject(
                         read(row, "Key", str).removeprefix(base_prefix),
                         read(row, "Size", int),
                         read(row, "ETag", str),
@@ -255,7 +230,7 @@ class S3Bucket:
         """See `BucketApi.now`."""
         with answers(self.place):
             response = client(self.place).head_object(**self._at(MARKER))
-            return parse_date(find(response, "ResponseMetadata.HTTPHeaders.date", str, ""))
+            return api.parse_date(find(response, "ResponseMetadata.HTTPHeaders.date", str, ""))
 
     def strays(self) -> tuple[str, ...]:
         """See `BucketApi.strays`."""
@@ -268,7 +243,7 @@ class S3Bucket:
         with suppress(UnavailableError):
             for upload in _find_abandoned(self):
                 upload_arguments = {"Bucket": self.place.bucket, "Key": upload.key, "UploadId": upload.upload_id}
-                with suppress(Declined):
+                with suppress(api.Declined):
                     _ask(self, f"aborting {upload}", "abort_multipart_upload", "", upload_arguments)
                     upload_count += 1
         return upload_count

@@ -20,8 +20,7 @@ from botocore.response import StreamingBody
 from enginesmith.core.parsing import find
 from enginesmith.core.requirements import JsonObject
 from enginesmith.registry.store.objects import api
-from enginesmith.registry.store.objects.api import UNKNOWN_REQUEST, Declined, Failed
-from enginesmith.registry.store.s3.place import S3Location
+from enginesmith.registry.store.objects.place import S3Location
 
 # Statuses that are about the object and not about the connection or the server: the caller decides what they mean.
 _DECLINED = (304, 404, 409, 412, 416)
@@ -54,9 +53,9 @@ def answers(place: S3Location) -> Iterator[None]:
     except FAILURES as error:
         status, code = status_of(error), code_of(error)
         if (status in _DECLINED and code not in _ELSEWHERE) or code in _GARBLED:
-            raise Declined(status, code) from error
+            raise api.Declined(status, code) from error
         explanation = explain(place, error)
-        raise Failed(explanation, passing=is_transient(error), unknown=explanation == UNKNOWN_REQUEST) from error
+        raise api.Failed(explanation, passing=is_transient(error)) from error
 
 
 def whole(answer: JsonObject, *field_names: str) -> JsonObject:
@@ -123,7 +122,7 @@ def _explain_answer(place: S3Location, place_text: str, error: Exception) -> str
             "s3:ListBucket, S3 answers so for what is absent, too)"
         )
     if status == 501 or code == "NotImplemented":
-        return UNKNOWN_REQUEST
+        return api.UNKNOWN_REQUEST
     if code in _PASSING or status >= 500:
         return f"the server is overloaded or failing ({code or status}); run again later"
     return f"the server refuses with {status} {code[:60]}; check the URI's options"
@@ -189,4 +188,4 @@ def _client(place: S3Location, _process: int) -> Any:
             region = place.region or session.region_name or "us-east-1"
             return session.client("s3", endpoint_url=place.endpoint, region_name=region, config=config)
     except (aws.BotoCoreError, ValueError) as error:
-        raise Failed(explain(place, error)) from error
+        raise api.Failed(explain(place, error)) from error

@@ -315,7 +315,7 @@ def test_a_first_pull_that_fails_leaves_no_folder_of_the_model(store, dest, tmp_
     if when == "download":
         flip(store, str(entry.digest))
     else:
-        broken = "read_warmup" if when == "golden" else "start_atomic_write"
+        broken = "triton_config.read_warmup" if when == "golden" else "start_atomic_write"
         monkeypatch.setattr(f"enginesmith.client.layouts.triton.{broken}", interrupted)
     with pytest.raises((IntegrityError, KeyboardInterrupt)):
         place(store, dest)

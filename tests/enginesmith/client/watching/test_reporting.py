@@ -155,7 +155,7 @@ def test_reports_that_cannot_be_written_are_said_once_and_stop_nothing(store, ro
     def refuse(*_):
         raise UnavailableError("access denied")
 
-    monkeypatch.setattr("enginesmith.client.watching.server.write_report", refuse)
+    monkeypatch.setattr("enginesmith.registry.rollouts.reports.write_report", refuse)
     mine, said = watcher(store, tmp_path / "a", clock)
     for _ in range(5):
         assert mine.once().version == "2"
@@ -249,7 +249,7 @@ def test_who_may_not_write_is_told_once_and_tries_ever_more_seldom(store, stable
         tries.append(round((clock.seconds - NOW.timestamp()) / 3600))
         raise UnavailableError("access denied")
 
-    monkeypatch.setattr("enginesmith.client.watching.server.write_report", refuse)
+    monkeypatch.setattr("enginesmith.registry.rollouts.reports.write_report", refuse)
     mine, said = watcher(store, tmp_path / "a", clock)
     for _ in range(300):
         mine.once()

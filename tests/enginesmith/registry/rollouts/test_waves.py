@@ -14,8 +14,8 @@ from enginesmith.registry.rollouts.rollout_state import (
     add_slice,
     check_waves,
     is_reached,
+    is_reporter,
     parse_wave,
-    reports,
 )
 
 NAMES = [f"node-{number:05}" for number in range(10_000)]
@@ -55,7 +55,7 @@ def test_the_first_of_one_rollout_are_not_the_first_of_the_next():
 
 def test_who_reports_has_nothing_to_do_with_who_is_reached():
     reached = [node for node in NODES if is_reached(node, "a", [Slice(250_000)])]
-    reporting = sum(reports(digest_of_bytes(node.name.encode()), 100_000) for node in reached)
+    reporting = sum(is_reporter(digest_of_bytes(node.name.encode()), 100_000) for node in reached)
     assert abs(reporting - 0.1 * len(reached)) < 4 * math.sqrt(0.09 * len(reached))
 
 

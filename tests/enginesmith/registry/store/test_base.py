@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, digest_of_bytes
-from enginesmith.registry.store import folder
+from enginesmith.registry.store import layout
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import BLOBS, blob_key
@@ -129,7 +129,7 @@ def test_a_document_is_created_once_and_swapped_only_from_what_it_was(store: Sto
 
 def test_an_oversized_document_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     store.create("models/a.json", b"x" * 11)
-    for module in (folder, reading):
+    for module in (layout, reading):
         monkeypatch.setattr(module, "MAX_DOCUMENT_BYTES", 10)
     with pytest.raises(IntegrityError, match="over 10 bytes"):
         store.read("models/a.json")

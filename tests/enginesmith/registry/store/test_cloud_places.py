@@ -7,9 +7,8 @@ import sys
 import pytest
 
 from enginesmith.core.errors import InputError, UnavailableError
-from enginesmith.registry.store.azure.place import AzureLocation, parse_azure_place
 from enginesmith.registry.store.base import absolute_uri, open_store
-from enginesmith.registry.store.gcs.place import GcsLocation, parse_gcs_place
+from enginesmith.registry.store.objects.place import AzureLocation, GcsLocation, parse_azure_place, parse_gcs_place
 from tests.enginesmith.object_stores import azure_server
 from tests.enginesmith.object_stores.kinds import KINDS
 from tests.enginesmith.object_stores.servers import Servers

@@ -9,8 +9,7 @@ import pytest
 
 from enginesmith.core.errors import EnginesmithError, IntegrityError
 from enginesmith.registry.store.base import Store, bucket_at
-from enginesmith.registry.store.http.requests import parse_location
-from enginesmith.registry.store.http.store import HttpStore
+from enginesmith.registry.store.http import HttpBucket, HttpStore, parse_location
 from enginesmith.registry.store.layout import MAX_BLOB_BYTES, MAX_DOCUMENT_BYTES
 from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects.store import ObjectStore
@@ -77,7 +76,7 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Liar]:
 def store_of(kind: str, liar: Liar) -> Store:
     url = f"http://127.0.0.1:{liar.server_port}"
     if kind == "http":
-        return HttpStore(parse_location(url))
+        return HttpStore(HttpBucket(parse_location(url)))
     places = {"s3": f"s3://bucket/p?endpoint={url}", "gs": f"gs://bucket/p?endpoint={url}"}
     places["az"] = f"az://account/bucket/p?endpoint={url}/account"
     return ObjectStore(bucket_at(places[kind]))

@@ -16,8 +16,7 @@ from enginesmith.core.errors import UnavailableError
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import blob_key
-from enginesmith.registry.store.objects import api
-from enginesmith.registry.store.objects import reading as body
+from enginesmith.registry.store.objects import api, body
 from enginesmith.registry.store.objects.store import ObjectStore
 from enginesmith.registry.store.s3 import bucket
 from enginesmith.registry.store.s3.requests import client

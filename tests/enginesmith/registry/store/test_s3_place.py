@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginesmith.core.errors import InputError
-from enginesmith.registry.store.s3.place import S3Location, parse_place
+from enginesmith.registry.store.objects.place import S3Location, parse_s3_place
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9.-]{1,20}[a-z0-9]", fullmatch=True)
 PARTS = st.lists(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True), max_size=3).map("/".join)
@@ -21,22 +21,23 @@ PARTS = st.lists(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,9}", fullmatch=True
     )
 )
 def test_a_place_survives_its_uri(place: S3Location) -> None:
-    assert parse_place(place.uri, {}) == place
+    assert parse_s3_place(place.uri, {}) == place
 
 
 def test_the_environment_gives_what_the_uri_leaves_open() -> None:
     environment = {"AWS_ENDPOINT_URL": "http://a:1", "AWS_REGION": "eu-west-1"}
-    assert parse_place("s3://bkt/a/b/", environment) == S3Location("bkt", "a/b", "http://a:1", "eu-west-1")
+    assert parse_s3_place("s3://bkt/a/b/", environment) == S3Location("bkt", "a/b", "http://a:1", "eu-west-1")
     environment["AWS_ENDPOINT_URL_S3"] = "http://b:2"
-    assert parse_place("s3://bkt", environment).endpoint == "http://b:2"
-    assert parse_place("s3://bkt?endpoint=http://c:3&region=x", environment) == S3Location("bkt", "", "http://c:3", "x")
+    assert parse_s3_place("s3://bkt", environment).endpoint == "http://b:2"
+    options = "s3://bkt?endpoint=http://c:3&region=x"
+    assert parse_s3_place(options, environment) == S3Location("bkt", "", "http://c:3", "x")
 
 
 def test_keys_and_what_a_write_asks_for() -> None:
-    place = parse_place("s3://bkt/team?sse=aws:kms&kms_key=arn:aws:kms:eu-west-1:1:key/k", {})
+    place = parse_s3_place("s3://bkt/team?sse=aws:kms&kms_key=arn:aws:kms:eu-west-1:1:key/k", {})
     assert place.key("models/a.json") == "team/models/a.json" and place.locator("a") == "s3://bkt/team/a"
     assert place.encryption() == {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "arn:aws:kms:eu-west-1:1:key/k"}
-    assert parse_place(place.uri, {}) == place and S3Location("bkt").encryption() == {}
+    assert parse_s3_place(place.uri, {}) == place and S3Location("bkt").encryption() == {}
 
 
 @pytest.mark.parametrize(
@@ -63,5 +64,5 @@ def test_keys_and_what_a_write_asks_for() -> None:
 )
 def test_what_is_no_place_is_said_without_secrets(uri: str, words: str) -> None:
     with pytest.raises(InputError, match=words) as told:
-        parse_place(uri, {})
+        parse_s3_place(uri, {})
     assert "hunter2" not in str(told.value)

@@ -21,11 +21,11 @@ from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import MARKER, channel_key, manifest_key
 from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects.api import ObjectFacts
+from enginesmith.registry.store.objects.place import S3Location
 from enginesmith.registry.store.objects.store import ObjectStore
 from enginesmith.registry.store.s3 import requests
 from enginesmith.registry.store.s3 import requests as clients
 from enginesmith.registry.store.s3.bucket import S3Bucket
-from enginesmith.registry.store.s3.place import S3Location
 from enginesmith.registry.store.s3.requests import client
 from enginesmith.registry.versions import index
 from enginesmith.registry.versions.lookup import catalogue, versions

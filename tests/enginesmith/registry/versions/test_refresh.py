@@ -20,7 +20,7 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import attestation_key, blob_key, manifest_key
 from enginesmith.registry.verification import repair, verify
 from enginesmith.registry.versions import channel_state as versions_state
-from enginesmith.registry.versions import channel_writes, channels, publish
+from enginesmith.registry.versions import channel_writes, channels, lookup, publish
 from enginesmith.registry.versions.channel_state import Channel, read_channel
 from enginesmith.registry.versions.channel_writes import with_snapshots
 from enginesmith.registry.versions.lookup import Snapshot, parse_snapshot
@@ -37,9 +37,10 @@ def snapshot(store: Store) -> str:
 
 
 def test_documents_over_the_limit_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_writes, "MAX_DOCUMENTS_BYTES", 8)
     key = f"{Snapshot('digits', '1', {}).prefix}manifest.json"
-    packed = [channel_writes.pack_snapshot(Snapshot("digits", "1", {key: b"x" * size})) for size in (8, 9)]
+    with monkeypatch.context() as limits:
+        limits.setattr(lookup, "MAX_DOCUMENTS_BYTES", 8)
+        packed = [channel_writes.pack_snapshot(Snapshot("digits", "1", {key: b"x" * size})) for size in (8, 9)]
     assert parse_snapshot(packed[0] or b"").documents == {key: b"x" * 8} and packed[1] is None
 
 
@@ -192,7 +193,7 @@ def test_documents_outside_of_the_version_are_refused(store: Store) -> None:
 
 def test_versions_with_much_evidence_have_no_snapshot_and_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     store = CountingStore()
-    monkeypatch.setattr("enginesmith.registry.versions.channel_writes.SNAPSHOT_MAX_BYTES", 100)
+    monkeypatch.setattr("enginesmith.registry.versions.lookup.SNAPSHOT_MAX_BYTES", 100)
     published(store, b"one")
     assert state(store).snapshots == {} and located(store) == "1" and verify(store).problems == ()
 

@@ -1,0 +1,320 @@
+"""A registry behind HTTP: a bucket that is read, and never written, as a web server of a registry's folder has it.
+
+A document is `GET /KEY`, with `If-None-Match` where its ETag is known; a blob `GET` with `Range`, its size `HEAD`.
+`GET /PREFIX/` is a JSON list of `{"name": ..., "type": "directory"}` of what is directly below: nginx's with
+`autoindex_format json`. What the server says is not believed: blobs are verified by whoever reads them, documents as
+those of any registry.
+
+Of the standard library alone, because serving nodes read by it. No proxy is asked: a cache is near. A bearer token, if
+the server wants one, is read from the file that ENGINESMITH_CACHE_TOKEN_FILE names at every request, so that it may be
+renewed; redirections are not followed, so that no other host gets it.
+"""
+
+import atexit
+import os
+import ssl
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
+from pathlib import Path
+from typing import ClassVar, NoReturn
+from urllib.parse import urlsplit
+
+from enginesmith.core import parsing
+from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
+from enginesmith.registry.store.layout import MARKER, MAX_DOCUMENT_BYTES, check_format, is_key
+from enginesmith.registry.store.objects import api
+from enginesmith.registry.store.objects.api import Declined, Failed, ListedObject, ListedPage, ObjectFacts
+from enginesmith.registry.store.objects.place import BucketPlace
+from enginesmith.registry.store.objects.store import ObjectStore
+
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True)
+class HttpLocation(BucketPlace):
+    """A server and where the registry is on it. prefix: '' or 'some/folder', without a slash at its ends.
+
+    attempts: see `BucketPlace`; fewer where another place can be asked instead.
+    """
+
+    scheme: str
+    host: str
+    port: int
+    prefix: str = ""
+    attempts: int | None = None
+
+    @property
+    def root(self) -> str:
+        """'http://host:port'."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
+        return f"{self.scheme}://{host}{port}"
+
+
+def parse_location(text: str, attempts: int | None = None) -> HttpLocation:
+    """Read an http:// or https:// URI. Raises InputError, which never repeats what may be a secret."""
+    scheme, _, location = text.partition("://")
+    if "@" in location or "?" in location or "#" in location:
+        raise InputError(
+            f"registry {scheme[:20]}://...: a cache's URI is http://host:port/prefix, without user, password, query "
+            "or fragment; a token comes from the file that ENGINESMITH_CACHE_TOKEN_FILE names"
+        )
+    try:
+        url = urlsplit(text)
+        port = url.port
+    except ValueError as error:
+        raise InputError(f"registry {text[:200]!r} is not a URI ({error}); give http://host:port/prefix") from error
+    prefix = url.path.strip("/")
+    if not url.hostname or not url.hostname.isascii():
+        raise InputError(f"registry {text[:200]!r} names no host; give http://host:port/prefix")
+    if prefix and not is_key(prefix):
+        raise InputError(
+            f"registry {text[:200]!r}: the parts of the prefix must be letters, digits and . _ -, and not start with "
+            "these signs"
+        )
+    return HttpLocation(url.scheme, url.hostname, port or _PORTS[url.scheme], prefix, attempts)
+
+
+TOKEN_FILE = "ENGINESMITH_CACHE_TOKEN_FILE"  # noqa: S105 - the name of a variable
+# Idle connections that are kept for each server.
+_KEPT = 32
+_PASSING = (408, 429, 500, 502, 504)
+# What http.client raises for a request; ValueError, where it reads a number from a header that was cut off.
+FAILURES = (OSError, HTTPException, ValueError)
+
+# Connections without a request. A fork closes its copies of them: two processes must not share a socket.
+_idle: dict[HttpLocation, deque[HTTPConnection]] = {}
+os.register_at_fork(after_in_child=_idle.clear)
+
+
+@atexit.register
+def close_idle() -> None:
+    """Close the connections that are kept."""
+    while _idle:
+        for connection in _idle.popitem()[1]:
+            connection.close()
+
+
+@contextmanager
+def _answers() -> Iterator[None]:
+    """Turn what http.client raises inside into Failed, with the remedy."""
+    try:
+        yield
+    except ssl.SSLCertVerificationError as error:
+        raise Failed("its certificate is not accepted; set SSL_CERT_FILE to its certificate authority") from error
+    except FAILURES as error:
+        reason = f"{type(error).__name__}: {getattr(error, 'strerror', None) or str(error)[:300] or 'no answer'}"
+        remedy = "check that the cache runs and can be reached"
+        raise Failed(f"no whole answer ({reason}); {remedy}", passing=True) from error
+
+
+class _Answer:
+    """The answer to a request, and its `Body`."""
+
+    def __init__(self, place: HttpLocation, connection: HTTPConnection, response: HTTPResponse) -> None:
+        self.response = response
+        self._place, self._connection = place, connection
+
+    def readinto(self, into: memoryview, /) -> int:
+        """See `Body.readinto`."""
+        with _answers():
+            if not (count := self.response.readinto(into)) and self.response.length:
+                raise IncompleteRead(b"", self.response.length)
+        return count
+
+    def close(self) -> None:
+        """See `Body.close`: `length` is what is left of an answer that was not read to its end."""
+        idle_connections, response = _idle.setdefault(self._place, deque()), self.response
+        if response.isclosed() and not (response.length or response.will_close) and len(idle_connections) < _KEPT:
+            idle_connections.append(self._connection)
+            return
+        response.close()
+        self._connection.close()
+
+
+def _send(place: HttpLocation, method: str, key: str, headers: Mapping[str, str]) -> _Answer:
+    """The answer to a request: 200, 206 or 304. It is sent over an idle connection, or a new one where the server has
+    closed that meanwhile. Raises Declined, Failed, and UnavailableError for a token that cannot be read."""
+    all_headers = {**headers, **_authorization()}
+    with _answers():
+        while True:
+            idle_connections = _idle.setdefault(place, deque())
+            connection, is_new = (idle_connections.pop(), False) if idle_connections else (_connect(place), True)
+            try:
+                connection.request(method, f"/{place.key(key)}", headers=all_headers)
+                answer = _Answer(place, connection, connection.getresponse())
+                break
+            except FAILURES:
+                connection.close()
+                if is_new:
+                    raise
+    if (status := answer.response.status) in (200, 206, 304):
+        return answer
+    answer.close()
+    if status in (api.ABSENT, 410, api.NO_RANGE):
+        raise Declined(api.NO_RANGE if status == api.NO_RANGE else api.ABSENT, "not there")
+    if status == 503 or status in _PASSING:
+        raise Failed(f"the server is overloaded or failing ({status}); run again later", passing=status != 503)
+    if status in (401, 407):
+        raise Failed(f"it wants a token; set {TOKEN_FILE} to the file that holds it")
+    raise Failed(f"the server refuses with {status}; check the URI")
+
+
+def _connect(place: HttpLocation) -> HTTPConnection:
+    if place.scheme == "https":
+        context = ssl.create_default_context()
+        connection: HTTPConnection = HTTPSConnection(
+            place.host, place.port, timeout=api.CONNECT_TIMEOUT_S, context=context
+        )
+    else:
+        connection = HTTPConnection(place.host, place.port, timeout=api.CONNECT_TIMEOUT_S)
+    connection.connect()
+    connection.sock.settimeout(api.READ_TIMEOUT_S)
+    return connection
+
+
+def _authorization() -> dict[str, str]:
+    """The header with the bearer token; none without a file. Raises UnavailableError."""
+    if not (token_file := os.environ.get(TOKEN_FILE, "").strip()):
+        return {}
+    try:
+        token = Path(token_file).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnavailableError(
+            f"{TOKEN_FILE} is {token_file}, and it cannot be read; give a file with a token"
+        ) from error
+    if not token.isprintable() or not token:
+        raise UnavailableError(f"{TOKEN_FILE} is {token_file}, and it holds no token: one line is needed")
+    return {"Authorization": f"Bearer {token}"}
+
+
+# Folders in one another in a list: a registry has 6 (models/NAME/versions/VERSION/attestations/ENGINE/).
+_MOST_FOLDERS = 12
+# No list says when a file was written.
+_SOME_TIME = datetime.fromtimestamp(0, UTC)
+
+
+def _refuse(reader: "HttpBucket | HttpStore", *_: object, **__: object) -> NoReturn:
+    raise InputError(
+        f"{reader.place.uri} is read-only: engines are pulled from it; give the registry itself to publish, move "
+        "channels, verify or collect"
+    )
+
+
+@dataclass(frozen=True)
+class HttpBucket(api.ByMd5):
+    """The files at `place` (`objects.api.BucketApi` documents the methods). Tags are ETags."""
+
+    kind: ClassVar[str] = "web server"
+    never: ClassVar[str] = ""
+    place: HttpLocation
+
+    put = put_large = delete = now = _refuse
+
+    def head(self, key: str) -> ObjectFacts:
+        """See `BucketApi.head`."""
+        with closing(_send(self.place, "HEAD", key, {})) as answer, _answers():
+            answer.response.read()
+            size, tag = (answer.response.getheader(name) or "" for name in ("Content-Length", "ETag"))
+            return ObjectFacts(int(size), tag)
+
+    def get(self, key: str, unless: str, limit: int) -> tuple[bytes, str]:
+        """See `BucketApi.get`. An unchanged object costs an answer without a body (304)."""
+        headers = {"If-None-Match": unless} if unless else {}
+        with closing(_send(self.place, "GET", key, headers)) as answer, _answers():
+            response = answer.response
+            content = response.read(limit + 1)
+            if response.status == api.UNCHANGED:
+                raise Declined(api.UNCHANGED, "unchanged")
+            if max(len(content), response.length or 0) > limit:
+                raise Declined(api.TOO_LARGE, "large")
+            if response.length:  # what is left of the stated length: `read` would take memory for it first
+                raise IncompleteRead(content, response.length)
+            # A server without ETags still answers; its documents are read each time.
+            return content, response.getheader("ETag") or "none"
+
+    def open_from(self, key: str, offset: int, tag: str) -> tuple[str, api.Body]:
+        """See `BucketApi.open_from`."""
+        answer = _send(self.place, "GET", key, {"Range": f"bytes={offset}-"} if offset else {})
+        current_tag = answer.response.getheader("ETag") or ""
+        if offset and not _starts_at(answer.response, f"bytes {offset}-"):
+            answer.close()
+            raise Declined(api.NO_RANGE, "no range")
+        if tag and current_tag != tag:
+            answer.close()
+            raise Declined(api.CONDITION_FAILED, "another")
+        return current_tag, answer
+
+    def open_range(self, key: str, offset: int, size: int) -> api.Body:
+        """See `BucketApi.open_range`. Declines a server without ranges, too."""
+        last_offset = offset + size - 1
+        answer = _send(self.place, "GET", key, {"Range": f"bytes={offset}-{last_offset}"})
+        is_whole = answer.response.status == 200 and offset == 0
+        if not is_whole and not _starts_at(answer.response, f"bytes {offset}-{last_offset}/"):
+            answer.close()
+            raise Declined(api.NO_RANGE, "no range")
+        if answer.response.getheader("Content-Length") != str(size):
+            answer.close()
+            raise Declined(api.NO_RANGE, "it ends before")
+        return answer
+
+    def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:  # noqa: ARG002 - there is one page
+        """See `BucketApi.page`: a request for each folder. Sizes and times are not known.
+
+        Raises IntegrityError for what is no list, and for folders without an end.
+        """
+        if prefix.count("/") > _MOST_FOLDERS:
+            raise IntegrityError(f"{self.place.uri} lists folders in folders without an end; is it a registry?")
+        try:
+            rows = parsing.load_json(self.get(prefix, "", MAX_DOCUMENT_BYTES)[0])
+            entries = {(str(row["name"]), row["type"] == "directory") for row in rows}
+        except (Declined, ValueError, RecursionError, LookupError, TypeError) as error:
+            if isinstance(error, Declined) and error.status == api.ABSENT:
+                return ListedPage((), (), "")
+            raise IntegrityError(
+                f"{self.place.uri} answers '{prefix}' with no JSON list of names; with nginx, turn on `autoindex` and "
+                "`autoindex_format json`"
+            ) from error
+        valid_entries = [
+            (f"{prefix}{name}", is_folder) for name, is_folder in entries if is_key(name) and "/" not in name
+        ]
+        objects = [ListedObject(name, 0, "", _SOME_TIME) for name, is_folder in valid_entries if not is_folder]
+        folders = tuple(f"{name}/" for name, is_folder in valid_entries if is_folder)
+        for folder in folders if deep else ():
+            objects += api.ask(self, "listing", lambda folder=folder: self.page(folder, "", deep=True)).objects  # type: ignore[misc]
+        return ListedPage(tuple(objects), () if deep else folders, "")
+
+
+def _starts_at(response: HTTPResponse, content_range: str) -> bool:
+    """Whether an answer is the range that was asked for; a server may leave out which one it is."""
+    stated_range = f"{response.getheader('Content-Range') or ''}/"
+    return response.status == 206 and stated_range.startswith((content_range, "/"))
+
+
+class HttpStore(ObjectStore):
+    """The store in a bucket that is never written. `open_store` makes one and checks it."""
+
+    put_file = put_and_digest_file = put_bytes = create = replace = remove = discard = _refuse
+    rehash = sizes = stamps = now = _refuse
+
+    def lost_error(self, digest: str) -> IntegrityError:
+        """See `Store.lost_error`."""
+        return IntegrityError(
+            f"{self.uri} does not have blob {digest}; run `enginesmith registry fsck` at the registry itself"
+        )
+
+
+def open_http(uri: str, *, create: bool, attempts: int | None = None) -> HttpStore:
+    """Open the registry at an http(s):// URI. Raises InputError and UnavailableError; see `open_store`."""
+    store = HttpStore(HttpBucket(parse_location(uri, attempts)))
+    if create:
+        _refuse(store)
+    marker = store.read(MARKER)
+    if marker is None:
+        raise UnavailableError(f"there is no registry at {store.uri}; check the URI")
+    check_format(marker, store.uri)
+    return store
