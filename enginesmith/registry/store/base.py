@@ -12,8 +12,8 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from enginesmith.core.errors import ConflictError, InputError, UndecidedError
 from enginesmith.registry.store.folder import FileStore as FileStore
 from enginesmith.registry.store.folder import open_folder
-from enginesmith.registry.store.protocol import Documents as Documents
-from enginesmith.registry.store.protocol import Store as Store
+from enginesmith.registry.store.layout import Documents as Documents
+from enginesmith.registry.store.layout import Store as Store
 
 if TYPE_CHECKING:
     from enginesmith.registry.store.objects.api import BucketApi

@@ -25,7 +25,7 @@ from enginesmith.core.errors import (
 )
 from enginesmith.registry.store import files, layout
 from enginesmith.registry.store.download import Fill
-from enginesmith.registry.store.protocol import Store
+from enginesmith.registry.store.layout import Store
 
 _TEMPORARY = "tmp"
 _LOCK = "lock"

@@ -144,7 +144,7 @@ class ChannelHistory:
         return active_moves[-2] if len(active_moves) > 1 else None
 
     def active_promotions(self) -> list[Move]:
-        """The promotions that were not rolled back, oldest first; of a version that was promoted again, the last one."""
+        """The promotions that were not rolled back, oldest first; of a version promoted again, the last one."""
         active_moves: list[Move] = []
         for move in self.moves:
             is_same_version = bool(active_moves) and active_moves[-1].manifest == move.manifest

@@ -16,9 +16,9 @@ from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
 from enginesmith.registry.store import files, layout
 from enginesmith.registry.store.cache import BlobCache, cached_file, local_cache
 from enginesmith.registry.store.download import Fill
+from enginesmith.registry.store.layout import Store
 from enginesmith.registry.store.objects import api, reading
 from enginesmith.registry.store.objects.place import BucketPlace
-from enginesmith.registry.store.protocol import Store
 
 # Writing to a bucket: conditional writes of objects, and uploads of blobs.
 #
