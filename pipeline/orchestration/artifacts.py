@@ -107,6 +107,7 @@ def _cell_text(cell: "StageCell | None") -> str:
 
 def version_markdown(document: "VersionDocument", page: str | None) -> str:
     """The report of a version as markdown: verdict, task metrics, failures, drift by stage, attribution, latency."""
+    from validation.latency.formatting import format_bucket
     from validation.reporting.html import overview
 
     page_view = overview(document, pictures=False)
@@ -125,10 +126,11 @@ def version_markdown(document: "VersionDocument", page: str | None) -> str:
         for attribution in page_view.attributions:
             lines.append(f"- {plain_text(attribution.name)}: {plain_text(attribution.headline)}")
             lines += _code(attribution.snippet)
+    reports = sorted((report for reports in document.latencies.values() for report in reports), key=lambda r: r.unit)
     if rows := [
-        {"engine": latency.name, **row, "machine": latency.machine}
-        for latency in page_view.latencies
-        for row in latency.rows
+        {"engine": report.unit, **format_bucket(bucket), "machine": str(report.machine)}
+        for report in reports
+        for bucket in report.buckets
     ]:
         lines += ["", "## Latency", "", *_table(rows)]
     return "\n".join(lines)

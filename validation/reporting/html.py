@@ -12,7 +12,7 @@ from enginesmith.core.types import PRECISIONS, BuildFailure
 from enginesmith.registry.evidence.canaries import CanaryVerdict
 from enginesmith.registry.manifest import STATUSES, USABLE, EngineEntry
 from validation.attribution.result import AttributionView, view_attribution
-from validation.latency.formatting import LatencyView, view_latencies
+from validation.latency.formatting import view_latencies
 from validation.limits.budget import at_most, within
 from validation.plotting import digits_text, nonfinite_text, percent_text, seconds_text
 from validation.reporting.quantization import QuantizationSection, quantizations
@@ -83,13 +83,11 @@ class TargetGroup:
 
 @dataclass(frozen=True)
 class TaskPoint:
-    """The task metric of one graph or engine. kind: 'graph' or 'engine'.  at: percent along the axis.  passed: whether
-    it keeps the limit."""
+    """The task metric of one graph or engine. kind: 'graph' or 'engine'.  passed: whether it keeps the limit."""
 
     name: str
     kind: str
     value: float
-    at: float
     passed: bool
 
 
@@ -98,16 +96,14 @@ class TaskSection:
     """A task metric of each graph and of each engine that was run. title: with the output where several have it.
 
     limit: the lowest value that passes (`side` floor) or the highest (ceiling); None where the spec has none.
-    points: one for each graph and engine.  limit_at: percent along the axis; None without a limit.
+    points: one for each graph and engine.
     """
 
     title: str
     name: str
     points: tuple[TaskPoint, ...]
     limit: float | None
-    limit_at: float | None
     side: str
-    axis: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -139,7 +135,7 @@ class VersionPage:
     courses: Sequence[CourseRow]
     quantizations: Sequence[QuantizationSection]
     attributions: Sequence[AttributionView]
-    latencies: Sequence[LatencyView]
+    latencies: Sequence[Mapping[str, object]]
     canaries: Sequence[CanaryVerdict]
     again: Sequence[tuple[str, str]]
     refusals: Mapping[str, Sequence[str]]
@@ -277,34 +273,17 @@ def _tasks(version: VersionDocument, engines: Sequence[EngineRow]) -> Iterator[T
     rows = [(row.entry.unit, "engine", checks[row.entry.unit]) for row in engines if row.ran]
     checks_by_title = {title: check for title_checks in checks.values() for title, check in title_checks.items()}
     for title in dict.fromkeys([*(title for _, _, values in graphs for title in values), *checks_by_title]):
-        points = [(name, kind, values[title]) for name, kind, values in graphs if title in values]
+        values = [(name, kind, values[title]) for name, kind, values in graphs if title in values]
         engine = [(name, kind, title_checks[title].value) for name, kind, title_checks in rows if title in title_checks]
-        points += [(name, kind, value) for name, kind, value in engine if value is not None]
-        if points:
+        values += [(name, kind, value) for name, kind, value in engine if value is not None]
+        if values:
             check = checks_by_title.get(title)
-            yield _task(title, check.name if check else title, check.limit if check else None, points)
-
-
-def _task(title: str, name: str, limit: float | None, measurements: Sequence[tuple[str, str, float]]) -> TaskSection:
-    values = [value for _, _, value in measurements] + ([] if limit is None else [limit])
-    low, high = _axis([value for value in values if math.isfinite(value)] or [0.0])
-
-    def place(value: float) -> float:
-        return round(100 * (value - low) / (high - low), 2) if math.isfinite(value) and high > low else 0.0
-
-    def passed(value: float) -> bool:
-        return limit is None or within(name, value, limit)
-
-    points = tuple(TaskPoint(point, kind, value, place(value), passed(value)) for point, kind, value in measurements)
-    limit_place = None if limit is None else place(limit)
-    return TaskSection(title, name, points, limit, limit_place, "ceiling" if at_most(name) else "floor", (low, high))
-
-
-def _axis(values: Sequence[float]) -> tuple[float, float]:
-    """Both ends of an axis for these values, with some room, but not beyond 0 and 1 where the values are not."""
-    low, high = min(values), max(values)
-    pad = max((high - low) * 0.15, 0.005)
-    return max(0.0, low - pad) if low >= 0 else low - pad, min(1.0, high + pad) if high <= 1 else high + pad
+            metric, limit = (check.name, check.limit) if check else (title, None)
+            points = tuple(
+                TaskPoint(name, kind, value, limit is None or within(metric, value, limit))
+                for name, kind, value in values
+            )
+            yield TaskSection(title, metric, points, limit, "ceiling" if at_most(metric) else "floor")
 
 
 def _provenance(version: VersionDocument) -> dict[str, dict[str, object]]:
