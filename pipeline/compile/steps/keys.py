@@ -130,7 +130,7 @@ class MeasureEngine:
         engine = fetch_engine(store, self.engine, workdir)
         buckets = bucket_inputs(store, self.golden, self.shapes, terms.buckets, workdir)
         session_opener, imports = partial(open_engine, engine), backend.load_runtime
-        latency = measure_engine(session_opener, buckets, terms.seconds, workdir, imports, terms.streams)
+        latency = measure_engine(session_opener, buckets, terms.seconds, imports, terms.streams)
         tuned_sizes = tuned_for(self.shapes.dims)
         tuned_index = next(
             (index for index, bucket in enumerate(buckets) if bucket.sizes == tuned_sizes), len(buckets) - 1
