@@ -17,14 +17,12 @@ from validation.gpu.results import seconds_of
 if TYPE_CHECKING:
     import torch
 
-    Recorded = tuple[torch.cuda.CUDAGraph, list[torch.Tensor], tuple[torch.Tensor, ...]]
     Module = Callable[..., tuple[torch.Tensor, ...]]
 
-Peer = Literal["eager", "eager-graph", "compile", "compile-autotune"]
-# How PyTorch runs the graph; the second replays its kernels as one CUDA graph, the others are modes of torch.compile.
+Peer = Literal["eager", "compile", "compile-autotune"]
+# How PyTorch runs the graph: by itself, or in a mode of torch.compile.
 PEERS: Mapping[str, str] = {
     "eager": "PyTorch, op by op",
-    "eager-graph": "PyTorch, op by op, as a CUDA graph",
     "compile": "torch.compile",
     "compile-autotune": "torch.compile, max-autotune",
 }
@@ -74,8 +72,6 @@ def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> "M
 
     try:
         module = to_program(model, request).module().to(device)
-        if peer == "eager-graph":
-            return _Replayed(module)
         if peer in _MODES:
             # Compiled for each size, as where speed matters; with dynamic sizes max-autotune leaves CUDA graphs out.
             return torch.compile(module, mode=_MODES[peer], dynamic=False)
@@ -83,39 +79,3 @@ def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> "M
         reason = " ".join(str(error).split())[:300]
         raise EnginesmithError(f"{PEERS[peer]} does not take {model.name}: {reason}") from error
     return module
-
-
-class _Replayed:
-    """A module whose kernels are recorded once for each shape and replayed as a CUDA graph.
-
-    A graph has fixed addresses of inputs and outputs, so that copies to and from there are part of a run.
-    """
-
-    def __init__(self, module: "Module") -> None:
-        self._module = module
-        self._recorded: dict[object, Recorded] = {}
-
-    def __call__(self, *inputs: "torch.Tensor") -> "tuple[torch.Tensor, ...]":
-        key = tuple((tuple(tensor.shape), tensor.dtype) for tensor in inputs)
-        if key not in self._recorded:
-            self._recorded[key] = self._record(inputs)
-        graph, recorded_inputs, results = self._recorded[key]
-        for recorded_input, tensor in zip(recorded_inputs, inputs, strict=True):
-            recorded_input.copy_(tensor)
-        graph.replay()
-        return results
-
-    def _record(self, inputs: "tuple[torch.Tensor, ...]") -> "Recorded":
-        import torch
-
-        copies = [tensor.clone() for tensor in inputs]
-        queue = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
-        queue.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(queue):  # libraries allocate and tune on their first calls, which a graph may not hold
-            for _ in range(3):
-                self._module(*copies)
-        torch.cuda.current_stream().wait_stream(queue)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            results = tuple(self._module(*copies))
-        return graph, copies, results
