@@ -15,7 +15,7 @@ from builders.execution.process import run_job
 from enginesmith.core.errors import EnginesmithError, StepError, digest_of, digest_of_file
 from enginesmith.core.hardware.machine import describe_host
 from enginesmith.core.text import now
-from enginesmith.core.types import BuildRequest, Precision, Target
+from enginesmith.core.types import BuildRequest, Engine, Precision, Target
 from validation.golden.golden_set import freeze
 from validation.gpu import devices
 from validation.gpu.cases import (
@@ -28,7 +28,7 @@ from validation.gpu.cases import (
     load_cases,
     save_cases,
 )
-from validation.gpu.devices import BundledEngine, KitDevice, OfflineBundle
+from validation.gpu.devices import KitDevice, OfflineBundle
 from validation.gpu.models import PRECISIONS, BuildTask, KitModel, Size, model_key, other_tasks, own_tasks, write
 from validation.gpu.peers import PEERS, Peer
 from validation.gpu.results import (
@@ -274,7 +274,7 @@ def _prove_folder(bench: _Bench, bundle: OfflineBundle) -> Iterator[OfflineTrial
         yield _prove_one(bench, bundle, golden, (ensemble.digest, "", ensemble.unit), "".join(reasons[:1]), job)
 
 
-def _resolve(engine: BundledEngine) -> BundledEngine:
+def _resolve(engine: Engine) -> Engine:
     return replace(engine, path=engine.path.resolve())
 
 
@@ -306,10 +306,10 @@ def _prove_one(
     )
 
 
-def _cannot(engine: BundledEngine, own_target: Target) -> str:
+def _cannot(engine: Engine, own_target: Target) -> str:
     """Why an engine cannot run on this device; '' where it can."""
     try:
-        backend = backends.configure(engine.request.backend, engine.options)
+        backend = backends.configure(engine.request.backend, dict(engine.request.options))
     except EnginesmithError as error:
         return str(error)
     if engine.request.target.is_cpu != own_target.is_cpu:
