@@ -16,7 +16,7 @@ from builders.onnx_ops import reading
 from builders.onnx_ops.graph import BoundGraph, known_operators
 from builders.onnx_ops.reading import Body
 from builders.onnx_ops.table import MOST_NUMBERS, Lookups
-from builders.onnx_torch.arrays import NARROW, TORCH, asarray, dtype
+from builders.onnx_torch.arrays import DTYPES, NARROW, TORCH, asarray, dtype
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import BuildRequest
 
@@ -120,11 +120,6 @@ def _safe_names(names: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 # Exports a module with the dynamic dimensions of a build request.
 
-_DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, name)
-    for name in ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool")
-}
-
 
 def ranges_of(request: BuildRequest) -> dict[str, tuple[int, int]]:
     """Dim -> its least and greatest size over all profiles. Raises ModelError for a dim of an input without any."""
@@ -152,9 +147,9 @@ def examples(request: BuildRequest) -> tuple[Tensor, ...]:
     }
     sizes |= {dim: max(sizes[dim] // multiple * multiple, ranges[dim][0]) for dim, multiple in factors.items()}
     for spec in request.inputs:
-        if spec.dtype not in _DTYPES:
+        if spec.dtype not in DTYPES:
             raise ModelError(f"input {spec.name!r} is {spec.dtype}, for which torch has no operators; cast it to int64")
-    return tuple(torch.zeros(spec.at(sizes), dtype=_DTYPES[spec.dtype]) for spec in request.inputs)
+    return tuple(torch.zeros(spec.at(sizes), dtype=DTYPES[spec.dtype]) for spec in request.inputs)
 
 
 def order_as_requested(body: Body, request: BuildRequest) -> Body:

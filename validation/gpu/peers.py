@@ -3,15 +3,16 @@
 `builders.onnx_torch` turns the graph into an exported program, so that PyTorch runs no interpreter in between.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from enginesmith.arrays import Array, InputCheck
+from builders.backends.request_checks import FunctionSession
+from enginesmith.arrays import Array
 from enginesmith.core.errors import EnginesmithError
-from enginesmith.core.types import BuildRequest, Session, Tensors, TensorSpec
+from enginesmith.core.types import BuildRequest, Tensors
 from validation.gpu.results import seconds_of
 
 if TYPE_CHECKING:
@@ -29,35 +30,32 @@ PEERS: Mapping[str, str] = {
 _MODES = {"compile": "default", "compile-autotune": "max-autotune"}
 
 
-class TorchSession(Session):
+class TorchSession(FunctionSession):
     """A module on a device as a session: arrays in, arrays out, copies included."""
 
     def __init__(self, request: BuildRequest, module: "Module", device: str) -> None:
-        self.inputs: Sequence[TensorSpec] = request.inputs
-        self.outputs: Sequence[TensorSpec] = request.outputs
-        self._module, self._device, self._check = module, device, InputCheck(request.inputs)
+        super().__init__(request, "PyTorch", self._call)
+        self._module, self._device = module, device
 
-    def run(self, inputs: Tensors) -> dict[str, Array]:
-        """Run once. Raises DataError for wrong arrays."""
+    def _call(self, arrays: list[Array]) -> list[Array]:
         import torch
 
-        self._check(inputs)
         with torch.no_grad():
-            tensors = self._module(*self._place(inputs))
-        return {spec.name: np.asarray(value.cpu().numpy()) for spec, value in zip(self.outputs, tensors, strict=True)}
+            tensors = self._module(*self._place(arrays))
+        return [np.asarray(value.cpu().numpy()) for value in tensors]
 
     def device_seconds(self, inputs: Tensors, runs: int) -> list[float]:
         """Seconds of each of `runs` runs, copies left out."""
         import torch
 
-        tensors = self._place(inputs)
+        tensors = self._place([inputs[spec.name] for spec in self.inputs])
         with torch.no_grad():
             return seconds_of(lambda: self._module(*tensors), self._device, runs)
 
-    def _place(self, inputs: Tensors) -> "list[torch.Tensor]":
+    def _place(self, arrays: list[Array]) -> "list[torch.Tensor]":
         import torch
 
-        return [torch.from_numpy(np.array(inputs[spec.name], order="C")).to(self._device) for spec in self.inputs]
+        return [torch.from_numpy(np.array(array, order="C")).to(self._device) for array in arrays]
 
 
 def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> "Module":
