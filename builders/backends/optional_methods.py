@@ -112,7 +112,7 @@ def get_scheme(backend: Backend, target: Target) -> QuantizationScheme:
     """What `SchemesByTarget.scheme_for` gives; of a backend that has no such method, `Backend.scheme`."""
     if backend.capabilities.schemes_by_target:
         return cast("SchemesByTarget", backend).scheme_for(target)
-    return backend.scheme()
+    return backend.scheme
 
 
 def element_name(element_type: int) -> str:

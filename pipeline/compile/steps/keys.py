@@ -129,7 +129,7 @@ class MeasureEngine:
         backend = discovery.configure(request.backend, dict(request.options))
         engine = fetch_engine(store, self.engine, workdir)
         buckets = bucket_inputs(store, self.golden, self.shapes, terms.buckets, workdir)
-        session_opener, imports = partial(open_engine, engine), backend.load_runtime
+        session_opener, imports = partial(open_engine, engine), partial(discovery.load_runtime, backend)
         latency = measure_engine(session_opener, buckets, terms.seconds, imports, terms.streams)
         tuned_sizes = tuned_for(self.shapes.dims)
         tuned_index = next(
