@@ -107,6 +107,7 @@ def _cell_text(cell: "StageCell | None") -> str:
 
 def version_markdown(document: "VersionDocument", page: str | None) -> str:
     """The report of a version as markdown: verdict, task metrics, failures, drift by stage, attribution, latency."""
+    from validation.attribution.result import summarize
     from validation.latency.formatting import format_bucket
     from validation.reporting.html import overview
 
@@ -121,11 +122,11 @@ def version_markdown(document: "VersionDocument", page: str | None) -> str:
     lines += [f"- page: `{page}`"] if page else []
     if rows := drift_rows(document):
         lines += ["", "## Drift by stage", "", *_table(rows)]
-    if page_view.attributions:
+    if document.attributions:
         lines += ["", "## Which node drifted", ""]
-        for attribution in page_view.attributions:
-            lines.append(f"- {plain_text(attribution.name)}: {plain_text(attribution.headline)}")
-            lines += _code(attribution.snippet)
+        for attribution in document.attributions:
+            lines.append(f"- {plain_text(attribution.name)}: {plain_text(summarize(attribution))}")
+            lines += _code((attribution.proposal.snippet if attribution.proposal else None) or "")
     reports = sorted((report for reports in document.latencies.values() for report in reports), key=lambda r: r.unit)
     if rows := [
         {"engine": report.unit, **format_bucket(bucket), "machine": str(report.machine)}

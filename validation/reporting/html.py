@@ -11,11 +11,11 @@ from enginesmith.core.text import format_bytes, pluralize, visible
 from enginesmith.core.types import PRECISIONS, BuildFailure
 from enginesmith.registry.evidence.canaries import CanaryVerdict
 from enginesmith.registry.manifest import STATUSES, USABLE, EngineEntry
-from validation.attribution.result import AttributionView, view_attribution
+from validation.attribution.result import view_attribution
 from validation.latency.formatting import view_latencies
 from validation.limits.budget import at_most, within
 from validation.plotting import digits_text, nonfinite_text, percent_text, seconds_text
-from validation.reporting.quantization import QuantizationSection, quantizations
+from validation.reporting.quantization import quantizations
 from validation.reporting.stages import (
     STAGES,
     CourseRow,
@@ -133,8 +133,8 @@ class VersionPage:
     distributions: Sequence[ErrorDistribution]
     worst: Sequence[WorstRow]
     courses: Sequence[CourseRow]
-    quantizations: Sequence[QuantizationSection]
-    attributions: Sequence[AttributionView]
+    quantizations: Sequence[Mapping[str, object]]
+    attributions: Sequence[Mapping[str, object]]
     latencies: Sequence[Mapping[str, object]]
     canaries: Sequence[CanaryVerdict]
     again: Sequence[tuple[str, str]]
