@@ -21,7 +21,7 @@ class Whole:
     revision: ClassVar[int] = 1
     install: ClassVar[str] = "it is part of the tests"
     scheme: ClassVar[QuantizationScheme] = QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
-    capabilities: ClassVar[Capabilities] = Capabilities("bytes", refits=True)
+    capabilities: ClassVar[Capabilities] = Capabilities("bytes")
 
     strip_weights: bool = False
     refittable: bool = True

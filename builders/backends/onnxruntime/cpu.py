@@ -71,10 +71,7 @@ class OnnxRuntime:
     scheme: ClassVar[QuantizationScheme] = QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
     capabilities: ClassVar[Capabilities] = Capabilities(
         determinism="bytes",
-        times_nodes=True,
-        opens_parts=True,
         thread_safe=True,
-        schemes_by_target=True,
         shards=True,
         library_entries=(LIBRARY_ENTRY,),
         rounds_activations=True,  # in MatMulNBits, see `build`

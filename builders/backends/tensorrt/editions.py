@@ -71,10 +71,7 @@ class TensorRT(TensorRTEdition):
     capabilities: ClassVar[Capabilities] = Capabilities(
         determinism="budget",
         tunes_on_target=True,
-        refits=True,
-        timing_cache=True,
         library_entries=library.ENTRIES,
-        times_nodes=True,
         options=OPTIONS,
         opened_by=("Triton", "TensorRT"),
     )
@@ -223,7 +220,7 @@ class TensorRTRTX(TensorRTEdition):
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt-rtx")
     install: ClassVar[str] = "pip install tensorrt-rtx (Linux, x86-64)"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        determinism="budget", times_nodes=True, options=OPTIONS, opened_by=("TensorRT for RTX",), matrix=_RTX_MATRIX
+        determinism="budget", options=OPTIONS, opened_by=("TensorRT for RTX",), matrix=_RTX_MATRIX
     )
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
