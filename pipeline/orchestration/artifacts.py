@@ -99,7 +99,7 @@ def _cell_text(cell: "StageCell | None") -> str:
 
     if not cell or not cell.worst:
         return ""
-    check = cell.worst.check
+    check = cell.worst
     text = metric_text(check.value, check.name) or check.note
     limit = f" (limit {metric_text(check.limit, check.name)})" if check.limit is not None else ""
     return f"{'' if check.passed else 'FAILED '}{'' if check.name == 'sqnr_db' else check.name + ' '}{text}{limit}"

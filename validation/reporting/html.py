@@ -18,16 +18,15 @@ from validation.plotting import digits_text, nonfinite_text, percent_text, secon
 from validation.reporting.quantization import quantizations
 from validation.reporting.stages import (
     STAGES,
-    CourseRow,
     DriftRow,
     ErrorDistribution,
-    StageSection,
     WorstRow,
+    bar_percent,
     courses,
     distributions,
     format_bound,
+    group_checks,
     side_by_side,
-    stages,
     worst_cases,
 )
 from validation.reporting.version_document import VersionDocument
@@ -127,12 +126,12 @@ class VersionPage:
     precisions: Sequence[str]
     matrix: Mapping[str, Mapping[str, Sequence[EngineRow]]]
     tasks: Sequence[TaskSection]
-    stages: Sequence[StageSection]
-    stage_names: Sequence[str]
+    stages: Mapping[str, Sequence[Mapping[str, object]]]
+    stage_titles: Mapping[str, str]
     beside: Sequence[DriftRow]
     distributions: Sequence[ErrorDistribution]
     worst: Sequence[WorstRow]
-    courses: Sequence[CourseRow]
+    courses: Sequence[Mapping[str, object]]
     quantizations: Sequence[Mapping[str, object]]
     attributions: Sequence[Mapping[str, object]]
     latencies: Sequence[Mapping[str, object]]
@@ -168,8 +167,8 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
         precisions=[name for name in PRECISIONS if any(name in row for row in matrix.values())],
         matrix=matrix,
         tasks=list(_tasks(version, engines)),
-        stages=stages(reports),
-        stage_names=list(STAGES),
+        stages={stage: list(group_checks(stage, reports)) for stage in STAGES},
+        stage_titles=STAGES,
         beside=side_by_side(reports),
         distributions=distributions(reports) if pictures else [],
         worst=worst_cases(reports),
@@ -324,6 +323,7 @@ def templates() -> "Environment":
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "bar": bar_percent,
         "bound": format_bound,
         "element": lambda value, digits=7: nonfinite_text(value) or digits_text(value, digits),
         "bytes": format_bytes,
