@@ -112,7 +112,7 @@ def version_markdown(document: "VersionDocument", page: str | None) -> str:
     from validation.reporting.html import overview
 
     page_view = overview(document, pictures=False)
-    lines = [f"# {plain_text(page_view.reference)}: {page_view.verdict.text}", ""]
+    lines = [f"# {plain_text(page_view.reference)}: {page_view.verdict['text']}", ""]
     for name, values in document.metrics.items():
         lines.append(f"- {plain_text(name)}: {plain_text(format_metrics(values))}")
     failed_engines = [engine for engine in document.engines if engine.status == "failed"]

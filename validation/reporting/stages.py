@@ -30,6 +30,7 @@ STAGES = {
 _BAR_DB = 140.0
 # A stage whose SQNR is lower than that of the others by so much is named as the cause of the drift.
 _APART_DB = 6.0
+Row = Mapping[str, object]  # what a template names of one thing
 Measured = TypeVar("Measured", Spread, FreeRunning)
 # Metrics with a least value; `format_bound` needs them where a value is exactly its limit.
 AT_LEAST = (*(name for name, _ in Budget().items() if not at_most(name)), "agreement")
@@ -153,7 +154,7 @@ def _cause(cells: Cells) -> str:
     return f"nearly all at {stage_sqnrs[0][1]}"
 
 
-def group_checks(stage: str, reports: Sequence[Report]) -> Iterator[Mapping[str, object]]:
+def group_checks(stage: str, reports: Sequence[Report]) -> Iterator[Row]:
     """Each distinct set of checks of a stage, the units that have it, and its worst check of each metric."""
     groups: dict[str, tuple[tuple[Check, ...], list[Report]]] = {}
     for report in reports:
@@ -207,19 +208,6 @@ class _SharedSpread:
 
 
 @dataclass(frozen=True)
-class ErrorDistribution:
-    """The errors of one output. pictures: SVG.  omitted: curves that they leave out.  exact: names of curves without
-    error.  samples, elements: numbers over the golden cases."""
-
-    output: str
-    samples: int
-    elements: int
-    omitted: int
-    exact: tuple[str, ...]
-    pictures: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class WorstRow:
     """A sample with an error. off: its SQNR as text, or why there is none."""
 
@@ -229,8 +217,11 @@ class WorstRow:
     off: str
 
 
-def distributions(reports: Sequence[Report]) -> list[ErrorDistribution]:
-    """The errors of the `MOST_OUTPUTS` worst outputs, the one with the lowest median SQNR first."""
+def distributions(reports: Sequence[Report]) -> list[Row]:
+    """The errors of the `MOST_OUTPUTS` worst outputs, the one with the lowest median SQNR first.
+
+    pictures: SVG.  omitted: curves that they leave out.  exact: names of curves without error.
+    """
     outputs: dict[str, list[_SharedSpread]] = {}
     for shared_spread in _collect_spreads(reports):
         if shared_spread.spread.abs_error:
@@ -252,12 +243,12 @@ def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
     return (sorted(first_rows, key=rank) + sorted(other_rows, key=rank))[:MOST_ROWS]
 
 
-def courses(reports: Sequence[Report]) -> list[Mapping[str, object]]:
+def courses(reports: Sequence[Report]) -> list[Row]:
     """The drift along sequences of models with state, by stage; what several engines share is shown once.
 
     parts: (first step, free running dB, dB of single steps) of each part.
     """
-    rows: list[Mapping[str, object]] = []
+    rows: list[Row] = []
     for course, units in _group_equal((report, course) for report in reports for course in report.free_running):
         points = tuple(zip(course.starts, course.free_db, course.single_db, strict=True))
         name = "export" if course.stage == "export" else _name(course, units)
@@ -307,16 +298,16 @@ def _median(curve: _SharedSpread) -> float:
     return values[len(values) // 2] if values else -math.inf
 
 
-def _pictures(output: str, spreads: Sequence[_SharedSpread]) -> ErrorDistribution:
+def _pictures(output: str, spreads: Sequence[_SharedSpread]) -> Row:
     curves = sorted(sorted(spreads, key=_median)[:MOST_CURVES], key=lambda curve: list(spreads).index(curve))
-    return ErrorDistribution(
-        output,
-        samples=max(curve.spread.samples for curve in spreads),
-        elements=max(curve.spread.elements for curve in spreads),
-        omitted=len(spreads) - len(curves),
-        exact=tuple(curve.name for curve in curves if not curve.spread.abs_error[-1]),
-        pictures=tuple(_draw(output, curves)),
-    )
+    return {
+        "output": output,
+        "samples": max(curve.spread.samples for curve in spreads),
+        "elements": max(curve.spread.elements for curve in spreads),
+        "omitted": len(spreads) - len(curves),
+        "exact": [curve.name for curve in curves if not curve.spread.abs_error[-1]],
+        "pictures": list(_draw(output, curves)),
+    }
 
 
 def _draw(output: str, curves: Sequence[_SharedSpread]) -> Iterator[str]:

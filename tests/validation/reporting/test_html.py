@@ -129,7 +129,7 @@ def test_everything_is_escaped():
 def test_the_headline_says_what_there_is(statuses, said):
     engine = version_report()["engines"][0]
     entries = [{**engine, "status": status} for status in statuses]
-    assert overview({**version_report(), "engines": entries}).verdict.text == said
+    assert overview({**version_report(), "engines": entries}).verdict["text"] == said
 
 
 def test_an_engine_that_ran_and_is_not_measured_is_not_said_to_have_never_run():
@@ -140,7 +140,7 @@ def test_an_engine_that_ran_and_is_not_measured_is_not_said_to_have_never_run():
     for item in report["reports"]:
         item["checks"] = [*(check for check in item["checks"] if check["passed"]), blind]
     page = render(report)
-    assert overview(report).verdict.text == "0 of 1 engine proven, 1 not measured in full"
+    assert overview(report).verdict["text"] == "0 of 1 engine proven, 1 not measured in full"
     assert "1 not measured in full by the golden data" in page
     assert "never run on their hardware" not in page and "Prove the unproven engines" not in page
 
@@ -225,12 +225,12 @@ def test_each_task_metric_has_a_section_with_its_limit_on_its_side():
         Check("task", "si_sdr_db", "z", "edges, engine", 3.0, None, True),
     )
     texts, errors, ratio = overview(found).tasks
-    assert (texts.title, texts.limit, texts.side) == ("equal_texts", 0.9, "floor")
-    assert (errors.title, errors.limit, errors.side) == ("character_error", 0.01, "ceiling")
-    assert all(point.passed for point in (*texts.points, *ratio.points))
-    assert not any(point.passed for point in errors.points)
-    assert {point.kind for point in texts.points} == {"graph", "engine"}
-    assert ratio.limit is None and {point.value for point in ratio.points} == {41.26}
+    assert (texts["title"], texts["limit"], texts["side"]) == ("equal_texts", 0.9, "floor")
+    assert (errors["title"], errors["limit"], errors["side"]) == ("character_error", 0.01, "ceiling")
+    assert all(point["passed"] for point in (*texts["points"], *ratio["points"]))
+    assert not any(point["passed"] for point in errors["points"])
+    assert {point["kind"] for point in texts["points"]} == {"graph", "engine"}
+    assert ratio["limit"] is None and {point["value"] for point in ratio["points"]} == {41.26}
     page = Page(render(found)).text
     assert "Task: character_error" in page and "ceiling 0.01" in page and "floor 0.9" in page and "41.3 dB" in page
 
@@ -353,7 +353,7 @@ def test_an_engine_has_its_graphs_colour_and_graphs_of_one_precision_have_names_
     report = bare()
     int8 = [item for item in report["reports"] if item["precision"] == "int8"]
     int8[-1]["spreads"][1] |= {"samples": 59}
-    curves = curves_of(distributions([Report.from_json(item) for item in int8])[0].pictures[0])
+    curves = curves_of(distributions([Report.from_json(item) for item in int8])[0]["pictures"][0])
     assert list(curves) == ["export", "int8 onnxruntime, int8 tensorrt-rtx graph", "int8 tensorrt-rtx graph", ENGINE]
     assert curves[ENGINE] == curves["int8 onnxruntime, int8 tensorrt-rtx graph"] != curves["int8 tensorrt-rtx graph"]
 
