@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -116,20 +115,6 @@ def decibels_text(sqnr_db: float | None) -> str:
     return "broken" if sqnr_db <= BROKEN_DB else f"{sqnr_db:.1f} dB"
 
 
-@dataclass(frozen=True)
-class TensorRow:
-    """A quantized tensor as text: a row of the page's table and of `enginesmith show --quantization`."""
-
-    name: str
-    kind: str
-    sqnr: str
-    clipped: str
-    seen: str
-    range: str
-    scale: str
-    readers: str
-
-
 def quantizations(records: Mapping[str, QuantizationRecord], untouched: Iterable[str] = ()) -> list[dict[str, object]]:
     """One section per quantized graph, as `quantization.html.j2` names its parts: those with a record, by name, and
     those that came with Q/DQ of their own, of which nothing else is known."""
@@ -178,18 +163,18 @@ def facts(record: QuantizationRecord) -> Iterator[tuple[str, str]]:
     yield str(record.samples), f"calibration samples, ranges by {record.method}"
 
 
-def row(tensor: QuantizedTensor) -> TensorRow:
-    """A tensor as a row of text."""
-    return TensorRow(
-        name=tensor.name,
-        kind=f"{tensor.role}, {tensor.format}",
-        sqnr=sqnr_text(tensor),
-        clipped="" if tensor.clipped is None else share_text(tensor.clipped),
-        seen=_span(tensor.seen),
-        range=_span(tensor.range),
-        scale=number_text(tensor.scale),
-        readers=join_first(tensor.readers, 2),
-    )
+def row(tensor: QuantizedTensor) -> dict[str, str]:
+    """A tensor as text: a row of the page's table and of `enginesmith show --quantization`."""
+    return {
+        "name": tensor.name,
+        "kind": f"{tensor.role}, {tensor.format}",
+        "sqnr": sqnr_text(tensor),
+        "clipped": "" if tensor.clipped is None else share_text(tensor.clipped),
+        "seen": _span(tensor.seen),
+        "range": _span(tensor.range),
+        "scale": number_text(tensor.scale),
+        "readers": join_first(tensor.readers, 2),
+    }
 
 
 def sqnr_text(tensor: QuantizedTensor) -> str:
