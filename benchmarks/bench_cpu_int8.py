@@ -281,7 +281,7 @@ def bench(name: str, case: tuple[Path, Arrays, Arrays], folder: Path, rounds: in
     runners = {"onnxruntime fp32": plain(path), "enginesmith fp32": opened(engine(model, place / "fp32"))}
     op_types = ["MatMul"] if name in ("minilm", "encoder") else None
     runners["onnxruntime U8S8"] = plain(peer(path, calibration, place, op_types))
-    whole = ENGINE.scheme()
+    whole = ENGINE.scheme
     for precision in ("int8", "int8-dynamic"):
         graph, _ = write(model, precision, whole, ranges)  # type: ignore[arg-type]
         full = engine(graph, place / precision)

@@ -24,6 +24,7 @@ class Noop:
     name: ClassVar[str] = "noop"
     revision: ClassVar[int] = 1
     install: ClassVar[str] = "comes with the benchmarks"
+    scheme: ClassVar[QuantizationScheme] = QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
     capabilities: ClassVar[Capabilities] = Capabilities("bytes")
 
     size_mib: int = 0
@@ -33,9 +34,6 @@ class Noop:
 
     def versions(self) -> dict[str, str]:
         return {"noop": "1"}
-
-    def scheme(self) -> QuantizationScheme:
-        return QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
 
     def refuses(self, request: BuildRequest) -> str | None:
         return None

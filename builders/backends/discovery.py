@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from builders.as_built import WithFloatStates
@@ -56,6 +57,14 @@ def load(name: str) -> type[Backend]:
         return backend
     except (ImportError, AttributeError) as error:
         raise EnginesmithError(f"backend {name!r} ({entry}) cannot be loaded: {error}; reinstall it") from error
+
+
+def load_runtime(backend: Backend) -> Untyped:
+    """The module that opening an engine takes, imported. Raises EnginesmithError where it cannot be loaded."""
+    try:
+        return import_module(backend.runtime)
+    except (ImportError, OSError) as error:
+        raise EnginesmithError(f"{backend.runtime} cannot be loaded: {error}; {backend.install}") from error
 
 
 def entry_point(name: str) -> str:

@@ -1,13 +1,13 @@
 """Methods that only some backends have: opening parts of an engine, new weights, times of nodes, timing caches.
 
-`Backend.capabilities` says which of these protocols a backend has. Standard library only.
+A backend has what the methods in its class say: `isinstance(backend, Refitting)`. Standard library only.
 """
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, runtime_checkable
 
 from enginesmith.core.types import Backend, BuildRequest, Engine, QuantizationScheme, Session, Shape, Target, Tensors
 
@@ -18,8 +18,9 @@ GIVEN = "timing.cache"
 GROWN = "timing.grown"
 
 
+@runtime_checkable
 class PartOpening(Protocol):
-    """A backend whose engines are ONNX graphs (`Capabilities.opens_parts`)."""
+    """A backend whose engines are ONNX graphs."""
 
     def open_part(self, path: Path, *, as_written: bool = False) -> AbstractContextManager[Session]:
         """A session of the ONNX file `path`, with the options and threads of this backend's engines.
@@ -28,13 +29,9 @@ class PartOpening(Protocol):
         """
 
 
-def opening_parts(backend: Backend) -> PartOpening | None:
-    """The backend where it opens parts of its engines, else None."""
-    return cast("PartOpening", backend) if backend.capabilities.opens_parts else None
-
-
+@runtime_checkable
 class Refitting(Protocol):
-    """A backend that gives an engine other weights without a build (`Capabilities.refits`).
+    """A backend that gives an engine other weights without a build.
 
     The caller makes sure that the models differ in their weights alone (`builders.onnx_graphs.structure`). An engine
     that leaves its weights out (`requirements.Weights`) is opened with the ONNX model that has them (`Engine.weights`).
@@ -51,11 +48,6 @@ class Refitting(Protocol):
 
         Raises EnginesmithError when the compiler does not take them.
         """
-
-
-def get_refitting(backend: Backend) -> Refitting | None:
-    """The backend where it gives engines other weights, else None."""
-    return cast("Refitting", backend) if backend.capabilities.refits else None
 
 
 @dataclass(frozen=True)
@@ -85,8 +77,9 @@ class RunProfile:
     seconds: float
 
 
+@runtime_checkable
 class Profiling(Protocol):
-    """A backend that can time the nodes of its engines (`Capabilities.times_nodes`)."""
+    """A backend that can time the nodes of its engines."""
 
     def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:
         """The times of the engine's nodes over `runs` runs.
@@ -96,13 +89,9 @@ class Profiling(Protocol):
         """
 
 
-def get_profiling(backend: Backend) -> Profiling | None:
-    """The backend where it times nodes, else None."""
-    return cast("Profiling", backend) if backend.capabilities.times_nodes else None
-
-
+@runtime_checkable
 class SchemesByTarget(Protocol):
-    """A backend whose quantized graphs depend on the target (`Capabilities.schemes_by_target`)."""
+    """A backend whose quantized graphs depend on the target."""
 
     def scheme_for(self, target: Target) -> QuantizationScheme:
         """The form of quantized graph that it compiles best for a target. Imports no compiler."""
@@ -110,9 +99,7 @@ class SchemesByTarget(Protocol):
 
 def get_scheme(backend: Backend, target: Target) -> QuantizationScheme:
     """What `SchemesByTarget.scheme_for` gives; of a backend that has no such method, `Backend.scheme`."""
-    if backend.capabilities.schemes_by_target:
-        return cast("SchemesByTarget", backend).scheme_for(target)
-    return backend.scheme()
+    return backend.scheme_for(target) if isinstance(backend, SchemesByTarget) else backend.scheme
 
 
 def element_name(element_type: int) -> str:
@@ -127,8 +114,9 @@ def type_name(name: str) -> str:
     return _TYPES.get(name, name)
 
 
+@runtime_checkable
 class TimingCached(Protocol):
-    """A backend whose tuner takes what it measured in earlier builds (`Capabilities.timing_cache`).
+    """A backend whose tuner takes what it measured in earlier builds.
 
     The caller of `build` puts a cache at WORKDIR/`GIVEN` and finds the grown one at WORKDIR/`GROWN`. A cache makes
     builds quicker or engines faster, and neither reproducible: it is no part of a build key.
@@ -139,8 +127,3 @@ class TimingCached(Protocol):
 
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
         """One cache with what both know. Raises EnginesmithError when they do not go together."""
-
-
-def timing_cached(backend: Backend) -> TimingCached | None:
-    """The backend where it takes a timing cache, else None."""
-    return cast("TimingCached", backend) if backend.capabilities.timing_cache else None

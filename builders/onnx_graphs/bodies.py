@@ -4,6 +4,7 @@ import mmap
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -84,6 +85,16 @@ def copied(message: Message) -> Message:
     copy = type(message)()
     copy.CopyFrom(message)
     return copy
+
+
+def chain_of_additions(count: int) -> "onnx.ModelProto":
+    """A model of `count` additions of c (float32 [m]), each to the result of the one before, from x to y."""
+    from onnx import parser
+
+    names = ["x", *(f"t{index}" for index in range(1, count)), "y"]
+    body = "".join(f"{b} = Add({a}, c) " for a, b in pairwise(names))
+    text = f'<ir_version: 10, opset_import: ["": 20]> chain (float[n] x, float[m] c) => (float[k] y) {{ {body} }}'
+    return parser.parse_model(text)
 
 
 # Rewrites integer divisions by data, for compilers whose code leaves them to the processor.

@@ -252,7 +252,8 @@ def settle_shapes(model: "onnx.ModelProto") -> None:
             node.input[1], is_changed = name, True
             del node.attribute[:]  # allowzero: that 0 is no copy
     if is_changed:
-        _drop_unread_nodes(model.graph)
+        output_names = [value.name for value in model.graph.output]
+        set_items(model.graph.node, select_needed(model.graph.node, output_names))
 
 
 def _lift_constants(graph: "onnx.GraphProto") -> None:
@@ -290,11 +291,6 @@ def _shape(before: Dims | None, after: Dims | None) -> list[int] | None:
     copies = [isinstance(size, str) and i < len(before) and before[i] == size for i, size in enumerate(after)]
     shape = [0 if copy else size if isinstance(size, int) else -1 for copy, size in zip(copies, after, strict=True)]
     return shape if Counter(shape)[-1] <= 1 else None
-
-
-def _drop_unread_nodes(graph: "onnx.GraphProto") -> None:
-    """Remove the nodes whose outputs nothing reads, in place."""
-    set_items(graph.node, select_needed(graph.node, [value.name for value in graph.output]))
 
 
 # Whether two ONNX models differ in their weights alone: then an engine of one can be given those of the other.

@@ -28,7 +28,7 @@ at_once = nullcontext
 astype, is_floating, at, indices_of = Tensor.to, torch.is_floating_point, Tensor.__getitem__, torch.nonzero
 truncated_quotient = partial(torch.div, rounding_mode="trunc")
 layer_norm = F.layer_norm
-_DTYPES: dict[str, torch.dtype] = {
+DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, name)
     for name in (
         *("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool"),
@@ -55,10 +55,10 @@ def dtype(numpy_dtype: np.dtype[Any], narrow: bool = False) -> torch.dtype:
     """
     name = NARROW.get(numpy_dtype.name, numpy_dtype).name if narrow else numpy_dtype.name
     must(
-        name in _DTYPES,
+        name in DTYPES,
         f"it is {numpy_dtype.name.upper()}, for which torch has no operators; cast it to int64 or float32",
     )
-    return _DTYPES[name]
+    return DTYPES[name]
 
 
 def asarray(array: np.ndarray[Any, Any]) -> Tensor:

@@ -16,7 +16,7 @@ from builders.onnx_ops import reading
 from builders.onnx_ops.graph import BoundGraph, known_operators
 from builders.onnx_ops.reading import Body
 from builders.onnx_ops.table import MOST_NUMBERS, Lookups
-from builders.onnx_torch.arrays import NARROW, TORCH, asarray, dtype
+from builders.onnx_torch.arrays import DTYPES, NARROW, TORCH, asarray, dtype
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import BuildRequest
 
@@ -120,11 +120,6 @@ def _safe_names(names: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 # Exports a module with the dynamic dimensions of a build request.
 
-_DTYPES: dict[str, torch.dtype] = {
-    name: getattr(torch, name)
-    for name in ("float32", "float64", "float16", "bfloat16", "int8", "uint8", "int16", "int32", "int64", "bool")
-}
-
 
 def ranges_of(request: BuildRequest) -> dict[str, tuple[int, int]]:
     """Dim -> its least and greatest size over all profiles. Raises ModelError for a dim of an input without any."""
@@ -152,9 +147,9 @@ def examples(request: BuildRequest) -> tuple[Tensor, ...]:
     }
     sizes |= {dim: max(sizes[dim] // multiple * multiple, ranges[dim][0]) for dim, multiple in factors.items()}
     for spec in request.inputs:
-        if spec.dtype not in _DTYPES:
+        if spec.dtype not in DTYPES:
             raise ModelError(f"input {spec.name!r} is {spec.dtype}, for which torch has no operators; cast it to int64")
-    return tuple(torch.zeros(spec.at(sizes), dtype=_DTYPES[spec.dtype]) for spec in request.inputs)
+    return tuple(torch.zeros(spec.at(sizes), dtype=DTYPES[spec.dtype]) for spec in request.inputs)
 
 
 def order_as_requested(body: Body, request: BuildRequest) -> Body:
@@ -177,7 +172,7 @@ def dim_of(name: str, low: int, high: int, multiple: int) -> torch.export.Dim:
 
 
 def program_of(module: torch.nn.Module, request: BuildRequest) -> torch.export.ExportedProgram:
-    """Export an `OnnxModule` with the request's dynamic dims. Raises ModelError, see `onnx_torch.to_program`."""
+    """Export an `OnnxModule` with the request's dynamic dims. Raises ModelError, see `to_program`."""
     factors = request.multiples
     symbols = {
         name: dim_of(f"d{index}", low, high, factors.get(name, 1))
@@ -195,3 +190,28 @@ def program_of(module: torch.nn.Module, request: BuildRequest) -> torch.export.E
     except Exception as error:  # torch raises classes of many modules for constraints that do not hold
         dims_text = ", ".join(f"{symbol.__name__} is {name}" for name, symbol in symbols.items())
         raise ModelError(f"torch cannot export the graph with dynamic dims ({dims_text}): {error}") from error
+
+
+def to_program(model: Path, request: BuildRequest) -> torch.export.ExportedProgram:
+    """The model exported with the request's inputs, outputs and dynamic dims, in the request's order.
+
+    There is one symbol for each named dim, from the least to the greatest size that any of the profiles allows. Raises
+    ModelError for what the conversion does not know, and where an operator fixes the size of a dynamic dim.
+
+    An index out of range, or a division of integers by zero, is whatever the compiler makes of it; see
+    `to_guarded_program`.
+    """
+    return program_of(OnnxModule(order_as_requested(read(model), request)).eval(), request)
+
+
+def to_guarded_program(model: Path, request: BuildRequest) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
+    """The same for compilers whose code ends the process, or reads elsewhere, at an index out of range or at an integer
+    division by zero.
+
+    Indices that come from data are brought into range, divisors of zero become 1. Where there are any, the program has
+    one more output, bool [n], false for each fault that there was, and then the outputs mean nothing. What the faults
+    are comes second, in words that name the node.
+    """
+    module = OnnxModule(order_as_requested(read(model), request), clamped=True).eval()
+    program = program_of(module, request)
+    return program, module.faults

@@ -55,14 +55,8 @@ class Capabilities:
     than outputs within the budgets ('budget').
     tunes_on_target: whether `build` measures kernels on a GPU of its target: it then needs a node that has one, and
     that GPU for itself. Else it builds on hosts without its target's hardware.
-    refits: whether it gives an engine other weights (`builders.backends.optional_methods.Refitting`).
-    timing_cache: whether a build takes and leaves what its tuner measured (`optional_methods.TimingCached`).
-    times_nodes: whether it times the nodes of an engine (`builders.backends.optional_methods.Profiling`).
-    opens_parts: whether an engine's file is an ONNX graph, any part of which can be opened (`backends.parts`): inner
-    tensors of such an engine can be tapped.
     thread_safe: whether several threads may run one session at once, which proofs and conformance try with two. Any
     other is run by the thread that opened it.
-    schemes_by_target: whether its quantized graphs depend on the target (`optional_methods.SchemesByTarget`).
     rounds_activations: whether products with weights in blocks round their activations to 8 bits, block by block.
     shards: whether it compiles graphs whose weights lie in files beside them, as those of over 1 GiB do.
     library_entries: functions of which a shared library with custom operators has one; none where it opens none.
@@ -73,12 +67,7 @@ class Capabilities:
 
     determinism: Determinism
     tunes_on_target: bool = False
-    refits: bool = False
-    timing_cache: bool = False
-    times_nodes: bool = False
-    opens_parts: bool = False
     thread_safe: bool = False
-    schemes_by_target: bool = False
     rounds_activations: bool = False
     shards: bool = False
     library_entries: tuple[str, ...] = ()

@@ -397,12 +397,15 @@ class Backend(Protocol):
 
     revision: raised by whoever changes `build` so that it makes other engines from the same request; it enters the
     build key, where the backend's code as a whole does not.
-    install: how to get it, for whoever lacks it.
+    install: how to get it, for whoever lacks it.  runtime: the module that opening an engine takes.
+    scheme: the form of quantized graph that it compiles best (`optional_methods.SchemesByTarget`).
     """
 
     name: ClassVar[str]
     revision: ClassVar[int]
     install: ClassVar[str]
+    runtime: ClassVar[str]
+    scheme: "ClassVar[QuantizationScheme]"
     capabilities: "ClassVar[Capabilities]"
 
     def serves(self, target: Target) -> bool:
@@ -410,9 +413,6 @@ class Backend(Protocol):
 
     def versions(self) -> dict[str, str]:
         """Versions of compiler and runtime that matter, without importing them; empty when not installed."""
-
-    def scheme(self) -> QuantizationScheme:
-        """The form of quantized graph that this backend compiles best (`optional_methods.SchemesByTarget`)."""
 
     def refuses(self, request: BuildRequest) -> str | None:
         """Why this request cannot be built, with the remedy; None when it can. Imports no compiler."""
@@ -432,9 +432,6 @@ class Backend(Protocol):
 
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
         """Load an engine for running. Raises EnginesmithError when it does not fit this machine."""
-
-    def load_runtime(self) -> None:
-        """Import the modules that opening an engine takes, so that the engine's own load can be timed without them."""
 
 
 def sizes_product(dims: Sequence[Dim], per_dim: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from builders.backends import discovery
+from builders.backends.optional_methods import PartOpening
 from builders.execution.jobs import Job, WorkerContext
 from enginesmith.core.codec import encode, encode_document
 from enginesmith.core.errors import InputError, UnknownNameError, is_digest
@@ -105,7 +106,7 @@ def _suspects(
 
 def _why_not(build: Built, entry: EngineEntry) -> str | None:
     """Why an engine cannot be attributed here; None where it can."""
-    if not discovery.capabilities_of(entry.backend).opens_parts:
+    if not issubclass(discovery.load(entry.backend), PartOpening):
         return f"engines of {entry.backend} cannot be tapped yet; only their graph was taken apart"
     if build.digest is None:
         return f"it was not built or its build failed ({entry.reason}), so there is no engine"

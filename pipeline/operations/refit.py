@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from builders.backends import discovery
-from builders.backends.optional_methods import get_refitting, get_scheme
+from builders.backends.optional_methods import Refitting, get_scheme
 from builders.execution.jobs import Job, Needs, WorkerContext
 from builders.execution.process import enter_phase
 from enginesmith.core.errors import EnginesmithError, InputError, ModelError, canonical_json, digest_of
@@ -61,8 +61,7 @@ class RefitEngine:
         old_engine, request = self.before, self.request
         backend = discovery.configure(request.backend, dict(request.options))
         discovery.check_toolchain(backend, request)
-        refitter = get_refitting(backend)
-        if refitter is None:
+        if not isinstance(backend, Refitting):
             raise InputError(f"engines of {request.backend} cannot be refitted")
         enter_phase("fetching")
         model = fetch_graph(store, request.model, workdir / "new.onnx")
@@ -70,7 +69,7 @@ class RefitEngine:
             raise ModelError(f"the models differ in more than their weights: {reason}; build the engine again")
         enter_phase("refitting")
         started_s = time.monotonic()
-        new_engine = refitter.refit(fetch_engine(store, old_engine, workdir), model, request, workdir)
+        new_engine = backend.refit(fetch_engine(store, old_engine, workdir), model, request, workdir)
         seconds = round(time.monotonic() - started_s, 3)
         enter_phase("storing")
         is_stripped = any(isinstance(requirement, Weights) for requirement in new_engine.requires)
@@ -137,11 +136,10 @@ def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> 
     if entry is None:
         return f"{base.reference} has no engine for it"
     backend = discovery.configure(request.backend, dict(request.options))
-    refitter = get_refitting(backend)
-    if refitter is None:
+    if not isinstance(backend, Refitting):
         return f"{request.backend} does not refit"
     old_request = request_of(entry)
-    if reason := refitter.refits(old_request):
+    if reason := backend.refits(old_request):
         return f"{entry.unit} of {base.reference} cannot be refitted: {reason}"
     if old_request.model == request.model:
         return "its weights are the same"
@@ -154,8 +152,8 @@ def _refit(planned_refit: Refit, entry: EngineEntry, base: Manifest, work: Work)
     request = planned_refit.request
     if recall_engine(request, context):
         return replace(planned_refit, reason="an engine with this build key is in the registry")
-    refitter = get_refitting(discovery.configure(request.backend, dict(request.options)))
-    needs_gpu = refitter is not None and refitter.refit_needs_gpu()
+    backend = discovery.configure(request.backend, dict(request.options))
+    needs_gpu = isinstance(backend, Refitting) and backend.refit_needs_gpu()
     old_engine = engine_of(entry)
     refit_request, name = RefitEngine(old_engine, request, base.reference), f"refit {request.unit}"
     job_needs = needs(request, memory_request(work.spec)) if needs_gpu else Needs()

@@ -113,7 +113,7 @@ def test_a_backend_is_what_the_protocol_says(name):
     assert cls.install.strip() and cls.capabilities.determinism in get_args(Determinism)
     assert cls.__dataclass_params__.frozen, "options are values"
     backend = discovery.configure(name, {})
-    assert isinstance(backend.scheme(), QuantizationScheme)
+    assert isinstance(backend.scheme, QuantizationScheme)
     assert json.loads(json.dumps(discovery.options_of(backend))) == [
         list(item) for item in discovery.options_of(backend)
     ]
@@ -175,7 +175,7 @@ def test_asking_imports_no_compiler():
                     backend.serves(target), backend.refuses(request), backend.runs(target)
                     find_incompatibility(backend, request)
                     backend.requires(request)
-            backend.scheme(), backend.versions(), discovery.options_of(backend)
+            backend.scheme, backend.versions(), discovery.options_of(backend)
             if heavy := set({HEAVY!r}) & set(sys.modules):
                 sys.exit(f"{{name}} has imported {{heavy}}")
         """

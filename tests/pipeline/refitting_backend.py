@@ -20,7 +20,8 @@ class Whole:
     name: ClassVar[str] = "whole"
     revision: ClassVar[int] = 1
     install: ClassVar[str] = "it is part of the tests"
-    capabilities: ClassVar[Capabilities] = Capabilities("bytes", refits=True)
+    scheme: ClassVar[QuantizationScheme] = QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
+    capabilities: ClassVar[Capabilities] = Capabilities("bytes")
 
     strip_weights: bool = False
     refittable: bool = True
@@ -31,9 +32,6 @@ class Whole:
 
     def versions(self) -> dict[str, str]:
         return {"refitting": "1.0"}
-
-    def scheme(self) -> QuantizationScheme:
-        return QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
 
     def refuses(self, request: BuildRequest) -> str | None:
         return None

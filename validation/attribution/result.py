@@ -283,31 +283,17 @@ def describe_proposal(proposal: Proposal) -> Iterator[str]:
     yield from (proposal.snippet or "").splitlines()
 
 
-@dataclass(frozen=True)
-class AttributionView:
-    """The section of a page. snippet: YAML for the spec, or ''.  rows: texts by column.  more: rows not shown.  units:
-    those that it is of.  headline, lines: the finding as text."""
-
-    name: str
-    units: tuple[str, ...]
-    headline: str
-    lines: tuple[str, ...]
-    snippet: str
-    rows: tuple[Mapping[str, str], ...]
-    more: int
-
-
-def view_attribution(attribution: NamedAttribution) -> AttributionView:
-    """The section of one graph's or engine's attribution."""
-    rows = tuple(dict(zip(COLUMNS, format_row(*pair), strict=True)) for pair in enumerate(attribution.rows[:SHOWN]))
+def view_attribution(attribution: NamedAttribution) -> dict[str, object]:
+    """The section of one graph's or engine's attribution, as `attribution.html.j2` names its parts."""
+    rows = [dict(zip(COLUMNS, format_row(*pair), strict=True)) for pair in enumerate(attribution.rows[:SHOWN])]
     snippet = (attribution.proposal.snippet if attribution.proposal else None) or ""
     lines = tuple(describe_attribution(attribution))[1:]
-    return AttributionView(
-        name=attribution.name,
-        units=attribution.units,
-        headline=summarize(attribution),
-        lines=lines[: len(lines) - len(snippet.splitlines())],
-        snippet=snippet,
-        rows=rows,
-        more=max(0, attribution.segments - len(rows)),
-    )
+    return {
+        "name": attribution.name,
+        "units": attribution.units,
+        "headline": summarize(attribution),
+        "lines": lines[: len(lines) - len(snippet.splitlines())],
+        "snippet": snippet,
+        "rows": rows,
+        "more": max(0, attribution.segments - len(rows)),
+    }

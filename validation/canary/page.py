@@ -11,16 +11,13 @@ from typing import TYPE_CHECKING
 from enginesmith.core.codec import encode
 from enginesmith.recording.traffic import EQUAL_DB
 from validation.canary.judging.criteria import Criterion, describe_interval, describe_power, describe_value
-from validation.canary.judging.thresholds import probability
-from validation.canary.report import CanaryReport, LatencyCourses, LatencyCurves, QuantileSlowdown
+from validation.canary.report import CanaryReport, LatencyCourses, LatencyCurves
 from validation.plotting import (
     COLOURS,
     QUARTERS,
     WIDTH,
     annotate,
     draw_svg,
-    number_text,
-    percent_text,
     seconds_text,
     set_axis,
     span,
@@ -126,40 +123,8 @@ def over_time_svg(courses: LatencyCourses) -> str:
     return draw_svg("over-time", alt_text, draw)
 
 
-def differences_svg(rows: Sequence[QuantileSlowdown], margins: Mapping[float, float]) -> str:
-    """SVG of the slowdown at each quantile with its interval; '' without rows.
-
-    margins: by the probability of the quantile, where one is tested.
-    """
-    if not rows:
-        return ""
-    bounds = [value for row in rows for value in (row.low, row.high)] + [0.0, *margins.values()]
-    low, high = span([min(max(end, -0.9), 3.0) for end in bounds], pad=0.08)
-
-    def draw(figure: "Figure") -> None:
-        axes = figure.subplots()
-        axes.axhline(0.0, color=COLOURS["muted"], linewidth=1.0, gid=tag("zero"))
-        label = "margin"
-        for index, row in enumerate(rows):
-            range_text = f"{percent_text(row.slowdown)} ({percent_text(row.low)} to {percent_text(row.high)})"
-            name = f"p{number_text(100 * row.p)}: {range_text}"
-            if (margin := margins.get(row.p)) is not None:
-                bar_x, gid = [index - 0.36, index + 0.36], tag("margin")
-                axes.plot(bar_x, [margin] * 2, "--", color=COLOURS["failed"], label=label, gid=gid)
-                label = ""
-            clipped_range = [min(max(end, low), high) for end in (row.low, row.high)]
-            axes.plot([index, index], clipped_range, color=COLOURS["ink"], linewidth=2.5, gid=tag("span", name))
-            axes.plot(index, row.slowdown, "o", color=COLOURS["accent"], markersize=8, gid=tag("point", name))
-        names = [(float(index), f"p{100 * row.p:.4g}") for index, row in enumerate(rows)]
-        set_axis(axes, "x", (-0.5, len(rows) - 0.5), "quantile of latency", ticks=names)
-        set_axis(axes, "y", (low, high), text=percent_text)
-
-    return draw_svg("differences", "Slowdown of the candidate at each quantile, with its interval", draw)
-
-
 def render(report: CanaryReport) -> str:
     """The HTML page of a report, as `validation.canary.report.make_report` makes it."""
-    margins = {probability(name): margin for name, margin in report.thresholds.latency.items()}
     rows = [(criterion, *_numbers(criterion), describe_power(criterion)) for criterion in report.criteria]
     sides = {"candidate": report.candidate, "baseline": report.baseline}
     names = {
@@ -183,7 +148,6 @@ def render(report: CanaryReport) -> str:
         again=_describe_replay(report),
         ecdf=ecdf_svg(report.view.ecdf),
         over_time=over_time_svg(report.view.over_time),
-        differences=differences_svg(report.view.quantiles, margins),
     )
 
 

@@ -34,7 +34,7 @@ from enginesmith.core.types import BuildRequest, Engine, Scalar, Session, Target
 from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows
 from validation.comparison.sessions import expected_checks, narrow, run
 from validation.golden.golden_set import SEQUENCES, Case, CaseName, GoldenSequences, GoldenSet, name_cases, name_tensors
-from validation.gpu.devices import BundledEngine, BundledEnsemble, RecordingSession, record_answers
+from validation.gpu.devices import BundledEnsemble, RecordingSession, record_answers
 from validation.gpu.peers import Peer, TorchSession, make_peer
 from validation.gpu.results import (
     BatchLatency,
@@ -207,13 +207,13 @@ class TryPeer:
 class ProveBundled:
     """Make the calls of a published engine's proof, and keep its answers, to be judged on another machine."""
 
-    engine: BundledEngine
+    engine: Engine
     cases: Path
     terms: TrialTerms
 
     def run(self, context: WorkerContext) -> TrialOutcome:  # noqa: ARG002 - the protocol's
         """Versions, answers and times, or what went wrong."""
-        request, opener = self.engine.request, partial(discovery.open_engine, _carried(self.engine))
+        request, opener = self.engine.request, partial(discovery.open_engine, self.engine)
         backend = discovery.configure(request.backend, dict(request.options))
         golden, _ = load_cases(self.cases)
         answers: dict[str, dict[str, PackedArray]] = {}
@@ -233,7 +233,7 @@ class ProveBundledEnsemble:
     """
 
     ensemble: BundledEnsemble
-    engines: Mapping[str, BundledEngine]
+    engines: Mapping[str, Engine]
     cases: Path
     terms: TrialTerms
 
@@ -261,15 +261,11 @@ class ProveBundledEnsemble:
         with ExitStack() as exit_stack:
             for node in self.ensemble.nodes:
                 engine = self.engines[node.name]
-                request, engine_run = engine.request, exit_stack.enter_context(discovery.open_engine(_carried(engine)))
+                request, engine_run = engine.request, exit_stack.enter_context(discovery.open_engine(engine))
                 session = engine_run if answers is None else RecordingSession(engine_run, answers, scope=node.name)
                 rows = call_rows(request.inputs, request.outputs, request.profiles)
                 nodes[node.name] = EnsembleGraph(session.run, session.inputs, node.sources, session.outputs, rows)
             yield Ensemble(nodes, self.ensemble.inputs, self.ensemble.outputs)
-
-
-def _carried(engine: BundledEngine) -> Engine:
-    return Engine(engine.request, engine.path, engine.digest, engine.path.stat().st_size, engine.path.suffix)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from enginesmith.core.hardware.machine import driver_version, product_of
 from enginesmith.core.names import FileName, NodeName
 from enginesmith.core.reports.proof import Answers, PackedArray
 from enginesmith.core.requirements import Format
-from enginesmith.core.types import BuildRequest, Scalar, Session, Target, Tensors, TensorSpec
+from enginesmith.core.types import BuildRequest, Engine, Session, Target, Tensors, TensorSpec
 from validation.comparison.sessions import run
 from validation.golden.free_running import FreeRunningSession
 from validation.golden.golden_set import GoldenSet
@@ -149,20 +149,6 @@ class _BundleDocument:
 
 
 @dataclass(frozen=True)
-class BundledEngine:
-    """One engine. path: its file."""
-
-    digest: str
-    request: BuildRequest
-    path: Path
-
-    @property
-    def options(self) -> dict[str, Scalar]:
-        """The backend's."""
-        return dict(self.request.options)
-
-
-@dataclass(frozen=True)
 class OfflineBundle:
     """The contents of a folder. manifest, golden: digests of the version's manifest and golden set.
 
@@ -173,7 +159,7 @@ class OfflineBundle:
     version: str
     manifest: str
     golden: str
-    engines: tuple[BundledEngine, ...]
+    engines: tuple[Engine, ...]
     folder: Path
     ensembles: tuple[BundledEnsemble, ...] = ()
     graphs: Mapping[str, "OfflineBundle"] = field(default_factory=dict)
@@ -184,7 +170,7 @@ class OfflineBundle:
         document = _BundleDocument(self.model, self.version, self.manifest, self.golden, engines, self.ensembles)
         (self.folder / "carry.json").write_bytes(canonical_json(encode(document)))
 
-    def engine(self, node: BundledNode) -> BundledEngine:
+    def engine(self, node: BundledNode) -> Engine:
         """The engine of a graph. Raises IntegrityError where its folder does not have it."""
         for entry in self.graphs[node.name].engines:
             if entry.digest == node.engine:
@@ -206,14 +192,14 @@ class OfflineBundle:
             raise document_error(error_prefix, error, "carry it anew") from error
 
 
-def _check_engine(entry: _Entry, folder: Path) -> BundledEngine:
+def _check_engine(entry: _Entry, folder: Path) -> Engine:
     path = folder / "engines" / entry.file
     if digest_of_file(path) != entry.digest:
         raise ValueError(f"{path.name} was changed on the way")
     for shard in list_shards(path) if path.suffix == ".onnx" else ():
         if digest_of_file(path.with_name(shard)) != shard:
             raise ValueError(f"shard {shard} of {path.name} was changed on the way")
-    return BundledEngine(entry.digest, entry.request, path)
+    return Engine(entry.request, path, entry.digest, path.stat().st_size, path.suffix)
 
 
 # What a session answers to the calls of its proof, as text that travels to another machine, to be judged there.

@@ -15,7 +15,7 @@ from builders.execution.process import run_job
 from enginesmith.core.errors import EnginesmithError, StepError, digest_of, digest_of_file
 from enginesmith.core.hardware.machine import describe_host
 from enginesmith.core.text import now
-from enginesmith.core.types import BuildRequest, Precision, Target
+from enginesmith.core.types import BuildRequest, Engine, Precision, Target
 from validation.golden.golden_set import freeze
 from validation.gpu import devices
 from validation.gpu.cases import (
@@ -28,7 +28,7 @@ from validation.gpu.cases import (
     load_cases,
     save_cases,
 )
-from validation.gpu.devices import BundledEngine, KitDevice, OfflineBundle
+from validation.gpu.devices import KitDevice, OfflineBundle
 from validation.gpu.models import PRECISIONS, BuildTask, KitModel, Size, model_key, other_tasks, own_tasks, write
 from validation.gpu.peers import PEERS, Peer
 from validation.gpu.results import (
@@ -66,7 +66,7 @@ class KitOptions:
     models: Sequence[str]
     precisions: Sequence[Precision] = PRECISIONS
     backends: Sequence[str] = ()
-    peers: Sequence[Peer] = ("eager", "eager-graph", "compile", "compile-autotune")
+    peers: Sequence[Peer] = ("eager", "compile", "compile-autotune")
     carry: Sequence[Path] = ()
     seconds: float = 2.0
     size: Size = "real"
@@ -191,7 +191,7 @@ def _try_all(bench: _Bench, bundles: Sequence[OfflineBundle]) -> None:
         else:
             bench.add(bench.tries, _try_engine(bench, kind, task))
     for model in models:
-        for peer in _peers_for(bench):
+        for peer in bench.asked.peers:
             bench.add(bench.tries, _try_peer(bench, peer, model))
 
 
@@ -222,10 +222,6 @@ def _count_costs(model: KitModel, roofs: Peaks | None) -> ModelCosts:
     return ModelCosts(model_key(model), tuple(rows))
 
 
-def _peers_for(bench: _Bench) -> list[Peer]:
-    return [peer for peer in bench.asked.peers if not (bench.device.is_cpu and peer == "eager-graph")]
-
-
 def _try_peer(bench: _Bench, peer: Peer, model: KitModel) -> KitTrial:
     target, key = bench.device.target, model_key(model)
     request = BuildRequest("", model.precision, target, "torch", model.inputs, model.outputs, (model.profile,))
@@ -243,7 +239,7 @@ def _try_peer(bench: _Bench, peer: Peer, model: KitModel) -> KitTrial:
 
 
 def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
-    peers, request, key = _peers_for(bench), task.request, model_key(task.model)
+    peers, request, key = bench.asked.peers, task.request, model_key(task.model)
     compared_peers: Sequence[Peer] = list(dict.fromkeys([*peers[:1], *peers[-1:]])) if kind == "engine" else ()
     case_args = (task.model.path, bench.cases[key])
     job = TryEngine(request, dict(task.options), bench.device.target, *case_args, bench.terms(compared_peers))
@@ -278,7 +274,7 @@ def _prove_folder(bench: _Bench, bundle: OfflineBundle) -> Iterator[OfflineTrial
         yield _prove_one(bench, bundle, golden, (ensemble.digest, "", ensemble.unit), "".join(reasons[:1]), job)
 
 
-def _resolve(engine: BundledEngine) -> BundledEngine:
+def _resolve(engine: Engine) -> Engine:
     return replace(engine, path=engine.path.resolve())
 
 
@@ -310,10 +306,10 @@ def _prove_one(
     )
 
 
-def _cannot(engine: BundledEngine, own_target: Target) -> str:
+def _cannot(engine: Engine, own_target: Target) -> str:
     """Why an engine cannot run on this device; '' where it can."""
     try:
-        backend = backends.configure(engine.request.backend, engine.options)
+        backend = backends.configure(engine.request.backend, dict(engine.request.options))
     except EnginesmithError as error:
         return str(error)
     if engine.request.target.is_cpu != own_target.is_cpu:

@@ -8,17 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from enginesmith.arrays import Array
-from enginesmith.core.reports.breakdown import Bound, Roofs, TimeBreakdown, TimedNode
+from enginesmith.core.reports.breakdown import TimeBreakdown
 from enginesmith.core.reports.latency import BucketLatency, LatencyReport, PairedBenchmark, Quantile
 from enginesmith.core.text import format_plain, join_first
 from validation.latency.measurement.quantiles import LEAST_PROCESSES
 from validation.plotting import (
-    COLOURS,
-    HEIGHT,
     QUARTERS,
-    WIDTH,
     draw_svg,
-    number_text,
     seconds_text,
     series,
     set_axis,
@@ -28,7 +24,6 @@ from validation.plotting import (
 )
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Where the level of a series of latencies changed, by ruptures (docs/decisions/0018-change-points.md).
@@ -317,9 +312,8 @@ def describe_pair(benchmark: PairedBenchmark) -> Iterator[str]:
 
 # Latency, for the page of a version: from latency reports to texts, rows of tables and pictures (SVG).
 
-# Buckets in one picture, and nodes in one, the slowest first.
-MOST_CURVES, MOST_POINTS = 6, 40
-_TONES: Mapping[Bound, str] = {"compute": "c1", "bandwidth": "c2", "overhead": "c6"}
+# Buckets in one picture.
+MOST_CURVES = 6
 # The axis ends behind this quantile: the slowest run of thousands would leave no room for the rest.
 _SEEN = 0.99
 
@@ -346,119 +340,29 @@ def distribution_svg(buckets: Sequence[BucketLatency]) -> str:
     return draw_svg("ecdf", f"Share of runs answered within a time. {alt_text}", draw)
 
 
-def roofline_svg(breakdown: TimeBreakdown) -> str:
-    """SVG of the nodes under the machine's roofs; '' where either was not measured."""
-    roofs, profile = breakdown.roofs, breakdown.profile
-    if roofs is None or profile is None:
-        return ""
-    points = list(_points(profile.nodes, profile.kernels_s))
-    if not points:
-        return ""
-    peak = max(roofs.operations_per_s.values())
-    ridge = peak / min(roofs.memory_bytes_per_s, roofs.cache_bytes_per_s)
-    x, y = span([*(point.x for point in points), 0.1, ridge], log=True), [*(point.y for point in points), peak]
-
-    def draw(figure: "Figure") -> None:
-        axes = figure.subplots()
-        set_axis(axes, "x", x, "operations for each byte", log=True)
-        set_axis(axes, "y", span(y, log=True), "operations a second", log=True, text=_rate)
-        _draw_roofs(axes, roofs, x)
-        for point in points:
-            radius = 2.5 + 7 * min(max(point.share, 0.0), 1.0) ** 0.5
-            axes.plot(point.x, point.y, "o", color=point.colour, markersize=2 * radius, gid=tag("dot", point.name))
-        for bound, colour in _TONES.items():
-            axes.plot([], [], "o", color=COLOURS[colour], label=f"{bound}-bound")
-
-    label = f"{len(points)} nodes; the machine does {format_count(peak)} operations a second"
-    return draw_svg("loglog", f"Roofline at {breakdown.bucket}: {label}", draw, (WIDTH, HEIGHT + 30))
+def view_latencies(latencies: Mapping[str, Sequence[LatencyReport]], pictures: bool = True) -> list[dict[str, object]]:
+    """The section of each report, as `latency.html.j2` names its parts. latencies: by the engine's digest, as
+    `evidence.latencies` gives them."""
+    reports = sorted((report for reports in latencies.values() for report in reports), key=lambda report: report.unit)
+    return [_view(report, pictures) for report in reports]
 
 
-@dataclass(frozen=True)
-class _Point:
-    """A node in the roofline. share: of the engine's time."""
-
-    name: str
-    x: float
-    y: float
-    share: float
-    colour: str
-
-
-def _rate(value: float) -> str:
-    return f"{number_text(value / 1e9)} G" if value >= 1e8 else f"{number_text(value / 1e6)} M"
-
-
-def _points(nodes: Sequence[TimedNode], whole_s: float) -> Iterator[_Point]:
-    for node in nodes[:MOST_POINTS]:
-        cost, bound = node.cost, node.diagnosis and node.diagnosis.bound
-        if cost and cost.operations and cost.intensity and node.seconds:
-            rate = cost.operations / node.seconds
-            name = f"{node.name} ({node.op_type}): {format_count(rate)} operations/s, {seconds_text(node.seconds)}"
-            share = node.seconds / whole_s if whole_s else 0.0
-            yield _Point(name, cost.intensity, rate, share, COLOURS[_TONES[bound] if bound else "muted"])
-
-
-def _draw_roofs(axes: "Axes", roofs: Roofs, x: tuple[float, float]) -> None:
-    """The slanted roofs of memory and cache, each up to the highest flat one; a flat one for each type."""
-    peak = max(roofs.operations_per_s.values())
-    for bandwidth, colour, dash, kind in (
-        (roofs.memory_bytes_per_s, "ink", "-", "memory"),
-        (roofs.cache_bytes_per_s, "muted", "--", "cache"),
-    ):
-        xs, gid = [x[0], min(peak / bandwidth, x[1])], tag("roof", f"{kind}: {format_count(bandwidth, 'B/s')}")
-        rates = [end * bandwidth for end in xs]
-        axes.plot(xs, rates, dash, color=COLOURS[colour], linewidth=1.5, label=kind, gid=gid)
-    for dtype, rate in roofs.operations_per_s.items():
-        xs, gid = [max(rate / roofs.cache_bytes_per_s, x[0]), x[1]], tag("roof", f"{dtype}: {format_count(rate)}/s")
-        axes.plot(xs, [rate, rate], color=COLOURS["ink"], linewidth=1.5, gid=gid)
-
-
-@dataclass(frozen=True)
-class LatencyView:
-    """The section of one report. rows, nodes: of tables, by column.  more: how many nodes are not shown.
-
-    measured: where and when.  evidence: of the diagnosis in `headline`.  distribution, roofline: SVG, or ''.
-    """
-
-    name: str
-    machine: str
-    measured: str
-    busy: bool
-    remarks: tuple[str, ...]
-    headline: str
-    evidence: str
-    lines: tuple[str, ...]
-    rows: tuple[Mapping[str, str], ...]
-    nodes: tuple[Mapping[str, str], ...]
-    more: int
-    distribution: str = ""
-    roofline: str = ""
-    columns: tuple[str, ...] = COLUMNS
-    node_columns: tuple[str, ...] = NODE_COLUMNS
-
-
-def view_latencies(latencies: Mapping[str, Sequence[LatencyReport]], pictures: bool = True) -> list[LatencyView]:
-    """One section per report. latencies: by the engine's digest, as `evidence.latencies` gives them."""
-    views = [_view(report, pictures) for reports in latencies.values() for report in reports]
-    return sorted(views, key=lambda view: view.name)
-
-
-def _view(report: LatencyReport, pictures: bool) -> LatencyView:
+def _view(report: LatencyReport, pictures: bool) -> dict[str, object]:
     machine_line, *remark_lines = describe_report(report)
     remarks, breakdown = tuple(list_remarks(report)), report.anatomy
     profile = breakdown.profile
-    return LatencyView(
-        name=report.unit,
-        machine=str(report.machine),
-        measured=machine_line,
-        busy=bool(report.busy),
-        remarks=remarks,
-        headline=name_bound(breakdown),
-        evidence=list_evidence(breakdown),
-        lines=tuple(line for line in remark_lines if line not in (*remarks, describe_diagnosis(breakdown))),
-        rows=tuple(format_bucket(bucket) for bucket in report.buckets),
-        nodes=tuple(format_nodes(breakdown)),
-        more=max(0, len(profile.nodes) + profile.omitted - SHOWN_NODES) if profile else 0,
-        distribution=distribution_svg(report.buckets) if pictures else "",
-        roofline=roofline_svg(breakdown) if pictures else "",
-    )
+    return {
+        "name": report.unit,
+        "measured": machine_line,
+        "busy": bool(report.busy),
+        "remarks": remarks,
+        "headline": name_bound(breakdown),
+        "evidence": list_evidence(breakdown),
+        "lines": [line for line in remark_lines if line not in (*remarks, describe_diagnosis(breakdown))],
+        "columns": COLUMNS,
+        "rows": [format_bucket(bucket) for bucket in report.buckets],
+        "node_columns": NODE_COLUMNS,
+        "nodes": format_nodes(breakdown),
+        "more": max(0, len(profile.nodes) + profile.omitted - SHOWN_NODES) if profile else 0,
+        "distribution": distribution_svg(report.buckets) if pictures else "",
+    }

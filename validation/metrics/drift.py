@@ -34,7 +34,7 @@ from validation.metrics.slices import Slices, blocks_of, worst_slice
 # Elements of the rows that are compared at a time.
 CHUNK = 1 << 16
 TOP_K = 5
-_SUMS = ("count", "agreeing", "shared", "finite", "kl_sum", "js_sum")
+_SUMS = ("count", "agreeing", "shared", "finite", "kl_sum")
 # Rows of an array whose clearness is measured, changed rows of an output whose lead is kept, and distinct integers that
 # count as classes, at most.
 MOST_LOOKED_AT, MOST_AHEAD, MOST_CLASSES = 256, 64, 1 << 16
@@ -48,7 +48,7 @@ class RowSums:
     """Sums and maxima over rows; `merge` of two parts gives those of the whole.
 
     count: rows.  agreeing: rows with the same decision.  shared: sum of top_k.  finite: rows whose values are all
-    finite; kl_sum, js_sum, kl_max, js_max are over these.  worst: index of the row with the largest js.  k: of top_k,
+    finite; kl_sum, kl_max, js_max are over these.  worst: index of the row with the largest js.  k: of top_k,
     at most the length of a row.  named, changed: rows by the class that is expected, and those of them with another
     decision.  ahead: of changed rows, by how much the expected greatest value is above the next; of at most
     `MOST_AHEAD` rows the greatest.  leads: by class, of the first rows of each array; of three values or more, in
@@ -60,7 +60,6 @@ class RowSums:
     shared: float = 0.0
     finite: int = 0
     kl_sum: float = 0.0
-    js_sum: float = 0.0
     kl_max: float = 0.0
     js_max: float = 0.0
     worst: tuple[int, ...] | None = None
@@ -108,17 +107,9 @@ class RowSums:
     @property
     def kl(self) -> float:
         """Mean Kullback-Leibler divergence in nats; NaN when a row was not finite."""
-        return self._average(self.kl_sum)
-
-    @property
-    def js(self) -> float:
-        """Mean Jensen-Shannon divergence in nats; NaN when a row was not finite."""
-        return self._average(self.js_sum)
-
-    def _average(self, total: float) -> float:
         if self.finite < self.count:
             return math.nan
-        return total / self.count if self.count else 0.0
+        return self.kl_sum / self.count if self.count else 0.0
 
     def merge(self, other: "RowSums") -> "RowSums":
         """The rows of both."""
@@ -175,7 +166,7 @@ def _measure(expected: Array, actual: Array, start: int, shape: tuple[int, ...],
         worst_index = tuple(int(index) for index in np.unravel_index(row, shape)) if shape else ()
     return RowSums(
         len(e), int(_agree(e, a).sum()), _sum_top_k_share(e, a, k), int(finite_mask.sum()), float(kl.sum()),
-        float(js.sum()), float(kl.max(initial=0)), float(js.max(initial=0)), worst_index, k,
+        float(kl.max(initial=0)), float(js.max(initial=0)), worst_index, k,
     )  # fmt: skip
 
 

@@ -11,23 +11,22 @@ from enginesmith.core.text import format_bytes, pluralize, visible
 from enginesmith.core.types import PRECISIONS, BuildFailure
 from enginesmith.registry.evidence.canaries import CanaryVerdict
 from enginesmith.registry.manifest import STATUSES, USABLE, EngineEntry
-from validation.attribution.result import AttributionView, view_attribution
-from validation.latency.formatting import LatencyView, view_latencies
+from validation.attribution.result import view_attribution
+from validation.latency.formatting import view_latencies
 from validation.limits.budget import at_most, within
 from validation.plotting import digits_text, nonfinite_text, percent_text, seconds_text
-from validation.reporting.quantization import QuantizationSection, quantizations
+from validation.reporting.quantization import quantizations
 from validation.reporting.stages import (
     STAGES,
-    CourseRow,
     DriftRow,
-    ErrorDistribution,
-    StageSection,
+    Row,
     WorstRow,
+    bar_percent,
     courses,
     distributions,
     format_bound,
+    group_checks,
     side_by_side,
-    stages,
     worst_cases,
 )
 from validation.reporting.version_document import VersionDocument
@@ -38,14 +37,6 @@ if TYPE_CHECKING:
 # The values that the HTML page of a version shows, from its document: `overview` fills what the template names.
 
 _SYMBOLS = {"proven": "✓", ON_RANDOM: "~", "unproven": "?", "failed": "✕", "refused": "-"}
-
-
-@dataclass(frozen=True)
-class Headline:
-    """The status of the whole version (as that of an engine), and the sentence that says so."""
-
-    status: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -73,44 +64,6 @@ class EngineRow:
 
 
 @dataclass(frozen=True)
-class TargetGroup:
-    """The engines of one target, and the distinct reasons for their statuses, each with its precisions."""
-
-    target: str
-    engines: tuple[EngineRow, ...]
-    reasons: Mapping[str, Sequence[str]]
-
-
-@dataclass(frozen=True)
-class TaskPoint:
-    """The task metric of one graph or engine. kind: 'graph' or 'engine'.  at: percent along the axis.  passed: whether
-    it keeps the limit."""
-
-    name: str
-    kind: str
-    value: float
-    at: float
-    passed: bool
-
-
-@dataclass(frozen=True)
-class TaskSection:
-    """A task metric of each graph and of each engine that was run. title: with the output where several have it.
-
-    limit: the lowest value that passes (`side` floor) or the highest (ceiling); None where the spec has none.
-    points: one for each graph and engine.  limit_at: percent along the axis; None without a limit.
-    """
-
-    title: str
-    name: str
-    points: tuple[TaskPoint, ...]
-    limit: float | None
-    limit_at: float | None
-    side: str
-    axis: tuple[float, float]
-
-
-@dataclass(frozen=True)
 class VersionPage:
     """The names that the template uses. counts: engines by status.  blind: how many of the unproven golden data does
     not measure in full.  groups: by target, without refused engines.
@@ -123,23 +76,23 @@ class VersionPage:
     manifest: VersionDocument
     reference: str
     engines: tuple[EngineRow, ...]
-    groups: tuple[TargetGroup, ...]
+    groups: Sequence[Row]
     counts: Mapping[str, int]
     blind: int
     symbols: Mapping[str, str]
-    verdict: Headline
+    verdict: Mapping[str, str]
     precisions: Sequence[str]
     matrix: Mapping[str, Mapping[str, Sequence[EngineRow]]]
-    tasks: Sequence[TaskSection]
-    stages: Sequence[StageSection]
-    stage_names: Sequence[str]
+    tasks: Sequence[Row]
+    stages: Mapping[str, Sequence[Row]]
+    stage_titles: Mapping[str, str]
     beside: Sequence[DriftRow]
-    distributions: Sequence[ErrorDistribution]
+    distributions: Sequence[Row]
     worst: Sequence[WorstRow]
-    courses: Sequence[CourseRow]
-    quantizations: Sequence[QuantizationSection]
-    attributions: Sequence[AttributionView]
-    latencies: Sequence[LatencyView]
+    courses: Sequence[Row]
+    quantizations: Sequence[Row]
+    attributions: Sequence[Row]
+    latencies: Sequence[Row]
     canaries: Sequence[CanaryVerdict]
     again: Sequence[tuple[str, str]]
     refusals: Mapping[str, Sequence[str]]
@@ -164,16 +117,16 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
         manifest=version,
         reference=version.reference,
         engines=engines,
-        groups=tuple(_group_by_target([engine for engine in engines if engine.entry.status != "refused"])),
+        groups=list(_group_by_target([engine for engine in engines if engine.entry.status != "refused"])),
         counts=counts,
         symbols=_SYMBOLS,
         blind=blind_count,
-        verdict=_headline(counts, blind_count),
+        verdict=dict(zip(("status", "text"), _headline(counts, blind_count), strict=True)),
         precisions=[name for name in PRECISIONS if any(name in row for row in matrix.values())],
         matrix=matrix,
         tasks=list(_tasks(version, engines)),
-        stages=stages(reports),
-        stage_names=list(STAGES),
+        stages={stage: list(group_checks(stage, reports)) for stage in STAGES},
+        stage_titles=STAGES,
         beside=side_by_side(reports),
         distributions=distributions(reports) if pictures else [],
         worst=worst_cases(reports),
@@ -189,24 +142,23 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
     )
 
 
-def _headline(counts: Mapping[str, int], blind: int) -> Headline:
+def _headline(counts: Mapping[str, int], blind: int) -> tuple[str, str]:
+    """The status of the whole version (as that of an engine), and the sentence that says so."""
     proven_count, unproven_count, failure_count = (counts[status] for status in ("proven", "unproven", "failed"))
     engines_text = pluralize(proven_count + counts[ON_RANDOM] + unproven_count, "engine")
     if failure_count:
         usable_text = ", ".join(f"{counts[status]} {status}" for status in USABLE if counts[status])
-        return Headline(
-            "failed", f"{pluralize(failure_count, 'engine')} failed; {usable_text or 'there is none to pull'}"
-        )
+        return "failed", f"{pluralize(failure_count, 'engine')} failed; {usable_text or 'there is none to pull'}"
     if unproven_count:
         clauses = [f"{blind} not measured in full"] if blind else []
         if unproven_count > blind:
             clauses.append(f"{unproven_count - blind} not yet run on their hardware")
-        return Headline("unproven", f"{proven_count} of {engines_text} proven, {', '.join(clauses)}")
+        return "unproven", f"{proven_count} of {engines_text} proven, {', '.join(clauses)}"
     if counts[ON_RANDOM]:
-        return Headline(ON_RANDOM, f"{proven_count} of {engines_text} proven, {counts[ON_RANDOM]} on random inputs")
+        return ON_RANDOM, f"{proven_count} of {engines_text} proven, {counts[ON_RANDOM]} on random inputs"
     if proven_count:
-        return Headline("proven", f"{'All ' if proven_count > 1 else ''}{engines_text} proven")
-    return Headline("failed", "There is no engine to pull")
+        return "proven", f"{'All ' if proven_count > 1 else ''}{engines_text} proven"
+    return "failed", "There is no engine to pull"
 
 
 def _engine(index: int, entry: EngineEntry, checks: tuple[Check, ...]) -> EngineRow:
@@ -228,13 +180,14 @@ def _list_commands(reference: str, engines: Sequence[EngineRow]) -> Iterator[tup
             yield entry.unit, f"enginesmith build SPEC.yaml {option_text}"
 
 
-def _group_by_target(engines: Sequence[EngineRow]) -> Iterator[TargetGroup]:
+def _group_by_target(engines: Sequence[EngineRow]) -> Iterator[Row]:
+    """The engines of each target, and the distinct reasons for their statuses, each with its precisions."""
     groups: dict[str, list[EngineRow]] = {}
     for row in engines:
         groups.setdefault(row.entry.target, []).append(row)
     for target, members in groups.items():
         reasons = _reasons((row.entry.reason, row.entry.precision) for row in members if row.entry.reason)
-        yield TargetGroup(target, tuple(members), reasons)
+        yield {"target": target, "engines": members, "reasons": reasons}
 
 
 def _reasons(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
@@ -270,41 +223,28 @@ def headroom_db(check: Check) -> float:
     return 20 * math.log10(limit / value) if limit > 0 else -math.inf
 
 
-def _tasks(version: VersionDocument, engines: Sequence[EngineRow]) -> Iterator[TaskSection]:
-    """A section for each task metric, in the order in which graphs and engines name them."""
+def _tasks(version: VersionDocument, engines: Sequence[EngineRow]) -> Iterator[Row]:
+    """Each task metric of each graph and of each engine that was run, in the order in which these name them.
+
+    limit: the lowest value that passes (`side` floor) or the highest (ceiling); None where the spec has none.
+    """
     graphs = [(name, "graph", value) for name, value in version.metrics.items()]
     checks = {row.entry.unit: name_task_checks(row.checks) for row in engines}
     rows = [(row.entry.unit, "engine", checks[row.entry.unit]) for row in engines if row.ran]
     checks_by_title = {title: check for title_checks in checks.values() for title, check in title_checks.items()}
     for title in dict.fromkeys([*(title for _, _, values in graphs for title in values), *checks_by_title]):
-        points = [(name, kind, values[title]) for name, kind, values in graphs if title in values]
+        values = [(name, kind, values[title]) for name, kind, values in graphs if title in values]
         engine = [(name, kind, title_checks[title].value) for name, kind, title_checks in rows if title in title_checks]
-        points += [(name, kind, value) for name, kind, value in engine if value is not None]
-        if points:
+        values += [(name, kind, value) for name, kind, value in engine if value is not None]
+        if values:
             check = checks_by_title.get(title)
-            yield _task(title, check.name if check else title, check.limit if check else None, points)
-
-
-def _task(title: str, name: str, limit: float | None, measurements: Sequence[tuple[str, str, float]]) -> TaskSection:
-    values = [value for _, _, value in measurements] + ([] if limit is None else [limit])
-    low, high = _axis([value for value in values if math.isfinite(value)] or [0.0])
-
-    def place(value: float) -> float:
-        return round(100 * (value - low) / (high - low), 2) if math.isfinite(value) and high > low else 0.0
-
-    def passed(value: float) -> bool:
-        return limit is None or within(name, value, limit)
-
-    points = tuple(TaskPoint(point, kind, value, place(value), passed(value)) for point, kind, value in measurements)
-    limit_place = None if limit is None else place(limit)
-    return TaskSection(title, name, points, limit, limit_place, "ceiling" if at_most(name) else "floor", (low, high))
-
-
-def _axis(values: Sequence[float]) -> tuple[float, float]:
-    """Both ends of an axis for these values, with some room, but not beyond 0 and 1 where the values are not."""
-    low, high = min(values), max(values)
-    pad = max((high - low) * 0.15, 0.005)
-    return max(0.0, low - pad) if low >= 0 else low - pad, min(1.0, high + pad) if high <= 1 else high + pad
+            metric, limit = (check.name, check.limit) if check else (title, None)
+            points = [
+                {"name": name, "kind": kind, "value": value, "passed": limit is None or within(metric, value, limit)}
+                for name, kind, value in values
+            ]
+            side = "ceiling" if at_most(metric) else "floor"
+            yield {"title": title, "name": metric, "points": points, "limit": limit, "side": side}
 
 
 def _provenance(version: VersionDocument) -> dict[str, dict[str, object]]:
@@ -345,6 +285,7 @@ def templates() -> "Environment":
         lstrip_blocks=True,
     )
     environment.filters |= {
+        "bar": bar_percent,
         "bound": format_bound,
         "element": lambda value, digits=7: nonfinite_text(value) or digits_text(value, digits),
         "bytes": format_bytes,

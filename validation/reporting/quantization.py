@@ -1,8 +1,7 @@
 """Quantization, for the page of a version: from quantization records to figures, rows of tables and pictures (SVG)."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -116,53 +115,16 @@ def decibels_text(sqnr_db: float | None) -> str:
     return "broken" if sqnr_db <= BROKEN_DB else f"{sqnr_db:.1f} dB"
 
 
-@dataclass(frozen=True)
-class TensorRow:
-    """A quantized tensor as text: a row of the page's table and of `enginesmith show --quantization`."""
-
-    name: str
-    kind: str
-    sqnr: str
-    clipped: str
-    seen: str
-    range: str
-    scale: str
-    readers: str
-
-
-@dataclass(frozen=True)
-class QuantizationSection:
-    """One quantized graph. untouched: it came with Q/DQ nodes of its own, and nothing else is known of it.
-
-    facts: (value, what it is).  rows, rest: rows of tensors, at once and on request.  omitted: how many have none.
-    pictures: tensors with the SVG of their histogram.  sampled: whether some SQNR was measured on some rows only.
-    frontier, chosen: SVG of a mixed-precision search, and a sentence on its result.  float_nodes: names by reason.
-    """
-
-    name: str
-    untouched: bool = False
-    facts: tuple[tuple[str, str], ...] = ()
-    rows: tuple[TensorRow, ...] = ()
-    rest: tuple[TensorRow, ...] = ()
-    omitted: int = 0
-    pictures: tuple[tuple[TensorRow, str], ...] = ()
-    sampled: bool = False
-    frontier: str = ""
-    chosen: str = ""
-    float_nodes: Mapping[str, Sequence[str]] = field(default_factory=dict)
-
-
-def quantizations(
-    records: Mapping[str, QuantizationRecord], untouched: Iterable[str] = ()
-) -> list[QuantizationSection]:
-    """One section per quantized graph: those with a record, by name, and those that came with Q/DQ of their own."""
+def quantizations(records: Mapping[str, QuantizationRecord], untouched: Iterable[str] = ()) -> list[dict[str, object]]:
+    """One section per quantized graph, as `quantization.html.j2` names its parts: those with a record, by name, and
+    those that came with Q/DQ of their own, of which nothing else is known."""
     sections = [_section(name, record) for name, record in records.items()]
-    return [*sections, *(QuantizationSection(name, untouched=True) for name in untouched)]
+    return [*sections, *({"name": name, "untouched": True} for name in untouched)]
 
 
-def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
+def _section(name: str, record: QuantizationRecord) -> dict[str, object]:
     tensors = record.tensors
-    rows = tuple(row(tensor) for tensor in tensors[:MOST])
+    rows = [row(tensor) for tensor in tensors[:MOST]]
     histograms = [(tensor, histogram) for tensor in tensors if (histogram := tensor.histogram)][:DRAWN]
     choice_note, choice = "", record.choice
     if choice:
@@ -174,18 +136,19 @@ def _section(name: str, record: QuantizationRecord) -> QuantizationSection:
     float_nodes: dict[str, list[str]] = {}
     for float_node in record.left:
         float_nodes.setdefault(float_node.reason, []).append(f"{float_node.node} ({float_node.op_type})")
-    return QuantizationSection(
-        name,
-        facts=tuple(facts(record)),
-        rows=rows[:SHOWN],
-        rest=rows[SHOWN:],
-        omitted=max(0, len(tensors) - MOST),
-        pictures=tuple((row(tensor), histogram_svg(tensor, histogram)) for tensor, histogram in histograms),
-        sampled=any(tensor.measured == "rows" for tensor in tensors),
-        frontier=frontier_svg(record.choice) if record.choice else "",
-        chosen=choice_note,
-        float_nodes=float_nodes,
-    )
+    return {
+        "name": name,
+        "untouched": False,
+        "facts": list(facts(record)),
+        "rows": rows[:SHOWN],
+        "rest": rows[SHOWN:],
+        "omitted": max(0, len(tensors) - MOST),
+        "pictures": [(row(tensor), histogram_svg(tensor, histogram)) for tensor, histogram in histograms],
+        "sampled": any(tensor.measured == "rows" for tensor in tensors),
+        "frontier": frontier_svg(choice) if choice else "",
+        "chosen": choice_note,
+        "float_nodes": float_nodes,
+    }
 
 
 def facts(record: QuantizationRecord) -> Iterator[tuple[str, str]]:
@@ -200,18 +163,18 @@ def facts(record: QuantizationRecord) -> Iterator[tuple[str, str]]:
     yield str(record.samples), f"calibration samples, ranges by {record.method}"
 
 
-def row(tensor: QuantizedTensor) -> TensorRow:
-    """A tensor as a row of text."""
-    return TensorRow(
-        name=tensor.name,
-        kind=f"{tensor.role}, {tensor.format}",
-        sqnr=sqnr_text(tensor),
-        clipped="" if tensor.clipped is None else share_text(tensor.clipped),
-        seen=_span(tensor.seen),
-        range=_span(tensor.range),
-        scale=number_text(tensor.scale),
-        readers=join_first(tensor.readers, 2),
-    )
+def row(tensor: QuantizedTensor) -> dict[str, str]:
+    """A tensor as text: a row of the page's table and of `enginesmith show --quantization`."""
+    return {
+        "name": tensor.name,
+        "kind": f"{tensor.role}, {tensor.format}",
+        "sqnr": sqnr_text(tensor),
+        "clipped": "" if tensor.clipped is None else share_text(tensor.clipped),
+        "seen": _span(tensor.seen),
+        "range": _span(tensor.range),
+        "scale": number_text(tensor.scale),
+        "readers": join_first(tensor.readers, 2),
+    }
 
 
 def sqnr_text(tensor: QuantizedTensor) -> str:

@@ -30,25 +30,17 @@ STAGES = {
 _BAR_DB = 140.0
 # A stage whose SQNR is lower than that of the others by so much is named as the cause of the drift.
 _APART_DB = 6.0
+Row = Mapping[str, object]  # what a template names of one thing
 Measured = TypeVar("Measured", Spread, FreeRunning)
 # Metrics with a least value; `format_bound` needs them where a value is exactly its limit.
 AT_LEAST = (*(name for name, _ in Budget().items() if not at_most(name)), "agreement")
 
 
 @dataclass(frozen=True)
-class PlacedCheck:
-    """A check, and the places of its value and its limit on a bar, in percent of `_BAR_DB`."""
-
-    check: Check
-    at: float
-    limit_at: float | None
-
-
-@dataclass(frozen=True)
 class StageCell:
     """The checks of one output at one stage. worst: the worst one with a number; None where none has one."""
 
-    worst: PlacedCheck | None
+    worst: Check | None
     checks: tuple[Check, ...]
 
     @property
@@ -93,29 +85,6 @@ class DriftRow:
         return _find_failed_stage(self.cells) is not None
 
 
-@dataclass(frozen=True)
-class StageGroup:
-    """The checks of one stage, and the units that have them. sqnr, max_rel, agreement: the worst check of each.  title:
-    of the stage.  failed: those of the checks that failed."""
-
-    title: str
-    units: tuple[str, ...]
-    checks: tuple[Check, ...]
-    failed: tuple[Check, ...]
-    sqnr: PlacedCheck | None
-    max_rel: PlacedCheck | None
-    agreement: PlacedCheck | None
-
-
-@dataclass(frozen=True)
-class StageSection:
-    """One stage. what: what it compares, as text."""
-
-    name: str
-    what: str
-    groups: tuple[StageGroup, ...]
-
-
 def side_by_side(reports: Sequence[Report]) -> list[DriftRow]:
     """A row for each output and distinct result, those that failed first, then by precision."""
     rows: dict[tuple[str, str, str], tuple[Cells, list[Report]]] = {}
@@ -152,9 +121,9 @@ def _cell(checks: Sequence[Check]) -> StageCell | None:
     """
     failures = [check for check in checks if not check.passed]
     worst_check = _worst(checks, "sqnr_db") or _worst(checks, "agreement")
-    if failures and (worst_check is None or worst_check.check.passed):
+    if failures and (worst_check is None or worst_check.passed):
         # Drift before checks of the contract, whose values are on other scales.
-        worst_check = PlacedCheck(min(failures, key=lambda check: check.name.startswith("contract ")), 0.0, None)
+        worst_check = min(failures, key=lambda check: check.name.startswith("contract "))
     return StageCell(worst_check, tuple(checks)) if checks else None
 
 
@@ -177,7 +146,7 @@ def _cause(cells: Cells) -> str:
     """The first stage that fails, in words, or the one whose SQNR is `_APART_DB` below all others; '' for none."""
     if stage := _find_failed_stage(cells):
         return f"fails at {stage}"
-    checks = {stage: cell.worst.check for stage, cell in cells.items() if cell and cell.worst}
+    checks = {stage: cell.worst for stage, cell in cells.items() if cell and cell.worst}
     values = {stage: check.value for stage, check in checks.items() if check.name == "sqnr_db"}
     stage_sqnrs = sorted((value, stage) for stage, value in values.items() if value is not None)
     if len(stage_sqnrs) < 2 or stage_sqnrs[0][0] == math.inf or stage_sqnrs[1][0] - stage_sqnrs[0][0] < _APART_DB:
@@ -185,12 +154,8 @@ def _cause(cells: Cells) -> str:
     return f"nearly all at {stage_sqnrs[0][1]}"
 
 
-def stages(reports: Sequence[Report]) -> list[StageSection]:
-    """Each stage with its distinct sets of checks, and the units that have them."""
-    return [StageSection(stage, title, tuple(_groups(stage, reports))) for stage, title in STAGES.items()]
-
-
-def _groups(stage: str, reports: Sequence[Report]) -> Iterator[StageGroup]:
+def group_checks(stage: str, reports: Sequence[Report]) -> Iterator[Row]:
+    """Each distinct set of checks of a stage, the units that have it, and its worst check of each metric."""
     groups: dict[str, tuple[tuple[Check, ...], list[Report]]] = {}
     for report in reports:
         if checks := tuple(check for check in report.checks if check.stage == stage):
@@ -199,18 +164,18 @@ def _groups(stage: str, reports: Sequence[Report]) -> Iterator[StageGroup]:
         title = ", ".join(dict.fromkeys(f"{unit.precision} {unit.backend}" for unit in units))
         if stage == "engine" and len(units) == 1:
             title = units[0].unit
-        yield StageGroup(
-            "fp32 graph" if stage == "export" else title,
-            tuple(unit.unit for unit in units),
-            checks,
-            tuple(check for check in checks if not check.passed),
-            _worst(checks, "sqnr_db"),
-            _worst(checks, "max_rel"),
-            _worst(checks, DECISIONS) or _worst(checks, "agreement"),
-        )
+        yield {
+            "title": "fp32 graph" if stage == "export" else title,
+            "units": [unit.unit for unit in units],
+            "checks": checks,
+            "failed": [check for check in checks if not check.passed],
+            "sqnr": _worst(checks, "sqnr_db"),
+            "max_rel": _worst(checks, "max_rel"),
+            "agreement": _worst(checks, DECISIONS) or _worst(checks, "agreement"),
+        }
 
 
-def _worst(checks: Sequence[Check], name: str) -> PlacedCheck | None:
+def _worst(checks: Sequence[Check], name: str) -> Check | None:
     """The worst check of the metric `name`, failed ones first, then those whose limit a task metric lifts; None where
     none has a value."""
 
@@ -219,18 +184,12 @@ def _worst(checks: Sequence[Check], name: str) -> PlacedCheck | None:
         return -value if name.startswith("max_") else value
 
     named_checks = [check for check in checks if check.name == name and check.value is not None]
-    if not named_checks:
-        return None
-    worst_check = min(named_checks, key=lambda check: (check.passed, check.waived is None, goodness(check)))
-    return PlacedCheck(
-        worst_check, _bar(worst_check.value), None if worst_check.limit is None else _bar(worst_check.limit)
-    )
+    return min(named_checks, key=lambda check: (check.passed, check.waived is None, goodness(check)), default=None)
 
 
-def _bar(value: float | None) -> float:
-    if value is None or math.isnan(value):
-        return 0.0
-    return round(100 * min(max(value, 0.0), _BAR_DB) / _BAR_DB, 2)
+def bar_percent(sqnr_db: float) -> float:
+    """How far a bar reaches, in percent of its full width."""
+    return 0.0 if math.isnan(sqnr_db) else round(100 * min(max(sqnr_db, 0.0), _BAR_DB) / _BAR_DB, 2)
 
 
 # Errors in detail, for the page of a version: distribution functions of each output, and the worst samples.
@@ -249,19 +208,6 @@ class _SharedSpread:
 
 
 @dataclass(frozen=True)
-class ErrorDistribution:
-    """The errors of one output. pictures: SVG.  omitted: curves that they leave out.  exact: names of curves without
-    error.  samples, elements: numbers over the golden cases."""
-
-    output: str
-    samples: int
-    elements: int
-    omitted: int
-    exact: tuple[str, ...]
-    pictures: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class WorstRow:
     """A sample with an error. off: its SQNR as text, or why there is none."""
 
@@ -271,8 +217,11 @@ class WorstRow:
     off: str
 
 
-def distributions(reports: Sequence[Report]) -> list[ErrorDistribution]:
-    """The errors of the `MOST_OUTPUTS` worst outputs, the one with the lowest median SQNR first."""
+def distributions(reports: Sequence[Report]) -> list[Row]:
+    """The errors of the `MOST_OUTPUTS` worst outputs, the one with the lowest median SQNR first.
+
+    pictures: SVG.  omitted: curves that they leave out.  exact: names of curves without error.
+    """
     outputs: dict[str, list[_SharedSpread]] = {}
     for shared_spread in _collect_spreads(reports):
         if shared_spread.spread.abs_error:
@@ -294,21 +243,16 @@ def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
     return (sorted(first_rows, key=rank) + sorted(other_rows, key=rank))[:MOST_ROWS]
 
 
-@dataclass(frozen=True)
-class CourseRow:
-    """The drift of an output along sequences. parts: (first step, free running dB, dB of single steps) of each part."""
+def courses(reports: Sequence[Report]) -> list[Row]:
+    """The drift along sequences of models with state, by stage; what several engines share is shown once.
 
-    name: str
-    course: FreeRunning
-    parts: tuple[tuple[int, float, float], ...]
-
-
-def courses(reports: Sequence[Report]) -> list[CourseRow]:
-    """The drift along sequences of models with state, by stage; what several engines share is shown once."""
-    rows = []
+    parts: (first step, free running dB, dB of single steps) of each part.
+    """
+    rows: list[Row] = []
     for course, units in _group_equal((report, course) for report in reports for course in report.free_running):
         points = tuple(zip(course.starts, course.free_db, course.single_db, strict=True))
-        rows.append(CourseRow("export" if course.stage == "export" else _name(course, units), course, points))
+        name = "export" if course.stage == "export" else _name(course, units)
+        rows.append({"name": name, "course": course, "parts": points})
     return rows
 
 
@@ -354,16 +298,16 @@ def _median(curve: _SharedSpread) -> float:
     return values[len(values) // 2] if values else -math.inf
 
 
-def _pictures(output: str, spreads: Sequence[_SharedSpread]) -> ErrorDistribution:
+def _pictures(output: str, spreads: Sequence[_SharedSpread]) -> Row:
     curves = sorted(sorted(spreads, key=_median)[:MOST_CURVES], key=lambda curve: list(spreads).index(curve))
-    return ErrorDistribution(
-        output,
-        samples=max(curve.spread.samples for curve in spreads),
-        elements=max(curve.spread.elements for curve in spreads),
-        omitted=len(spreads) - len(curves),
-        exact=tuple(curve.name for curve in curves if not curve.spread.abs_error[-1]),
-        pictures=tuple(_draw(output, curves)),
-    )
+    return {
+        "output": output,
+        "samples": max(curve.spread.samples for curve in spreads),
+        "elements": max(curve.spread.elements for curve in spreads),
+        "omitted": len(spreads) - len(curves),
+        "exact": [curve.name for curve in curves if not curve.spread.abs_error[-1]],
+        "pictures": list(_draw(output, curves)),
+    }
 
 
 def _draw(output: str, curves: Sequence[_SharedSpread]) -> Iterator[str]:

@@ -71,6 +71,9 @@ class AotInductor:
     name: ClassVar[str] = "aotinductor"
     revision: ClassVar[int] = 4
     install: ClassVar[str] = "pip install '.[export]' in a clone, and a C++ compiler (apt-get install g++)"
+    runtime: ClassVar[str] = "torch"
+    # That of onnxruntime, so that both compile one graph.
+    scheme: ClassVar[QuantizationScheme] = QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
     capabilities: ClassVar[Capabilities] = Capabilities(
         determinism="budget", tunes_on_target=True, options=SharedOptions(cpu_level="cpu")
     )
@@ -95,10 +98,6 @@ class AotInductor:
             return {}
         compiler = compiler_version(self.compiler)
         return {**package_versions, "cpu": self._level(), **({"c++": compiler} if compiler else {})}
-
-    def scheme(self) -> QuantizationScheme:
-        """That of onnxruntime, so that both compile one graph."""
-        return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
 
     def refuses(self, request: BuildRequest) -> str | None:
         """FP8 on CPUs, GPUs where torch has no CUDA, I/O types that torch lacks, machines that are not x86-64, and
@@ -182,10 +181,6 @@ class AotInductor:
         check_members(engine.path)
         with closing(PackageSession(engine, _MODEL, _FAULTS)) as session:
             yield session
-
-    def load_runtime(self) -> None:
-        """Import torch."""
-        import torch  # noqa: F401
 
     def _configs(self) -> dict[str, Untyped]:
         """Inductor's settings: every one that shapes the code, so that none is taken from environment variables."""

@@ -47,6 +47,9 @@ class Iree:
     name: ClassVar[str] = "iree"
     revision: ClassVar[int] = 4
     install: ClassVar[str] = "pip install '.[iree]' in a clone"
+    runtime: ClassVar[str] = "iree.runtime"
+    # Symmetric int8, biases in floating point, the rest in fp32.
+    scheme: ClassVar[QuantizationScheme] = QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
     capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", options=SharedOptions(cpu_level="cpu"))
 
     cpu: str = "x86-64-v3"
@@ -65,10 +68,6 @@ class Iree:
         """Versions of compiler and runtime, and this CPU's level where the engine depends on it."""
         package_versions = versions_of(*_DISTRIBUTIONS, together=True)
         return {**package_versions, "cpu": host_level()} if package_versions and self.cpu == HOST else package_versions
-
-    def scheme(self) -> QuantizationScheme:
-        """Symmetric int8, biases in floating point, the rest in fp32."""
-        return QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
 
     def refuses(self, request: BuildRequest) -> str | None:
         """GPU generations and precisions that IREE lacks, shapes without bounds, and all where it is not installed."""
@@ -119,10 +118,6 @@ class Iree:
         device = cpu_driver if target.is_cpu else f"cuda://{cuda.index_of(target.compute_capability)}"
         with open_engine(engine, device) as session:
             yield session
-
-    def load_runtime(self) -> None:
-        """Import IREE's runtime."""
-        import iree.runtime  # noqa: F401
 
 
 def _target_refusal(request: BuildRequest) -> str | None:

@@ -19,7 +19,7 @@ the rounding of its weights, not of its activations; explicit pairs of Cast in a
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -30,7 +30,7 @@ from builders.backends.optional_methods import RunProfile
 from builders.backends.request_checks import check_choice, check_not_negative, unbounded
 from enginesmith.core.capabilities import Capabilities
 from enginesmith.core.errors import ModelError
-from enginesmith.core.hardware.cpu_kinds import CPU, kind_built_for, kind_named, kind_of, this_kind, why_no_proof
+from enginesmith.core.hardware.cpu_kinds import kind_built_for, kind_named, kind_of, this_kind, why_no_proof
 from enginesmith.core.requirements import LIBRARY_ENTRY, Requirement, WideSums, for_target, later_versions
 from enginesmith.core.types import (
     IN_BLOCKS,
@@ -66,12 +66,12 @@ class OnnxRuntime:
     name: ClassVar[str] = "onnxruntime"
     revision: ClassVar[int] = 7
     install: ClassVar[str] = "pip install onnxruntime"
+    runtime: ClassVar[str] = "onnxruntime"
+    # Asymmetric uint8 activations, which x86's VNNI kernels take, and int32 biases.
+    scheme: ClassVar[QuantizationScheme] = QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
     capabilities: ClassVar[Capabilities] = Capabilities(
         determinism="bytes",
-        times_nodes=True,
-        opens_parts=True,
         thread_safe=True,
-        schemes_by_target=True,
         shards=True,
         library_entries=(LIBRARY_ENTRY,),
         rounds_activations=True,  # in MatMulNBits, see `build`
@@ -98,16 +98,12 @@ class OnnxRuntime:
             return {**package_versions, "cpu": this_kind().name}
         return package_versions
 
-    def scheme(self) -> QuantizationScheme:
-        """Asymmetric uint8 activations, which x86's VNNI kernels take, and int32 biases; for this kind of CPU."""
-        return self.scheme_for(CPU)
-
     def scheme_for(self, target: Target) -> QuantizationScheme:
         """See `optional_methods.SchemesByTarget`: weights within -64..64 for kinds of CPU whose kernels saturate."""
         kind = kind_named(kind_of(target))
         is_needed = self.reduced_range == "where-needed" and kind is not None and kind.saturates
         level_count: WeightLevels = 64 if is_needed or self.reduced_range == "always" else 127
-        return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32", weight_levels=level_count)
+        return replace(self.scheme, weight_levels=level_count)
 
     def refuses(self, request: BuildRequest) -> str | None:
         """GPU targets, bf16, narrow floats, arrays of types that numpy lacks, and all where it is not installed."""
@@ -197,10 +193,6 @@ class OnnxRuntime:
         level, shapes = _LEVELS[self.graph_optimization][1], unbounded(engine.request.profiles)
         with OrtSession(engine.path, level=level, threads=self.intra_op_threads, profiles=shapes) as session:
             yield session
-
-    def load_runtime(self) -> None:
-        """Import ONNX Runtime."""
-        import onnxruntime  # noqa: F401
 
     def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:
         """Time each node of the graph as it is executed, this CPU's layout included. The trace is left in `workdir`."""

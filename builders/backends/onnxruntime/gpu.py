@@ -174,6 +174,9 @@ class _OnnxRuntimeGpu(ABC):
     provider: ClassVar[str]
     precisions: ClassVar[dict[Precision, str]]
     install: ClassVar[str] = INSTALL
+    runtime: ClassVar[str] = "onnxruntime"
+    # TensorRT's: symmetric int8, biases in floating point, the rest in fp16.
+    scheme: ClassVar[QuantizationScheme] = QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
     capabilities: ClassVar[Capabilities]
 
     cpu_operators: bool = False
@@ -185,10 +188,6 @@ class _OnnxRuntimeGpu(ABC):
     def versions(self) -> dict[str, str]:
         """Version of the wheel with the GPU providers."""
         return versions_of("onnxruntime-gpu")
-
-    def scheme(self) -> QuantizationScheme:
-        """TensorRT's: symmetric int8, biases in floating point, the rest in fp16."""
-        return QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
 
     def refuses(self, request: BuildRequest) -> str | None:
         """The reason against CPU targets, and against precisions and types that the provider lacks; against every
@@ -227,10 +226,6 @@ class _OnnxRuntimeGpu(ABC):
         providers = self.providers(request, cuda.index_of(request.target.compute_capability))
         with GpuSession(engine.path, request.profiles, providers, cpu_operators=self.cpu_operators) as session:
             yield session
-
-    def load_runtime(self) -> None:
-        """Import ONNX Runtime."""
-        import onnxruntime  # noqa: F401
 
     @abstractmethod
     def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:

@@ -1,6 +1,5 @@
 """Sessions of ONNX Runtime on a CPU, and their profile by node."""
 
-import itertools
 import json
 import re
 import statistics
@@ -12,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from builders.backends.optional_methods import NodeTime, RunProfile, TensorType, element_name, type_name
-from builders.onnx_graphs.bodies import list_libraries
+from builders.onnx_graphs.bodies import chain_of_additions, list_libraries
 from enginesmith.core.errors import DataError, EnginesmithError, ModelError
 from enginesmith.core.parsing import find, read
 from enginesmith.core.requirements import LIBRARY_ENTRY
@@ -311,13 +310,9 @@ def _trace_run(path: Path, inputs: "Tensors", runs: int, workdir: Path, options:
 def _empty(workdir: Path, options: Untyped) -> RunProfile:
     """The profile of a graph of additions of one number, one after the other."""
     import numpy as np
-    from onnx import parser
 
-    names = ["x", *(f"t{index}" for index in range(1, _EMPTY_NODES)), "y"]
-    body_text = "".join(f"{b} = Add({a}, c) " for a, b in itertools.pairwise(names))
-    text = f'<ir_version: 10, opset_import: ["": 20]> empty (float[1] x, float[1] c) => (float[1] y) {{ {body_text} }}'
     path = workdir / "empty.onnx"
-    path.write_bytes(parser.parse_model(text).SerializeToString())
+    path.write_bytes(chain_of_additions(_EMPTY_NODES).SerializeToString())
     unit = np.ones(1, np.float32)
     return _trace_run(path, {"x": unit, "c": unit}, _EMPTY_RUNS, workdir, options)
 

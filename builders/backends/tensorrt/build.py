@@ -1,6 +1,5 @@
 """Builds TensorRT engines: what both editions share, and the build itself."""
 
-import importlib
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -9,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from builders.backends.discovery import check_compatible, find_compatible_gpu
+from builders.backends.discovery import check_compatible, find_compatible_gpu, load_runtime
 from builders.backends.installed_versions import versions_of
 from builders.backends.optional_methods import GIVEN, GROWN, RunProfile
 from builders.backends.request_checks import check_choice, check_not_negative
@@ -220,9 +219,11 @@ class TensorRTEdition:
     name: ClassVar[str]
     revision: ClassVar[int] = 4
     title: ClassVar[str]
-    module: ClassVar[str]
+    runtime: ClassVar[str]
     distributions: ClassVar[tuple[str, ...]]
     install: ClassVar[str]
+    # Symmetric int8, biases in floating point (TensorRT refuses an int32 DequantizeLinear), the rest in fp16.
+    scheme: ClassVar[QuantizationScheme] = QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
     capabilities: ClassVar[Capabilities]
 
     workspace_mib: int = 0
@@ -246,10 +247,6 @@ class TensorRTEdition:
     def versions(self) -> dict[str, str]:
         """Versions of the installed wheels: the API, its bindings and its libraries."""
         return versions_of(*self.distributions)
-
-    def scheme(self) -> QuantizationScheme:
-        """Symmetric int8, biases in floating point (TensorRT refuses an int32 DequantizeLinear), the rest in fp16."""
-        return QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
 
     def refuses(self, request: BuildRequest) -> str | None:
         """CPU targets, generations and precisions that the hardware or this edition lacks, I/O types and shapes that it
@@ -279,8 +276,8 @@ class TensorRTEdition:
         from builders.backends.known_faults import without_faults
 
         model, fault_notes = without_faults(request, with_dequantized_weights(model, workdir), workdir)
-        trt = self._import()
-        log = recorder(self.module)
+        trt = load_runtime(self)
+        log = recorder(self.runtime)
         log.messages.clear()
         path = workdir / f"engine.{self.name}"
         path.write_bytes(self._plan(trt, log, request, model, workdir))
@@ -302,11 +299,8 @@ class TensorRTEdition:
         gpu = find_compatible_gpu(self.requires(request), request.target, cuda.gpus())
         if gpu is None:
             raise EnginesmithError(f"{engine.path.name}: the GPU that it was to run on is gone; run it again")
-        return open_engine(self._import(), recorder(self.module), engine, self._configure_opening(Opening(gpu.index)))
-
-    def load_runtime(self) -> None:
-        """Import TensorRT's bindings."""
-        self._import()
+        opening = self._configure_opening(Opening(gpu.index))
+        return open_engine(load_runtime(self), recorder(self.runtime), engine, opening)
 
     def profile(self, engine: Engine, inputs: Tensors, runs: int, workdir: Path) -> RunProfile:  # noqa: ARG002
         """Time each layer by TensorRT's profiler. Never run on a GPU. Raises EnginesmithError for another session."""
@@ -315,7 +309,7 @@ class TensorRTEdition:
         with self.open(engine) as session:
             if not isinstance(session, EngineSession):
                 raise EnginesmithError(f"{engine.path.name}: this session has no layers to time")
-            return profile_layers(self._import(), session, inputs, runs)
+            return profile_layers(load_runtime(self), session, inputs, runs)
 
     def _runtime(self, toolchain: Mapping[str, str]) -> Runtime:
         """The release that built an engine, as a requirement of it."""
@@ -398,12 +392,6 @@ class TensorRTEdition:
 
     def _check_host(self, target: Target) -> None:
         """Raise EnginesmithError when this host cannot build for the target."""
-
-    def _import(self) -> Untyped:
-        try:
-            return importlib.import_module(self.module)
-        except (ImportError, OSError) as error:
-            raise EnginesmithError(f"{self.title} cannot be loaded: {error}; {self.install}") from error
 
     def _bad(self, option: str, words: str) -> InputError:
         return InputError(f"backends.{self.name}.{option}: {words}")

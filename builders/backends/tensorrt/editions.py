@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from builders.backends.discovery import load_runtime
 from builders.backends.request_checks import check_choice
 from builders.backends.tensorrt import library
 from builders.backends.tensorrt.build import (
@@ -64,16 +65,13 @@ class TensorRT(TensorRTEdition):
 
     name: ClassVar[str] = "tensorrt"
     title: ClassVar[str] = "TensorRT"
-    module: ClassVar[str] = "tensorrt"
+    runtime: ClassVar[str] = "tensorrt"
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt")
     install: ClassVar[str] = "pip install '.[tensorrt]' in a clone on a node with that GPU, or use tensorrt-rtx"
     capabilities: ClassVar[Capabilities] = Capabilities(
         determinism="budget",
         tunes_on_target=True,
-        refits=True,
-        timing_cache=True,
         library_entries=library.ENTRIES,
-        times_nodes=True,
         options=OPTIONS,
         opened_by=("Triton", "TensorRT"),
     )
@@ -115,7 +113,7 @@ class TensorRT(TensorRTEdition):
         path, reason = None, "layer_information was none"
         if self.layer_information != "none":
             path, reason = kept_layers(
-                self._import(), recorder(self.module), engine.path, partial(self._prepare, model=model)
+                load_runtime(self), recorder(self.runtime), engine.path, partial(self._prepare, model=model)
             )
         if path is None:
             return replace(engine, notes=(*engine.notes, f"{NO_LAYERS}: {reason}"))
@@ -140,7 +138,7 @@ class TensorRT(TensorRTEdition):
             path.write_bytes(engine.path.read_bytes())
         else:
             self._check_host(request.target)
-            trt, log = self._import(), recorder(self.module)
+            trt, log = load_runtime(self), recorder(self.runtime)
             log.messages.clear()
             runtime = trt.Runtime(log)
             cuda_engine = load(runtime, log, engine, self._configure_opening(Opening(0)))
@@ -155,7 +153,7 @@ class TensorRT(TensorRTEdition):
 
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
         """See `TimingCached`."""
-        return merge_caches(self._import(), recorder(self.module), older, newer)
+        return merge_caches(load_runtime(self), recorder(self.runtime), older, newer)
 
     def _runtime(self, toolchain: Mapping[str, str]) -> Runtime:
         """As the base class; a version-compatible engine loads in later releases of its major version and in the next
@@ -218,11 +216,11 @@ class TensorRTRTX(TensorRTEdition):
 
     name: ClassVar[str] = "tensorrt-rtx"
     title: ClassVar[str] = "TensorRT-RTX"
-    module: ClassVar[str] = "tensorrt_rtx"
+    runtime: ClassVar[str] = "tensorrt_rtx"
     distributions: ClassVar[tuple[str, ...]] = wheels("tensorrt-rtx")
     install: ClassVar[str] = "pip install tensorrt-rtx (Linux, x86-64)"
     capabilities: ClassVar[Capabilities] = Capabilities(
-        determinism="budget", times_nodes=True, options=OPTIONS, opened_by=("TensorRT for RTX",), matrix=_RTX_MATRIX
+        determinism="budget", options=OPTIONS, opened_by=("TensorRT for RTX",), matrix=_RTX_MATRIX
     )
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:

@@ -38,6 +38,9 @@ class Tvm:
     name: ClassVar[str] = "tvm"
     revision: ClassVar[int] = 3
     install: ClassVar[str] = "pip install '.[tvm]' in a clone"
+    runtime: ClassVar[str] = "tvm"
+    # Symmetric int8, biases in floating point, the rest in fp32.
+    scheme: ClassVar[QuantizationScheme] = QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
     capabilities: ClassVar[Capabilities] = Capabilities(determinism="outputs", options=SharedOptions(cpu_level="cpu"))
 
     cpu: str = "x86-64-v3"
@@ -53,10 +56,6 @@ class Tvm:
         """Versions of compiler and runtime, and this CPU's level where it matters."""
         package_versions = versions_of(*_DISTRIBUTIONS, together=True)
         return {**package_versions, "cpu": host_level()} if package_versions and self.cpu == HOST else package_versions
-
-    def scheme(self) -> QuantizationScheme:
-        """Symmetric int8, biases in floating point, the rest in fp32."""
-        return QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
 
     def refuses(self, request: BuildRequest) -> str | None:
         """Precisions that TVM lacks, shapes that it is not held to; a missing compiler."""
@@ -93,10 +92,6 @@ class Tvm:
         check_compatible(self, engine)
         with open_engine(engine) as session:
             yield session
-
-    def load_runtime(self) -> None:
-        """Import TVM."""
-        import tvm  # noqa: F401
 
 
 def _empty_refusal(request: BuildRequest) -> str | None:

@@ -42,6 +42,9 @@ class Xla:
     name: ClassVar[str] = "xla"
     revision: ClassVar[int] = 3
     install: ClassVar[str] = "pip install '.[xla]' in a clone"
+    runtime: ClassVar[str] = "jax"
+    # That of onnxruntime: XLA computes Q/DQ in floating point, and any scheme is as good.
+    scheme: ClassVar[QuantizationScheme] = QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
     capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", thread_safe=True)
 
     matmul_precision: str = "highest"
@@ -59,10 +62,6 @@ class Xla:
     def versions(self) -> dict[str, str]:
         """Versions of jax and jaxlib."""
         return versions_of("jax", "jaxlib", together=True)
-
-    def scheme(self) -> QuantizationScheme:
-        """That of onnxruntime: XLA computes Q/DQ in floating point, and any scheme is as good."""
-        return QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32")
 
     def refuses(self, request: BuildRequest) -> str | None:
         """Precisions that the target lacks, types and dims that XLA cannot take, and everything without JAX."""
@@ -106,10 +105,6 @@ class Xla:
 
         with closing(XlaSession(engine, self.kept_sizes)) as session:
             yield session
-
-    def load_runtime(self) -> None:
-        """Import JAX."""
-        import jax  # noqa: F401
 
     def _open_dim(self, request: BuildRequest) -> str | None:
         sizes = request_checks.sizes(request)

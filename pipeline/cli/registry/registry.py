@@ -256,8 +256,8 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
     for name, record in records.items():
         echo(f"{name}: " + "; ".join(f"{value} {fact_name}" for value, fact_name in facts(record)))
         if record.tensors:
-            columns = ("name", "kind", "sqnr", "clipped", "seen", "range", "scale", "readers")
-            print_fields(columns, list(map(row, record.tensors)))
+            rows = list(map(row, record.tensors))
+            print_table(list(rows[0]), [list(item.values()) for item in rows])
         for float_node in record.left:
             echo(f"left in float: {float_node}")
         echo()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from builders.backends import discovery
-from builders.backends.optional_methods import opening_parts
+from builders.backends.optional_methods import PartOpening
 from builders.execution.jobs import Job, Request, WorkerContext
 from builders.onnx_graphs.bodies import has_shards
 from enginesmith.core.codec import document_error, encode_document, encode_fields, parse_as
@@ -78,7 +78,7 @@ def find_suspects(judged_units: Sequence[JudgedUnit]) -> list[Suspect]:
         drifted_stages, unit_suspects = stages | {check.stage for check in explained_checks}, dict[str, Suspect]()
         if "quantization" in drifted_stages and unit.graph.recipe is not None:
             unit_suspects[unit.request.model] = Suspect("quantization", result.built, ())
-        if "engine" in drifted_stages and discovery.capabilities_of(unit.request.backend).opens_parts:
+        if "engine" in drifted_stages and issubclass(discovery.load(unit.request.backend), PartOpening):
             from validation.fuzz.cases import NOT_FINITE
 
             beside_cases = (check.case for check in failed_checks if check.name in ("sizes", "magnitudes"))
@@ -235,8 +235,8 @@ class AttributeEngine:
         clock = Clock(self.seconds)
         store, workdir, metrics = open_store(context.store), context.workdir, self.metrics
         request = self.engine.request
-        backend = opening_parts(discovery.configure(request.backend, dict(request.options)))
-        if backend is None:
+        backend = discovery.configure(request.backend, dict(request.options))
+        if not isinstance(backend, PartOpening):
             raise InputError(f"engines of {request.backend} cannot be tapped yet; attribute their graph")
         engine = fetch_graph(store, self.engine.digest, workdir / f"engine{self.engine.suffix}")
         golden = golden_set(store, self.golden, workdir)

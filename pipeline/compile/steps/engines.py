@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from builders.as_built import build_engine
 from builders.backends import discovery
-from builders.backends.optional_methods import GIVEN, GROWN, timing_cached
+from builders.backends.optional_methods import GIVEN, GROWN, TimingCached
 from builders.execution.jobs import Job, Needs, ReducedRequest, WorkerContext
 from builders.execution.process import enter_phase
 from builders.execution.scrub import scrubber
@@ -131,7 +131,7 @@ class TimingCache:
 
     def __init__(self, store: Store, backend: Backend, workdir: Path) -> None:
         self._store, self._workdir = store, workdir
-        self._backend = timing_cached(backend)
+        self._backend = backend if isinstance(backend, TimingCached) else None
         target = self._backend.timing_place() if self._backend else None
         self._key = timing_key(target[0], driver_version() or "unknown", target[1]) if target else None
         self._given: str | None = None

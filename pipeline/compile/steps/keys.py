@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from builders.as_built import call_as_built
 from builders.backends import discovery
 from builders.backends.discovery import open_engine
-from builders.backends.optional_methods import get_profiling, opening_parts
+from builders.backends.optional_methods import PartOpening, Profiling
 from builders.execution.jobs import Job, Needs, ProcessLimits, WorkerContext
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import EnginesmithError, canonical_json
@@ -129,8 +129,8 @@ class MeasureEngine:
         backend = discovery.configure(request.backend, dict(request.options))
         engine = fetch_engine(store, self.engine, workdir)
         buckets = bucket_inputs(store, self.golden, self.shapes, terms.buckets, workdir)
-        session_opener, imports = partial(open_engine, engine), backend.load_runtime
-        latency = measure_engine(session_opener, buckets, terms.seconds, workdir, imports, terms.streams)
+        session_opener, imports = partial(open_engine, engine), partial(discovery.load_runtime, backend)
+        latency = measure_engine(session_opener, buckets, terms.seconds, imports, terms.streams)
         tuned_sizes = tuned_for(self.shapes.dims)
         tuned_index = next(
             (index for index, bucket in enumerate(buckets) if bucket.sizes == tuned_sizes), len(buckets) - 1
@@ -163,12 +163,12 @@ class MeasureEngine:
 
         profile, roofs, seconds = None, None, self.terms.seconds
         backend = discovery.configure(engine.request.backend, dict(engine.request.options))
-        if profiler := get_profiling(backend):
+        if isinstance(backend, Profiling):
             run_count = min(max(round(seconds / 2 / latency.runtime_s), FEWEST_PROFILED), MOST_PROFILED)
-            profile = profiler.profile(*call_as_built(engine, bucket.inputs), run_count, workdir)
-        if runtime := opening_parts(backend):
+            profile = backend.profile(*call_as_built(engine, bucket.inputs), run_count, workdir)
+        if isinstance(backend, PartOpening):
             dtypes = {cost.dtype for cost in executed_costs(profile) or graph.costs if cost.macs}
-            part_opener = partial(runtime.open_part, as_written=True)
+            part_opener = partial(backend.open_part, as_written=True)
             roofs = measure_roofs(part_opener, workdir, dtypes, min(0.02, seconds / 10))
         return break_down(bucket.name, latency.runtime_s, graph, profile, roofs)
 

@@ -17,7 +17,7 @@ from enginesmith.core.names import Reference
 from enginesmith.core.parsing import parse_json
 from enginesmith.core.reports.proof import PASSED
 from enginesmith.core.requirements import Json
-from enginesmith.core.types import CPU_KIND
+from enginesmith.core.types import CPU_KIND, Engine
 from enginesmith.registry.evidence.attestations import judge_entries
 from enginesmith.registry.manifest import EngineEntry, Manifest, pinned_engines, request_of
 from enginesmith.registry.store.base import Store
@@ -33,7 +33,7 @@ from pipeline.spec.model import ModelSpec
 from pipeline.values import Proof
 from validation.golden.golden_set import Case, GoldenSet
 from validation.gpu.cases import save_cases
-from validation.gpu.devices import BundledEngine, BundledEnsemble, BundledNode, KitDevice, OfflineBundle
+from validation.gpu.devices import BundledEnsemble, BundledNode, KitDevice, OfflineBundle
 from validation.gpu.results import MAX_BYTES, OfflineTrial, Results
 
 
@@ -99,7 +99,7 @@ def write_engines(store: Store, manifest: Manifest, folder: Path, entries: Colle
         digest = str(entry.digest)
         fetch_one = fetch_graph if entry.suffix == ".onnx" else fetch
         path = fetch_one(store, digest, engine_folder / f"{digest}{entry.suffix or ''}")
-        engines[digest] = BundledEngine(digest, request_of(entry), path)
+        engines[digest] = Engine(request_of(entry), path, digest, path.stat().st_size, path.suffix)
     golden = fetch(store, manifest.golden, folder / "golden.safetensors")
     save_cases(GoldenSet.load(golden), manifest.golden, folder)
     golden.unlink()

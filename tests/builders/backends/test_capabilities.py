@@ -123,7 +123,7 @@ def test_backends_that_share_a_graph_have_one_scheme_of_quantization():
     settings = {"onnxruntime": {"reduced_range": "never"}}
     users: dict[QuantizationScheme, set[str]] = {}
     for name in OURS:
-        users.setdefault(discovery.configure(name, settings.get(name, {})).scheme(), set()).add(name)
+        users.setdefault(discovery.configure(name, settings.get(name, {})).scheme, set()).add(name)
     assert users == {
         QuantizationScheme("uint8", quantize_bias=True, float_precision="fp32"): {"onnxruntime", "aotinductor", "xla"},
         QuantizationScheme("int8", quantize_bias=False, float_precision="fp32"): {"iree", "tvm"},

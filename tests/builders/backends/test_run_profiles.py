@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from builders.backends.discovery import load_runtime
 from builders.backends.onnxruntime import OnnxRuntime
 from builders.backends.onnxruntime.session import read_trace
 from builders.backends.optional_methods import NodeTime, element_name
@@ -113,7 +114,7 @@ class FakeSession(EngineSession):
 
 
 def test_layers_are_timed_after_a_warm_up():
-    trt = TensorRTRTX()._import()
+    trt = load_runtime(TensorRTRTX())
     found = profile_layers(trt, FakeSession(), {}, 4)
     assert found.nodes == [
         NodeTime("/encoder/MatMul_3 + /encoder/Add", "MatMul", 2e-3),

@@ -29,7 +29,7 @@ def trt():
 class OverRtx(TensorRT):
     """Full TensorRT's own code, over the library of TensorRT-RTX, which takes the same calls and needs no GPU."""
 
-    module = "tensorrt_rtx"
+    runtime = "tensorrt_rtx"
     distributions = TensorRTRTX.distributions
 
     def _check_host(self, target):

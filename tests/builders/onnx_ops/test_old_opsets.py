@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from builders.backends.onnxruntime import OrtSession
-from builders.onnx_torch import to_module, to_program
+from builders.onnx_torch import to_program
 from enginesmith.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
+from tests.builders.onnx_torch import to_module
 
 
 @pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax", "Hardmax"])

@@ -11,10 +11,11 @@ from builders.onnx_ops.graph import BoundGraph, known_operators
 from builders.onnx_ops.reading import read
 from builders.onnx_ops.table import Lookups
 from builders.onnx_ops.torch_arrays import to_tensor
-from builders.onnx_torch import to_module, to_program
+from builders.onnx_torch import to_program
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import ShapeProfile, TensorSpec
 from tests.builders import graphs
+from tests.builders.onnx_torch import to_module
 
 GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 STEPS, BATCH, WIDTH, HIDDEN = 6, 3, 5, 4

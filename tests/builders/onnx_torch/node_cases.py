@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from onnx import TensorProto, numpy_helper
 
+from builders.onnx_ops.graph import known_operators
 from builders.onnx_ops.torch_arrays import to_array, to_tensor
-from builders.onnx_torch import operators
+from builders.onnx_torch.arrays import TORCH
 from builders.onnx_torch.program import OnnxModule, read_model
 from enginesmith.core.errors import ModelError
 
@@ -86,7 +87,7 @@ def main() -> None:
     reasons = Counter(outcome.reason.split(": ", 1)[-1][:110] for outcome in found if outcome.kind == "refused")
     for reason, count in reasons.most_common():
         print(f"{count:5} refused: {reason}")
-    print(len(operators()), "operators;", dict(Counter(outcome.kind for outcome in found)))
+    print(len(known_operators(TORCH)), "operators;", dict(Counter(outcome.kind for outcome in found)))
 
 
 if __name__ == "__main__":

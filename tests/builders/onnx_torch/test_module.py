@@ -9,9 +9,9 @@ from onnx.reference import ReferenceEvaluator
 
 from builders.backends.onnxruntime import OrtSession
 from builders.onnx_ops.torch_arrays import to_array, to_tensor
-from builders.onnx_torch import to_module
 from enginesmith.core.errors import ModelError
 from tests.builders import graphs
+from tests.builders.onnx_torch import to_module
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 

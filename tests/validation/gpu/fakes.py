@@ -29,6 +29,7 @@ class Fake:
     name: ClassVar[str] = "fake"
     revision: ClassVar[int] = 1
     install: ClassVar[str] = "it is not to be had"
+    scheme: ClassVar[QuantizationScheme] = QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
     capabilities: ClassVar[Capabilities] = Capabilities("bytes", options=SharedOptions(cuda_graphs="cuda_graphs"))
 
     how: str = "right"
@@ -40,9 +41,6 @@ class Fake:
 
     def versions(self) -> dict[str, str]:
         return {"fake": "1"}
-
-    def scheme(self) -> QuantizationScheme:
-        return QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
 
     def refuses(self, request: BuildRequest) -> str | None:
         return "no such generation" if self.only_sm and request.target.sm != self.only_sm else None

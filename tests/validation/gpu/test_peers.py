@@ -1,7 +1,6 @@
 """PyTorch beside the engines, and the roofs, on the CPU: the code that a GPU runs, with another device's name."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from validation.gpu import cases
 from validation.gpu.cases import save_cases
 from validation.gpu.kit import _describe_end
 from validation.gpu.models import request_for, write
-from validation.gpu.peers import TorchSession, _Replayed
+from validation.gpu.peers import TorchSession
 from validation.gpu.results import Peaks, PeerComparison, TrialOutcome, measure_peaks, seconds_of
 from validation.limits.noise_floor import DoubleSession
 
@@ -91,45 +90,6 @@ def test_seconds_on_a_gpu_are_those_between_its_events(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(len(calls)))
     assert seconds_of(lambda: calls.append(1), "cuda", 4) == pytest.approx([1e-3] * 4)
     assert len(calls) == 5 and waited == [5], "one before, and read after all are done"
-
-
-def test_a_graph_is_recorded_once_for_each_shape_and_fed_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over a stand-in that replays by running the module again on the places that were recorded."""
-    recorded: list[object] = []
-
-    class Graph:
-        def replay(self) -> None:
-            places, results = peer._recorded[self.key][1:]
-            results[0].copy_(module(*places)[0])
-
-    class Stream:
-        def wait_stream(self, other: object) -> None:
-            """Nothing to wait for."""
-
-    class Capturing:
-        def __init__(self, graph: Graph) -> None:
-            graph.key = key
-            recorded.append(graph)
-
-        def __enter__(self) -> None:
-            """Recording begins."""
-
-        def __exit__(self, *_: object) -> None:
-            """It ends."""
-
-    def module(x: "torch.Tensor") -> "tuple[torch.Tensor]":
-        return (2 * x,)
-
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
-    monkeypatch.setattr(torch.cuda, "graph", Capturing)
-    peer = _Replayed(module)
-    for size, value in ((2, 1.0), (2, 3.0), (3, 5.0), (2, 7.0)):
-        key = (((size,), torch.float32),)
-        assert peer(torch.full((size,), value))[0].tolist() == [2 * value] * size
-    assert len(recorded) == 2
 
 
 def test_only_a_signal_speaks_against_the_engine() -> None:

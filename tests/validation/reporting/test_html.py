@@ -129,7 +129,7 @@ def test_everything_is_escaped():
 def test_the_headline_says_what_there_is(statuses, said):
     engine = version_report()["engines"][0]
     entries = [{**engine, "status": status} for status in statuses]
-    assert overview({**version_report(), "engines": entries}).verdict.text == said
+    assert overview({**version_report(), "engines": entries}).verdict["text"] == said
 
 
 def test_an_engine_that_ran_and_is_not_measured_is_not_said_to_have_never_run():
@@ -140,7 +140,7 @@ def test_an_engine_that_ran_and_is_not_measured_is_not_said_to_have_never_run():
     for item in report["reports"]:
         item["checks"] = [*(check for check in item["checks"] if check["passed"]), blind]
     page = render(report)
-    assert overview(report).verdict.text == "0 of 1 engine proven, 1 not measured in full"
+    assert overview(report).verdict["text"] == "0 of 1 engine proven, 1 not measured in full"
     assert "1 not measured in full by the golden data" in page
     assert "never run on their hardware" not in page and "Prove the unproven engines" not in page
 
@@ -186,10 +186,9 @@ def test_non_finite_values_are_shown():
 
 
 def test_equal_sets_of_checks_are_shown_once():
-    stages = {stage.name: stage for stage in overview(version_report()).stages}
-    assert len(stages["export"].groups) == 1
-    assert len(stages["export"].groups[0].units) == 24
-    assert stages["engine"].groups[0].title == "cpu fp32 onnxruntime"
+    stages = overview(version_report()).stages
+    assert [len(group["units"]) for group in stages["export"]] == [24]
+    assert stages["engine"][0]["title"] == "cpu fp32 onnxruntime"
 
 
 def test_headroom_orders_checks_of_different_metrics():
@@ -226,12 +225,12 @@ def test_each_task_metric_has_a_section_with_its_limit_on_its_side():
         Check("task", "si_sdr_db", "z", "edges, engine", 3.0, None, True),
     )
     texts, errors, ratio = overview(found).tasks
-    assert (texts.title, texts.limit, texts.side) == ("equal_texts", 0.9, "floor")
-    assert (errors.title, errors.limit, errors.side) == ("character_error", 0.01, "ceiling")
-    assert all(point.passed for point in (*texts.points, *ratio.points))
-    assert not any(point.passed for point in errors.points)
-    assert {point.kind for point in texts.points} == {"graph", "engine"}
-    assert ratio.limit is ratio.limit_at is None and {point.value for point in ratio.points} == {41.26}
+    assert (texts["title"], texts["limit"], texts["side"]) == ("equal_texts", 0.9, "floor")
+    assert (errors["title"], errors["limit"], errors["side"]) == ("character_error", 0.01, "ceiling")
+    assert all(point["passed"] for point in (*texts["points"], *ratio["points"]))
+    assert not any(point["passed"] for point in errors["points"])
+    assert {point["kind"] for point in texts["points"]} == {"graph", "engine"}
+    assert ratio["limit"] is None and {point["value"] for point in ratio["points"]} == {41.26}
     page = Page(render(found)).text
     assert "Task: character_error" in page and "ceiling 0.01" in page and "floor 0.9" in page and "41.3 dB" in page
 
@@ -248,7 +247,7 @@ def test_a_limit_that_a_task_metric_lifts_is_shown_as_such():
 def test_the_joints_stand_side_by_side_and_name_where_the_drift_is():
     rows = {row.title: row for row in overview(version_report()).beside}
     int8 = rows["cpu int8 onnxruntime"]
-    values = {stage: cell.worst.check.value for stage, cell in int8.cells.items()}
+    values = {stage: cell.worst.value for stage, cell in int8.cells.items()}
     assert values == {"export": 127.3, "quantization": 23.6, "engine": 35.6}
     assert int8.cause == "nearly all at quantization" and rows["int8"].more == "5 units"
     assert rows["fp32"].cells["engine"] is None
@@ -274,12 +273,12 @@ def test_a_broken_promise_leaves_nearness_green_and_shows_what_failed():
     broken = [Check("engine", name, "logits", "golden", *numbers, False, "the graph's") for name, *numbers in promises]
     report["reports"][0]["checks"] += [encode_document(check) for check in broken]
     (row,) = overview(report).beside
-    assert row.cause == "fails at engine" and row.cells["engine"].worst.check.name == "contract kl"
+    assert row.cause == "fails at engine" and row.cells["engine"].worst.name == "contract kl"
     page = render(report)
     text = " ".join(Page(page).text.split())
     assert "✕ 3 contract kl ≤ 0.01" in text and "What failed" in text and text.index("✕ contract seeds") > 0
     drift = page[page.index("<h2>Drift by stage") : page.index("<h2>Distribution")]
-    assert 'class="bar failed"' not in drift and drift.count('class="bar proven"') == 2
+    assert 'class="bar failed"' not in drift and drift.count('class="bar proven"') == 3
 
 
 def test_a_limit_is_shown_as_the_bound_it_is():
@@ -312,7 +311,6 @@ def test_the_axes_of_each_picture_have_their_ticks_and_say_what_they_measure():
         ("SQNR of a sample; further left is worse", "125 dB", shares),
         ("absolute error, logarithmic; further right is worse", "1e−9", shares),  # noqa: RUF001
         ("latency of a run, logarithmic", "1 ms", shares),
-        ("operations for each byte", "operations a second", "300 G"),
         ("share of the multiplications in int8", shares, "10 dB"),
     ]
     for picture, words in zip(pictures, expected, strict=False):
@@ -355,7 +353,7 @@ def test_an_engine_has_its_graphs_colour_and_graphs_of_one_precision_have_names_
     report = bare()
     int8 = [item for item in report["reports"] if item["precision"] == "int8"]
     int8[-1]["spreads"][1] |= {"samples": 59}
-    curves = curves_of(distributions([Report.from_json(item) for item in int8])[0].pictures[0])
+    curves = curves_of(distributions([Report.from_json(item) for item in int8])[0]["pictures"][0])
     assert list(curves) == ["export", "int8 onnxruntime, int8 tensorrt-rtx graph", "int8 tensorrt-rtx graph", ENGINE]
     assert curves[ENGINE] == curves["int8 onnxruntime, int8 tensorrt-rtx graph"] != curves["int8 tensorrt-rtx graph"]
 

@@ -93,7 +93,7 @@ def test_a_model_with_qdq_of_its_own_is_said_to_pass_untouched():
         entry["graph"] = found["sources"]["onnx"] if entry["precision"] != "fp16" else "0" * 64
     text = " ".join(Page(section(found)).text.split())
     assert text.count("passed through untouched") == 1
-    assert [item.name for item in overview(found, pictures=True).quantizations] == ["int8"]
+    assert [item["name"] for item in overview(found, pictures=True).quantizations] == ["int8"]
 
 
 def test_a_graph_with_nothing_quantized_still_says_why():

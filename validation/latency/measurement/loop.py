@@ -1,7 +1,6 @@
 """The loop that times a session, at each bucket."""
 
 import gc
-import json
 import math
 import re
 import resource
@@ -19,7 +18,6 @@ from typing import Literal
 import numpy as np
 
 from enginesmith.arrays import Array
-from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import InputError
 from enginesmith.core.types import Dim, Session, Tensors, TensorSpec, sizes_product
 from validation.data.batches import leading_dim
@@ -202,18 +200,22 @@ RUNTIME_SHARE = 0.4
 PASSES = 4
 
 
-@dataclass(frozen=True)
-class SizeFigures:
-    """One size in one process. first_s: the first run, which is in no series.  The rest as in `BucketLatency`."""
+@dataclass(frozen=True, eq=False)
+class SizeMeasurement:
+    """One size in one process. session: seconds of each run of `Session.run`, float64 [runs].  runtime: of the
+    runtime's own call; None where the session does not offer it.  first_s: the first run, which is in neither.  The
+    rest as in `BucketLatency`."""
 
+    session: Array
+    runtime: Array | None
     first_s: float
     memory_bytes: int
-    device_bytes: int | None = None
-    device_s: float | None = None
+    device_bytes: int | None
+    device_s: float | None
 
 
-@dataclass(frozen=True)
-class ProcessFigures:
+@dataclass(frozen=True, eq=False)
+class ProcessMeasurement:
     """One process. import_s: None where the runtime is imported when the engine is opened.  The rest as in
     `EngineLatency`."""
 
@@ -221,45 +223,7 @@ class ProcessFigures:
     load_s: float
     loaded_bytes: int
     memory_resettable: bool
-    sizes: tuple[SizeFigures, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Series:
-    """Seconds of each run at one size, float64 [runs]. session: of `Session.run`.  runtime: of the runtime's own call;
-    None where the session does not offer it."""
-
-    session: Array
-    runtime: Array | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class ProcessMeasurement:
-    """The measurement of one process. series: of each size."""
-
-    figures: ProcessFigures
-    series: Sequence[Series]
-
-    def save(self, folder: Path) -> None:
-        """Write it into `folder`."""
-        from safetensors.numpy import save_file
-
-        arrays = {f"session{index}": runs.session for index, runs in enumerate(self.series)}
-        arrays |= {
-            f"runtime{index}": runs.runtime for index, runs in enumerate(self.series) if runs.runtime is not None
-        }
-        save_file(arrays, folder / "series.safetensors")
-        (folder / "figures.json").write_text(json.dumps(encode(self.figures)))
-
-    @classmethod
-    def load(cls, folder: Path) -> "ProcessMeasurement":
-        """Read what `save` wrote."""
-        from safetensors.numpy import load_file
-
-        figures = decode(json.loads((folder / "figures.json").read_text()), ProcessFigures)
-        arrays = load_file(folder / "series.safetensors")
-        indices = range(len(figures.sizes))
-        return cls(figures, [Series(arrays[f"session{index}"], arrays.get(f"runtime{index}")) for index in indices])
+    sizes: tuple[SizeMeasurement, ...]
 
 
 def measure_once(
@@ -284,9 +248,8 @@ def measure_once(
         sizes = [_Size(sessions[0], bucket, seconds, least, rss_before) for bucket in buckets]
         for timed_call in [timed_call for _ in range(PASSES) for size in sizes for timed_call in size.calls]:
             timed_call.run_pass()
-        figures = tuple(size.figures() for size in sizes)
-    process_figures = ProcessFigures(import_s, load_s, max(loaded_bytes, 0), is_resettable, figures)
-    return ProcessMeasurement(process_figures, [size.series() for size in sizes])
+        measured_sizes = tuple(size.result() for size in sizes)
+    return ProcessMeasurement(import_s, load_s, max(loaded_bytes, 0), is_resettable, measured_sizes)
 
 
 def _status_bytes(name: str) -> int:
@@ -331,16 +294,12 @@ class _Size:
         peak = _status_bytes("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self._memory_bytes = max(peak - before, 0)
 
-    def figures(self) -> SizeFigures:
-        """The figures of this size besides its runs."""
+    def result(self) -> SizeMeasurement:
+        """All runs of this size, and its other figures."""
         device = self._session.device_seconds(self._inputs, DEVICE_RUNS)
-        device_s = median(device) if device else None
-        return SizeFigures(self._first_s, self._memory_bytes, self._session.used_bytes(), device_s)
-
-    def series(self) -> Series:
-        """All runs of this size."""
-        session, *runtime_times = (np.concatenate(timed_call.parts) for timed_call in self.calls)
-        return Series(session, *runtime_times)
+        session, runtime, *_ = (*(np.concatenate(timed_call.parts) for timed_call in self.calls), None)
+        device_s, used_bytes = median(device) if device else None, self._session.used_bytes()
+        return SizeMeasurement(session, runtime, self._first_s, self._memory_bytes, used_bytes, device_s)
 
 
 def select_inputs(session: Session, inputs: Tensors) -> dict[str, Array]:

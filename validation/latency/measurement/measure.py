@@ -6,21 +6,17 @@ libraries and arrays that come after (as Curtsinger & Berger, "STABILIZER: stati
 ASPLOS 2013). A runtime that starts threads must not be imported in the parent: a fork has none of them.
 """
 
-import json
 import mmap
-import os
+import multiprocessing
 import random
 import signal
-import sys
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from multiprocessing.connection import Connection
 from statistics import median
-from typing import NoReturn
 
 import numpy as np
 
@@ -32,8 +28,7 @@ from validation.latency.measurement.loop import (
     BucketInputs,
     Opens,
     ProcessMeasurement,
-    Series,
-    SizeFigures,
+    SizeMeasurement,
     measure_once,
     select_inputs,
     streams_per_second,
@@ -48,120 +43,112 @@ _MOST_PAGES, _MOST_BYTES = 512, 1 << 16
 PROCESSES, FEWER_PROCESSES, COSTLY_S = 5, 3, 1.0
 
 
-def measure_in_fork(work: Callable[[], ProcessMeasurement], folder: Path) -> ProcessMeasurement:
-    """The measurement that `work` makes in a fork of this process. folder: an empty one, for its result.
+def measure_in_fork(work: Callable[[], ProcessMeasurement]) -> ProcessMeasurement:
+    """The measurement that `work` makes in a fork of this process.
 
     Raises the EnginesmithError that `work` raises, and EnginesmithError for any other end of the fork.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    with warnings.catch_warnings():
+    forks = multiprocessing.get_context("fork")
+    receiver, sender = forks.Pipe(duplex=False)
+    process = forks.Process(target=_work, args=(work, sender))
+    with receiver, warnings.catch_warnings():
         # Python 3.12 warns of threads in the parent; those are numpy's, which can be forked.
         warnings.simplefilter("ignore", DeprecationWarning)
-        pid = os.fork()
-    if pid == 0:
-        _work(work, folder)
-    exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    if exit_code == 0:
-        return ProcessMeasurement.load(folder)
-    if (folder / "error.json").exists():
-        raise error_from_json(json.loads((folder / "error.json").read_text()))
-    ending_text = f"it was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else "its traceback is above"
-    raise EnginesmithError(f"the process that timed the engine gave no result: {ending_text}")
+        process.start()
+        sender.close()
+        outcome: ProcessMeasurement | dict[str, object] | None = None
+        with suppress(EOFError, OSError):  # it ended before it had sent all
+            outcome = receiver.recv()
+        process.join()
+    if isinstance(outcome, dict):
+        raise error_from_json(outcome)
+    if outcome is None:
+        exit_code = process.exitcode or 0
+        ending_text = (
+            f"it was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else "its traceback is above"
+        )
+        raise EnginesmithError(f"the process that timed the engine gave no result: {ending_text}")
+    return outcome
 
 
-def _work(work: Callable[[], ProcessMeasurement], folder: Path) -> NoReturn:
-    """The work of a fork, which ends by `os._exit`, so that it cleans up nothing that its parent still uses."""
-    exit_code = 1
+def _work(work: Callable[[], ProcessMeasurement], sender: Connection) -> None:
+    """The work of a fork: send its measurement, or the EnginesmithError that it raises as JSON."""
+    pages, heap = random.randint(1, _MOST_PAGES), random.randint(1, _MOST_BYTES)  # noqa: S311 - not a secret
+    ballast = mmap.mmap(-1, mmap.PAGESIZE * pages), bytearray(heap)
     try:
-        pages, heap = random.randint(1, _MOST_PAGES), random.randint(1, _MOST_BYTES)  # noqa: S311 - not a secret
-        ballast = mmap.mmap(-1, mmap.PAGESIZE * pages), bytearray(heap)
-        work().save(folder)
-        del ballast
-        exit_code = 0
+        sender.send(work())
     except EnginesmithError as error:
-        (folder / "error.json").write_text(json.dumps(error_to_json(error)))
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(exit_code)
+        sender.send(error_to_json(error))
+    del ballast
 
 
 def measure_engine(
     opens: Opens,
     buckets: Sequence[BucketInputs],
     seconds: float,
-    workdir: Path,
     imports: Callable[[], None] | None = None,
     streams: int = 1,
     processes: int = PROCESSES,
 ) -> EngineLatency:
     """Open an engine in each of several processes and measure it at each of its sizes.
 
-    seconds: for each bucket, over all processes.  workdir: for the results of the processes.  imports: imports the
-    runtime, which is then timed apart and must not have been imported here.  streams: how many sessions run at once,
-    each in a thread, for the throughput; 1: none is measured.  processes: one after the other; 1: in this process.
+    seconds: for each bucket, over all processes.  imports: imports the runtime, which is then timed apart and must not
+    have been imported here.  streams: how many sessions run at once, each in a thread, for the throughput; 1: none is
+    measured.  processes: one after the other; 1: in this process.
     Raises what `imports`, `opens` and the session raise.
     """
     task = partial(measure_once, opens, buckets, seconds / processes, -(-LEAST_RUNS // processes), imports)
     monitor = SystemLoadMonitor()
-    measurements = [task()] if processes == 1 else _run_processes(task, seconds, processes, workdir)
+    measurements = [task()] if processes == 1 else _run_processes(task, seconds, processes)
     load = monitor.stop()
     rows = [
-        _bucket(bucket, [(process.figures.sizes[index], process.series[index]) for process in measurements], load)
+        _bucket(bucket, [process.sizes[index] for process in measurements], load)
         for index, bucket in enumerate(buckets)
     ]
     if streams > 1:
         rows = [_with_streams(opens, bucket, row, streams, seconds) for bucket, row in zip(buckets, rows, strict=True)]
-    figures = [process.figures for process in measurements]
     return EngineLatency(
-        load_s=median(process.load_s for process in figures),
-        loaded_bytes=int(median(process.loaded_bytes for process in figures)),
-        memory_resettable=all(process.memory_resettable for process in figures),
+        load_s=median(process.load_s for process in measurements),
+        loaded_bytes=int(median(process.loaded_bytes for process in measurements)),
+        memory_resettable=all(process.memory_resettable for process in measurements),
         buckets=tuple(rows),
-        import_s=_median_of([process.import_s for process in figures]),
+        import_s=_median_of([process.import_s for process in measurements]),
         processes=len(measurements),
     )
 
 
-def _run_processes(
-    work: Callable[[], ProcessMeasurement], seconds: float, process_count: int, workdir: Path
-) -> list[ProcessMeasurement]:
+def _run_processes(work: Callable[[], ProcessMeasurement], seconds: float, count: int) -> list[ProcessMeasurement]:
     measurements: list[ProcessMeasurement] = []
-    while len(measurements) < process_count:
-        folder = workdir / f"process-{len(measurements)}"
-        folder.mkdir()
-        process_s = time_call(lambda place=folder: measurements.append(measure_in_fork(work, place)))  # type: ignore[misc]
+    while len(measurements) < count:
+        process_s = time_call(lambda: measurements.append(measure_in_fork(work)))
         if len(measurements) == 1 and process_s > COSTLY_S + seconds:
-            process_count = min(process_count, FEWER_PROCESSES)
+            count = min(count, FEWER_PROCESSES)
     return measurements
 
 
-def _bucket(bucket: BucketInputs, processes: Sequence[tuple[SizeFigures, Series]], load: SystemLoad) -> BucketLatency:
-    figures, series = zip(*processes, strict=True)
-    warm_ups = [warm_up(runs.session) for runs in series]
-    steady_series = [runs.session[warm_count:] for runs, (warm_count, _) in zip(series, warm_ups, strict=True)]
-    runtime_series = [runs.runtime[warm_up(runs.runtime)[0] :] for runs in series if runs.runtime is not None]
+def _bucket(bucket: BucketInputs, processes: Sequence[SizeMeasurement], load: SystemLoad) -> BucketLatency:
+    warm_ups = [warm_up(process.session) for process in processes]
+    steady_series = [process.session[cut:] for process, (cut, _) in zip(processes, warm_ups, strict=True)]
+    runtimes = [process.runtime for process in processes if process.runtime is not None]
+    runtime_series = [runs[warm_up(runs)[0] :] for runs in runtimes]
     times = np.concatenate(steady_series)
     return BucketLatency(
         name=bucket.name,
         sizes=dict(bucket.sizes),
         items=bucket.items,
-        first_s=median(process.first_s for process in figures),
-        runs=sum(len(runs.session) for runs in series),
+        first_s=median(process.first_s for process in processes),
+        runs=sum(len(process.session) for process in processes),
         discarded=sum(warm_count for warm_count, _ in warm_ups),
         steady=all(is_steady for _, is_steady in warm_ups),
         mean_s=float(times.mean()),
         quantiles=quantiles_between(steady_series),
         curve=curve(times),
-        memory_bytes=int(median(process.memory_bytes for process in figures)),
+        memory_bytes=int(median(process.memory_bytes for process in processes)),
         surroundings=load,
         runtime=quantiles_between(runtime_series, (0.5,))[0] if runtime_series else None,
         process_medians_s=tuple(float(np.median(run_times)) for run_times in runtime_series or steady_series),
-        device_bytes=figures[-1].device_bytes,
-        device_s=_median_of([process.device_s for process in figures]),
+        device_bytes=processes[-1].device_bytes,
+        device_s=_median_of([process.device_s for process in processes]),
     )
 
 

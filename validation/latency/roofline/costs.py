@@ -1,6 +1,5 @@
 """The roofline of an engine: costs of its graph and limits of the machine."""
 
-import itertools
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from builders.backends.optional_methods import TensorType, element_name
+from builders.onnx_graphs.bodies import chain_of_additions
 from enginesmith.arrays import Array
 from enginesmith.core.errors import ModelError
 from enginesmith.core.reports.breakdown import GraphCost, NodeCost, Roofs, product_dtype
@@ -20,7 +20,7 @@ from enginesmith.core.types import Session, Shape, Tensors, TensorSpec
 from validation.latency.measurement.loop import latencies
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto
+    from onnx import GraphProto, ModelProto, NodeProto
 
 # The cost of a node: multiplications, operations, bytes; from the types and shapes of its inputs and outputs.
 #
@@ -377,7 +377,6 @@ CACHED_BYTES = 256 << 10
 CHAIN = 16
 # The size of the last-level cache where it is not known, and of the largest array that is allocated to exceed it.
 _CACHE_BYTES, _MOST_BYTES = 32 << 20, 64 << 20
-_OPSET, _IR = 20, 10
 _LEAST = 3
 
 
@@ -400,11 +399,15 @@ def measure_roofs(opener: Opener, workdir: Path, dtypes: Collection[str], second
     cache = max(cache_sizes, default=_CACHE_BYTES)
     large_array, small_array = np.ones(min(cache, _MOST_BYTES) // 4, np.float32), np.ones(CACHED_BYTES // 4, np.float32)
     unit = np.ones(1, np.float32)
-    memory = 2 * large_array.nbytes / _best(opener, _chain(1), {"x": large_array, "c": unit}, workdir, seconds)
-    chain_times = (_times(opener, _chain(count), {"x": unit, "c": unit}, workdir, seconds / 2) for count in (1, NODES))
+    memory = (
+        2 * large_array.nbytes / _best(opener, chain_of_additions(1), {"x": large_array, "c": unit}, workdir, seconds)
+    )
+    chain_times = (
+        _times(opener, chain_of_additions(count), {"x": unit, "c": unit}, workdir, seconds / 2) for count in (1, NODES)
+    )
     run_1, run_n = (float(statistics.median(times)) for times in chain_times)
     node_s = max((run_n - run_1) / (NODES - 1), 1e-9)
-    chain_s = _best(opener, _chain(CHAIN), {"x": small_array, "c": unit}, workdir, seconds)
+    chain_s = _best(opener, chain_of_additions(CHAIN), {"x": small_array, "c": unit}, workdir, seconds)
     moved_bytes = 2 * small_array.nbytes * CHAIN
     busy_s = max(chain_s - max(run_1 - node_s, 0.0) - CHAIN * node_s, 0.25 * chain_s)
     cached_rate = float(max(moved_bytes / busy_s, memory))
@@ -426,39 +429,15 @@ def _times(opener: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, 
 
 def _product_roofs(kind: str) -> tuple["ModelProto", Tensors]:
     """A model of a product with a constant square matrix, as a layer has, and its inputs."""
-    from onnx import helper, numpy_helper
+    from onnx import numpy_helper, parser
 
     rng = np.random.default_rng(0)
     if kind == "int8":
         left, right = rng.integers(0, 255, (SIDE, SIDE), np.uint8), rng.integers(-127, 127, (SIDE, SIDE), np.int8)
-        node, result_dtype = helper.make_node("MatMulInteger", ["x", "w"], ["y"]), "int32"
+        text = "(uint8[n, k] x) => (int32[n, m] y) { y = MatMulInteger (x, w) }"
     else:
         left, right = (rng.standard_normal((SIDE, SIDE), np.float32) for _ in range(2))
-        node, result_dtype = helper.make_node("MatMul", ["x", "w"], ["y"]), "float32"
-    model = _model([node], {"x": left}, result_dtype)
+        text = "(float[n, k] x) => (float[n, m] y) { y = MatMul (x, w) }"
+    model = parser.parse_model(f'<ir_version: 10, opset_import: ["": 20]> roof {text}')
     model.graph.initializer.append(numpy_helper.from_array(right, "w"))
     return model, {"x": left}
-
-
-def _chain(count: int) -> "ModelProto":
-    """A model of `count` additions of a number, each to the result of the one before."""
-    from onnx import helper
-
-    names = ["x", *(f"t{index}" for index in range(1, count)), "y"]
-    nodes = [helper.make_node("Add", [a, "c"], [b]) for a, b in itertools.pairwise(names)]
-    unit = np.ones(1, np.float32)
-    return _model(nodes, {"x": unit, "c": unit}, "float32")
-
-
-def _model(nodes: "list[NodeProto]", inputs: Tensors, result: str) -> "ModelProto":
-    """A model of these nodes whose sizes are all dynamic. result: the dtype of its output, y."""
-    from onnx import helper
-
-    def describe_tensor(name: str, dtype: str, rank: int) -> "ValueInfoProto":
-        kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-        return helper.make_tensor_value_info(name, kind, [f"{name}{axis}" for axis in range(rank)])
-
-    input_infos = [describe_tensor(name, str(array.dtype), array.ndim) for name, array in inputs.items()]
-    rank = next(iter(inputs.values())).ndim
-    graph = helper.make_graph(nodes, "roof", input_infos, [describe_tensor("y", result, rank)])
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from builders.backends.onnxruntime import OrtSession
-from builders.onnx_torch import to_module
+from tests.builders.onnx_torch import to_module
 
 
 def ran(tmp_path, text, *arrays, opset=24):

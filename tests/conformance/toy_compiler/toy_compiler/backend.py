@@ -26,6 +26,9 @@ class Toy:
     name: ClassVar[str] = "toy"
     revision: ClassVar[int] = 1
     install: ClassVar[str] = "pip install toy-compiler"
+    runtime: ClassVar[str] = "toy_compiler.session"
+    # Symmetric int8, biases in floating point, the rest in fp32.
+    scheme: ClassVar[QuantizationScheme] = QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
     capabilities: ClassVar[Capabilities] = Capabilities(determinism="bytes", thread_safe=True)
 
     fold: bool = True
@@ -40,10 +43,6 @@ class Toy:
             return {"toy-compiler": version("toy-compiler")}
         except PackageNotFoundError:
             return {}
-
-    def scheme(self) -> QuantizationScheme:
-        """Symmetric int8, biases in floating point, the rest in fp32."""
-        return QuantizationScheme("int8", quantize_bias=False, float_precision="fp32")
 
     def refuses(self, request: BuildRequest) -> str | None:
         """GPUs, precisions and types that it lacks, and everything where it is not installed."""
@@ -81,7 +80,3 @@ class Toy:
         session = ToySession(engine)
         yield session
         session.close()
-
-    def load_runtime(self) -> None:
-        """Import numpy and the interpreter."""
-        import toy_compiler.session  # noqa: F401

@@ -242,7 +242,7 @@ def test_what_is_loaded_by_name_is_a_root_wherever_it_is_loaded() -> None:
 # Where reached code finds code by a name that is put together at run time, and what stands for it in the key.
 DYNAMIC = {
     ("builders.backends.discovery", "_entries"): "backend_root",
-    ("builders.backends.tensorrt.build", "TensorRTEdition"): "the compiler, whose version is in the build key",
+    ("builders.backends.discovery", "load_runtime"): "the compiler, whose version is in the build key",
     ("builders.backends.tensorrt.library", "recorder"): "the compiler, whose version is in the build key",
     ("builders.execution.fork_server", "main"): "the modules that jobs import for themselves",
     ("builders.execution.jobs", "decode_request"): "the class that an export names: `MeasureNoise`",

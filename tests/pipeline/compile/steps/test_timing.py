@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -12,7 +12,6 @@ from builders.backends.optional_methods import GIVEN, GROWN
 from builders.backends.tensorrt import TensorRT, TensorRTRTX
 from builders.backends.tensorrt import build as tensorrt_timing
 from builders.backends.tensorrt.build import keep_grown, merge_caches, use_given
-from enginesmith.core.capabilities import Capabilities
 from enginesmith.core.errors import EnginesmithError, UnavailableError
 from enginesmith.registry.gc import collect
 from enginesmith.registry.store.folder import FileStore
@@ -25,8 +24,6 @@ from tests.pipeline.projects import raising
 @dataclass(frozen=True)
 class Tunes:
     """A cache is a sorted list of words; 'bad' words do not merge."""
-
-    capabilities: ClassVar[Capabilities] = Capabilities("budget", timing_cache=True)
 
     place: tuple[str, str] | None = ("NVIDIA L4", "10.16.1")
 

@@ -53,25 +53,25 @@ class Own(Plain):
         return call
 
 
-def measured(session, workdir: Path, **asked: int) -> EngineLatency:
-    return measure_engine(lambda: nullcontext(session), [BUCKET], 0.01, workdir, **{"processes": 1, **asked})
+def measured(session, **asked: int) -> EngineLatency:
+    return measure_engine(lambda: nullcontext(session), [BUCKET], 0.01, **{"processes": 1, **asked})
 
 
-def test_the_median_of_the_devices_own_times_stands_beside_the_clocks(tmp_path: Path) -> None:
-    assert measured(Timed(), tmp_path).buckets[0].device_s == 3e-3
-    assert measured(Plain(), tmp_path).buckets[0].device_s is None
+def test_the_median_of_the_devices_own_times_stands_beside_the_clocks() -> None:
+    assert measured(Timed()).buckets[0].device_s == 3e-3
+    assert measured(Plain()).buckets[0].device_s is None
 
 
-def test_the_runtimes_own_call_is_timed_where_the_session_gives_it(tmp_path: Path) -> None:
+def test_the_runtimes_own_call_is_timed_where_the_session_gives_it() -> None:
     session = Own()
-    (bucket,) = measured(session, tmp_path).buckets
+    (bucket,) = measured(session).buckets
     assert session.calls >= 6 and bucket.runtime is not None and bucket.runtime_s == bucket.runtime.value
     assert bucket.runtime.p == 0.5 and bucket.runtime.low <= bucket.runtime.value  # type: ignore[operator]
-    (bucket,) = measured(Plain(), tmp_path).buckets
+    (bucket,) = measured(Plain()).buckets
     assert bucket.runtime is None and bucket.runtime_s == bucket.median_s
 
 
-def test_the_runs_of_a_size_are_made_in_stretches_in_turn_with_the_other_sizes(tmp_path: Path, monkeypatch) -> None:
+def test_the_runs_of_a_size_are_made_in_stretches_in_turn_with_the_other_sizes(monkeypatch) -> None:
     seen: list[int] = []
     held_up = 1.0
 
@@ -86,15 +86,15 @@ def test_the_runs_of_a_size_are_made_in_stretches_in_turn_with_the_other_sizes(t
 
     monkeypatch.setattr(loop, "latencies", stretch)
     sizes = [BucketInputs({"batch": size}, {"x": np.zeros(size, "f")}, size) for size in (1, 2)]
-    measure_engine(lambda: nullcontext(Told()), sizes, 0.4, tmp_path, processes=1)
+    measure_engine(lambda: nullcontext(Told()), sizes, 0.4, processes=1)
     assert seen == [1, 2] + [1, 2] * PASSES, "behind the first run of each"
     seen.clear()
     held_up = 2.5
-    measure_engine(lambda: nullcontext(Told()), sizes, 0.4, tmp_path, processes=1)
+    measure_engine(lambda: nullcontext(Told()), sizes, 0.4, processes=1)
     assert seen == [1, 2] + [1, 2] * 2, "none where those before took all the time"
 
 
-def test_each_stream_has_run_once_before_they_are_timed_together(tmp_path: Path, monkeypatch) -> None:
+def test_each_stream_has_run_once_before_they_are_timed_together(monkeypatch) -> None:
     sessions: list[Plain] = []
 
     class Counted(Plain):
@@ -111,7 +111,7 @@ def test_each_stream_has_run_once_before_they_are_timed_together(tmp_path: Path,
         return 5.0
 
     monkeypatch.setattr(measure, "streams_per_second", rate)
-    (row,) = measure_engine(lambda: nullcontext(Counted()), [BUCKET], 0.01, tmp_path, streams=3, processes=1).buckets
+    (row,) = measure_engine(lambda: nullcontext(Counted()), [BUCKET], 0.01, streams=3, processes=1).buckets
     assert (row.streams, row.streams_items_per_s) == (3, 10.0)
 
 
@@ -129,7 +129,7 @@ def test_each_of_the_processes_opens_the_engine_and_has_a_median(tmp_path: Path,
     monkeypatch.setattr(measure, "COSTLY_S", math.inf)  # a busy machine opens nothing in a second
     (seen := tmp_path / "seen").mkdir()
     imported: list[int] = []
-    found = measure_engine(recording(seen), [BUCKET, BUCKET], 0.01, tmp_path, lambda: imported.append(1))
+    found = measure_engine(recording(seen), [BUCKET, BUCKET], 0.01, lambda: imported.append(1))
     pids = {int(path.name.partition("-")[0]) for path in seen.iterdir()}
     assert found.processes == measure.PROCESSES == len(pids) and os.getpid() not in pids
     assert all(len(bucket.process_medians_s) == measure.PROCESSES for bucket in found.buckets)
@@ -141,34 +141,29 @@ def test_each_of_the_processes_opens_the_engine_and_has_a_median(tmp_path: Path,
 def test_an_engine_that_takes_long_to_open_is_opened_fewer_times(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(measure, "COSTLY_S", -1.0)
     (seen := tmp_path / "seen").mkdir()
-    found = measure_engine(recording(seen), [BUCKET], 0.01, tmp_path)
+    found = measure_engine(recording(seen), [BUCKET], 0.01)
     assert found.processes == 3 == len(list(seen.iterdir()))
 
 
-def test_what_goes_wrong_in_a_process_is_told_here(tmp_path: Path) -> None:
+def test_what_goes_wrong_in_a_process_is_told_here() -> None:
     def refuses() -> AbstractContextManager[object]:
         raise ModelError("engine.onnx: onnxruntime cannot read it")
 
     with pytest.raises(ModelError, match="cannot read it"):
-        measure_engine(refuses, [BUCKET], 0.01, tmp_path)
+        measure_engine(refuses, [BUCKET], 0.01)
 
     def dies() -> AbstractContextManager[object]:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
     with pytest.raises(EnginesmithError, match="ended by SIGKILL"):
-        measure_engine(dies, [BUCKET], 0.01, fresh(tmp_path / "dies"))
+        measure_engine(dies, [BUCKET], 0.01)
 
     def raises() -> AbstractContextManager[object]:
         raise ZeroDivisionError
 
     with pytest.raises(EnginesmithError, match="its traceback is above"):
-        measure_engine(raises, [BUCKET], 0.01, fresh(tmp_path / "raises"))
-
-
-def fresh(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
+        measure_engine(raises, [BUCKET], 0.01)
 
 
 def test_two_engines_are_raced_by_their_runtimes_own_calls_where_both_give_them() -> None:
