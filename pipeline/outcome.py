@@ -148,6 +148,7 @@ def judge_built(
         graph.own_int8 if precision != "int8-dynamic" else None,
         describe_share(graph.share, precision) if graph.share is not None else None,
         graph.searched,
+        build.unit.gain,
     ]
     report = make_report(entry, golden, proofs, cannot_run, remarks=[text for text in remarks if text])
     usable_entry = replace(entry, report=report.digest) if approve(report) else failed_entry

@@ -308,6 +308,14 @@ class Recipe:
     model: str | None = None
 
 
+class ModelledFigures(NamedTuple):
+    """Figures of a quantized graph, and of the model in floats alone."""
+
+    quantized: float
+    fp32: float
+    fp16: float
+
+
 @dataclass(frozen=True)
 class Graph:
     """The model in one graph variant. model: digest of the ONNX.  scales: digest of the calibrated ranges behind it.
@@ -318,6 +326,7 @@ class Graph:
     failure: why it could not be observed, searched, written or compared; its model is then the exported one.
     quantized_states: states that the graph rounds, and its engines take and give as int8.
     share: of the multiplications with weights that are in its precision (`quantization.shares`), of a quantized one.
+    modelled: milliseconds of a run by peak rates, by name of `rates.PEAKS`, and 'bytes' of all weights.
     notes: for people.
     """
 
@@ -337,6 +346,7 @@ class Graph:
     failure: StepFailure | None = None
     share: float | None = None
     quantized_states: tuple[QuantizedState, ...] = ()
+    modelled: Mapping[str, ModelledFigures] = field(default_factory=dict)
 
     @property
     def shard_bytes(self) -> int:
@@ -366,6 +376,7 @@ class Unit:
 
     action: 'build', 'cached', 'refused', or 'failed' where the checks of its graph failed, so that it is not built.
     request, graph: what is built, and from which graph.  required: whether `build.required` of the spec names it.
+    gain: what a quantized one gains, where that is said.
     """
 
     request: BuildRequest
@@ -373,6 +384,7 @@ class Unit:
     action: str
     reason: str
     required: bool = False
+    gain: str = ""
 
     @property
     def name(self) -> str:

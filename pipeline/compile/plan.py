@@ -26,6 +26,7 @@ from pipeline.compile.causes import Causes
 from pipeline.compile.run_context import RunContext, Work, stops_run
 from pipeline.compile.steps.blobs import fetch_graph
 from pipeline.compile.steps.engines import recall_engine, recall_reduced
+from pipeline.compile.steps.gains import weigh_gain
 from pipeline.compile.steps.graphs import quantize
 from pipeline.compile.steps.search import search_for_limits
 from pipeline.progress.events import Finished
@@ -212,6 +213,13 @@ def _unit(export: Exported, candidate: PlanCandidate, graph: Graph, causes: Caus
         more_text = f" (and {len(failed_checks) - 1} more)" if len(failed_checks) > 1 else ""
         failure_text = f"not built: its graph failed: {describe(failed_checks[0])}{more_text}"
         return Unit(request, graph, "failed", f"{failure_text}{search_text}", is_required)
+    gain = weigh_gain(request, graph, export, work)
+    is_asked = work.spec.quantization.gain != "any"
+    gain_text = gain.text if gain and (is_asked or not gain.is_enough) else ""
+    if gain and is_asked and not (gain.is_enough or is_required):
+        remedy = f"quantization.gain: any, or {request.unit!r} in build.required, builds it"
+        return Unit(request, graph, "refused", f"{gain_text}; {remedy}", is_required)
+    remark += f"; {gain_text}" if gain_text else ""
     if stored_engine is None and (reduced_request := recall_reduced(request, context)):
         option = backends.capabilities_of(request.backend).options.workspace_mib
         full_workspace_mib, reduced_workspace_mib = (
@@ -222,8 +230,8 @@ def _unit(export: Exported, candidate: PlanCandidate, graph: Graph, causes: Caus
         request, stored_engine = reduced_request, recall_engine(reduced_request, context)
     if stored_engine:
         reason = f"an engine with this build key is in the registry{remark}"
-        return Unit(request, graph, "cached", reason, is_required)
-    return Unit(request, graph, "build", causes.of_build(request, export.model.digest) + remark, is_required)
+        return Unit(request, graph, "cached", reason, is_required, gain_text)
+    return Unit(request, graph, "build", causes.of_build(request, export.model.digest) + remark, is_required, gain_text)
 
 
 def _judge_known(request: BuildRequest, context: RunContext) -> "Verdict":

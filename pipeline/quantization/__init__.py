@@ -29,6 +29,7 @@ scales made at run time, weights in blocks.
       latency.py           what int8 does not make faster, measured with a backend's engines
       quality.py           the quality floor                 trial.py      one trial, and the choice
       sections.py          a model in sections               graph_limits.py  the limits of the quantization stage
+      pareto.py            the front of quality and latency  costs.py         modelled costs, by peak rates (rates.py)
       repair.py            overrides that repair a failed check
     record.py            what quantizing did, tensor by tensor, as JSON
     shares.py            the share of the multiplications with weights that is narrow

@@ -79,7 +79,10 @@ def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
         yield key_loc, f"precisions has {calibrated[0]}, which needs real samples; add calibration.data"
     if spec.quantization.searches and spec.calibration is None:
         key_loc = ("quantization", spec.quantization.searches[0])
-        yield key_loc, "quantization.smoothing, floor and latency are searched on real samples; add calibration.data"
+        yield (
+            key_loc,
+            "quantization.smoothing, floor, latency and budget_ms are searched on real samples; add calibration.data",
+        )
     floor = spec.quantization.floor
     if floor and floor.accuracy is not None and spec.calibration and not spec.calibration.labels:
         key_loc = ("quantization", "floor", "accuracy")

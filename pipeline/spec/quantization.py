@@ -150,8 +150,8 @@ class Quantization(SpecPart):
     search: Literal["when-needed", "never"] = Field(
         "when-needed",
         description="when-needed: where plain int8 ranges miss the graph's limits, what int8 takes is searched on the "
-        "calibration samples until they hold; never: such a graph fails. With smoothing, floor or latency, int8 is "
-        "searched at once",
+        "calibration samples until they hold; never: such a graph fails. With smoothing, floor, latency or "
+        "budget_ms, int8 is searched at once",
     )
     smoothing: Literal["none", "auto"] = Field(
         "none", description="auto: int8 moves outliers of activations into weights, with a strength searched per group"
@@ -164,6 +164,18 @@ class Quantization(SpecPart):
         description="measure: what int8 does not make faster on an engine of this machine is left in float; the graph "
         "then depends on the machine that chose it first",
     )
+    budget_ms: float | None = Field(
+        None,
+        gt=0,
+        description="the most milliseconds of a run at the sizes that dims have as opt, measured as latency: measure "
+        "does where a target runs here, else modelled by peak rates; int8 is the most accurate graph within it",
+    )
+    gain: Literal["any", "latency", "bytes"] = Field(
+        "any",
+        description="what a unit of a quantized precision must gain over the unit in floats that it stands for. "
+        "latency: 1.02 times its speed; bytes: at most 0.9 of its weights' bytes; a unit that gains less is refused, "
+        "unless build.required names it. any: it is built, and the plan says that it is no faster",
+    )
 
     @property
     def searches(self) -> tuple[str, ...]:
@@ -172,6 +184,7 @@ class Quantization(SpecPart):
             "smoothing": self.smoothing != "none",
             "floor": self.floor is not None,
             "latency": self.latency == "measure",
+            "budget_ms": self.budget_ms is not None,
         }
         return tuple(key for key, is_set in search_flags.items() if is_set)
 
@@ -180,4 +193,8 @@ class Quantization(SpecPart):
         if self.search == "never" and self.searches:
             text = " and ".join(self.searches)
             raise Mistakes([(("search",), f"search: never contradicts {text}, which search; remove search, or {text}")])
+        if self.floor is not None and self.budget_ms is not None:
+            raise Mistakes(
+                [(("budget_ms",), "a floor asks for the fastest graph, a budget for the most accurate; keep one")]
+            )
         return self

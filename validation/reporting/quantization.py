@@ -13,7 +13,7 @@ from enginesmith.core.reports.breakdown import (
     Span,
     TensorHistogram,
 )
-from enginesmith.core.text import join_first
+from enginesmith.core.text import format_bytes, format_plain, join_first
 from validation.plotting import COLOURS, QUARTERS, annotate, draw_svg, number_text, set_axis, share_text, tag
 from validation.plotting import decibels_text as db
 
@@ -115,6 +115,23 @@ def decibels_text(sqnr_db: float | None) -> str:
     return "broken" if sqnr_db <= BROKEN_DB else f"{sqnr_db:.1f} dB"
 
 
+POINT_COLUMNS = ("share of the multiplications", "SQNR", "answers", "latency", "weights", "")
+
+
+def point_rows(search: RecordedSearch) -> Iterator[tuple[str, ...]]:
+    """The Pareto table of a search, the fastest first, by `POINT_COLUMNS`. The last column has 'chosen', 'front' (no
+    other point is as fast and better), or nothing. answers: task accuracy, or the share of decisions that stay."""
+    best_db = -math.inf
+    for point in search.table:
+        sqnr_db = math.inf if point.sqnr_db is None else point.sqnr_db
+        mark = "chosen" if point == search.chosen else "front" if sqnr_db > best_db else ""
+        best_db = max(best_db, sqnr_db)
+        answers = "" if point.argmax_agreement is None else f"{100 * point.argmax_agreement:.1f} % of decisions"
+        answers = answers if point.accuracy is None else f"{point.accuracy:.4f} accuracy"
+        latency, weights = f"{format_plain(point.ms or 0.0)} ms", format_bytes(point.weight_bytes or 0)
+        yield f"{100 * point.share:.1f} %", decibels_text(point.sqnr_db), answers, latency, weights, mark
+
+
 def quantizations(records: Mapping[str, QuantizationRecord], untouched: Iterable[str] = ()) -> list[dict[str, object]]:
     """One section per quantized graph, as `quantization.html.j2` names its parts: those with a record, by name, and
     those that came with Q/DQ of their own, of which nothing else is known."""
@@ -132,7 +149,8 @@ def _section(name: str, record: QuantizationRecord) -> dict[str, object]:
         if choice.floor_db is not None:
             floor_note = f", where at least {number_text(choice.floor_db)} dB were asked for"
         quality_text = decibels_text(choice.chosen.sqnr_db)
-        choice_note = f"Chosen (ring): {100 * choice.chosen.share:.1f} % at {quality_text}{floor_note}."
+        rule_note = f" ({choice.rule})" if choice.rule else ""
+        choice_note = f"Chosen (ring): {100 * choice.chosen.share:.1f} % at {quality_text}{floor_note}{rule_note}."
     float_nodes: dict[str, list[str]] = {}
     for float_node in record.left:
         float_nodes.setdefault(float_node.reason, []).append(f"{float_node.node} ({float_node.op_type})")
@@ -147,6 +165,8 @@ def _section(name: str, record: QuantizationRecord) -> dict[str, object]:
         "sampled": any(tensor.measured == "rows" for tensor in tensors),
         "frontier": frontier_svg(choice) if choice else "",
         "chosen": choice_note,
+        "points": list(point_rows(choice)) if choice else [],
+        "latency": choice.latency if choice else "",
         "float_nodes": float_nodes,
     }
 

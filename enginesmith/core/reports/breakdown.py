@@ -234,7 +234,8 @@ class SearchPoint:
     """A point of the frontier of a mixed-precision search. share: of the multiplications with weights in int8.
 
     predicted_db: SQNR predicted from the single groups' errors.  sqnr_db, cosine: measured on the whole model, or None.
-    left: number of groups that stay in float.
+    left: number of groups that stay in float.  argmax_agreement: share of decisions that stay.  accuracy: share of
+    right answers, where there are labels.  ms: of a run.  weight_bytes: of the weights.
     """
 
     share: float
@@ -242,15 +243,26 @@ class SearchPoint:
     sqnr_db: float | None
     cosine: float | None
     left: int
+    argmax_agreement: float | None = None
+    accuracy: float | None = None
+    ms: float | None = None
+    weight_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class RecordedSearch:
-    """The summary of a mixed-precision search. floor_db: the required SQNR.  chosen: the point that was built."""
+    """The summary of a mixed-precision search. floor_db: the required SQNR.  chosen: the point that was built.
+
+    table: points that were run, with their cost, the fastest first.  latency: whether times are measured or modelled,
+    and by what.  rule: why `chosen` was.
+    """
 
     floor_db: float | None
     frontier: tuple[SearchPoint, ...]
     chosen: SearchPoint
+    table: tuple[SearchPoint, ...] = ()
+    latency: str = ""
+    rule: str = ""
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def _choice(activation: str, run: "Run") -> "tuple[SearchDocument, str]":
 
 
 def _print_choice(choice: "SearchDocument", summary: str) -> None:
-    from validation.reporting.quantization import decibels_text
+    from validation.reporting.quantization import POINT_COLUMNS, decibels_text, point_rows
 
     has_times = any(group.int8_ms is not None for group in choice.groups)
     columns = ("nodes", "MACs", "alone", "strength", "clip", *(["model without -> with"] if has_times else []), "int8")
@@ -114,6 +114,9 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
     for point in choice.frontier:
         measured_text = "" if point.sqnr_db is None else f", measured {decibels_text(point.sqnr_db)}"
         echo(f"{point.share:7.1%} in int8: predicted {decibels_text(point.predicted_db)}{measured_text}")
+    if choice.table:
+        title = f"Graphs that were run, the fastest first (latency: {choice.latency})"
+        print_table(POINT_COLUMNS, list(point_rows(choice.recorded)), title=title)
     echo(f"chosen: {summary}")
 
 

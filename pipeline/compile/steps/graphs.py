@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -35,6 +35,7 @@ from pipeline.values import (
     Graph,
     GraphVariant,
     Json,
+    ModelledFigures,
     ModelShapes,
     Observed,
     Proof,
@@ -93,6 +94,7 @@ class WrittenGraph:
     shards: Shards = ()
     quantized_states: tuple[QuantizedState, ...] = ()
     share: float | None = None
+    modelled: Mapping[str, ModelledFigures] = field(default_factory=dict)
 
     @property
     def blobs(self) -> list[str]:
@@ -127,6 +129,7 @@ class WriteGraph:
         from pipeline.quantization.insertion_points import prepare_model, scale_states
         from pipeline.quantization.schemes.cast import find_last_nodes
         from pipeline.quantization.schemes.write import write as write_variant
+        from pipeline.quantization.search.costs import model_graph
         from pipeline.quantization.shares import narrow_share, sizes_at
         from pipeline.quantization.statistics.observations import Observations
         from pipeline.sources.onnx_model import save_onnx, specs_of
@@ -151,13 +154,21 @@ class WriteGraph:
         ranges = measured_ranges.to_json() if measured_ranges else None
         recipe = GraphRecipe(source, variant, ranges, self.overrides, float_nodes, choice is not None, states)
         is_calibrated, share, record = variant.precision in CALIBRATED, None, None
+        modelled: dict[str, ModelledFigures] = {}
         idle_reason, observations = notes.idle, Observations("", "", (), {})
         if variant.precision in QUANTIZED and self.observations:
             observations = Observations.from_bytes(store.read_blob(self.observations, MEASURED_BYTES))
         if isinstance(notes, QuantizationNotes):
             element_counts = {name: float(observation.elements) for name, observation in observations.tensors.items()}
-            share = narrow_share(prepare_model(model), notes.quantized, sizes_at(self.shapes), element_counts)
+            prepared_model, sizes = prepare_model(model), sizes_at(self.shapes)
+            share = narrow_share(prepared_model, notes.quantized, sizes, element_counts)
             idle_reason = idle_reason or refuse_share(share, variant.precision, notes.explain())
+            formats = dict.fromkeys((node.node for node in notes.eight_bits), "fp8")
+            formats |= dict.fromkeys(notes.quantized, variant.precision)
+            floats = variant.scheme.float_precision if variant.scheme else "fp32"
+            modelled = model_graph(prepared_model, sizes, formats, floats) if notes.quantized else {}
+        if idle_reason and choice:
+            idle_reason = f"{idle_reason}; {choice.summary}"
         if measured_ranges and is_calibrated and isinstance(notes, QuantizationNotes):
             record = self._record(store, (model, variant_model), notes, measured_ranges, observations, share)
         return WrittenGraph(
@@ -174,6 +185,7 @@ class WriteGraph:
             shards=stored_graph.shards,
             quantized_states=states,
             share=share,
+            modelled=modelled,
         )
 
     def _record(
@@ -373,7 +385,7 @@ def write_graph(
     graph_fields = new_graph.inputs, new_graph.outputs, new_graph.scales, notes
     graph = Graph(variant, new_graph.model, *graph_fields, record=new_graph.record, recipe=recipe)
     graph = replace(graph, idle=new_graph.idle, own_int8=model.own_int8, quantized_states=new_graph.quantized_states)
-    return replace(graph, shards=new_graph.shards, share=new_graph.share)
+    return replace(graph, shards=new_graph.shards, share=new_graph.share, modelled=new_graph.modelled)
 
 
 def _check_graph(export: Exported, graph: Graph, ranges: Observed | None, work: Work) -> Proof:

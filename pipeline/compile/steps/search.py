@@ -1,7 +1,7 @@
 """The step that searches which nodes to quantize to int8, and how, on the calibration samples."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from builders.execution.jobs import Job, ProcessLimits, WorkerContext
 from enginesmith.core.codec import encode, encode_fields
 from enginesmith.core.errors import DataError
 from enginesmith.core.hardware.cpu_kinds import this_kind, why_no_proof
-from enginesmith.core.types import BuildRequest, QuantizationScheme, Tensors
+from enginesmith.core.types import Backend, BuildRequest, QuantizationScheme, Tensors
 from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import backend_root
 from pipeline.compile.run_context import RunContext, Work
@@ -33,6 +33,7 @@ from pipeline.compile.steps.keys import code_key, metrics_of, step_limits
 from pipeline.progress.events import Finished
 from pipeline.quantization.schemes.overrides import Override, resolve
 from pipeline.quantization.search.quality import GraphLimits, SearchClock, SearchFloor
+from pipeline.quantization.search.rates import FloatPrecision, Peaks, peaks_of
 from pipeline.values import Exported, GraphVariant, Json, Observed, Searched, SearchResult
 
 if TYPE_CHECKING:
@@ -48,11 +49,13 @@ OWN_SHARE = 0.9
 
 @dataclass(frozen=True)
 class SearchTerms:
-    """How int8 is searched, as a spec says it. overrides: precisions of nodes that are not searched."""
+    """How int8 is searched, as a spec says it. overrides: precisions of nodes that are not searched.  budget_ms: the
+    most that a run may take."""
 
     smoothing: Literal["none", "auto"]
     floor: SearchFloor | None
     overrides: tuple[Override, ...]
+    budget_ms: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,10 +74,12 @@ class LatencyProbe:
 
 @dataclass(frozen=True)
 class SearchedKind:
-    """A kind of int8 to search. probe: None where nothing is timed."""
+    """A kind of int8 to search. probe: None where nothing is timed.  peaks: of the first target that takes it, by which
+    costs are modelled; None where they are not known."""
 
     kind: Searched
     probe: LatencyProbe | None = None
+    peaks: Peaks | None = None
 
 
 @dataclass(frozen=True)
@@ -131,11 +136,10 @@ class SearchQuantization:
                 if kind.probe and kind.probe.request:
                     first_run = next(group_runs(source.runs(), *shapes))[1]
                     timer = resources.enter_context(_make_timer(kind.probe.request, first_run, context.workdir))
-                targets.append(SearchTarget(ranges, scheme, timer, kind.kind.precision))
+                targets.append(SearchTarget(ranges, scheme, timer, kind.kind.precision, kind.peaks))
             runs = group_runs(source.runs(), *shapes)
-            choices = choose_each(
-                onnx.load(file), targets, runs, search.floor, search.smoothing, overrides, labels, clock
-            )
+            terms = search.floor, search.smoothing, overrides, labels, clock, search.budget_ms
+            choices = choose_each(onnx.load(file), targets, runs, *terms)
         pairs = zip(self.kinds, choices, strict=True)
         return SearchResults(tuple(self._store(kind, choice, store, context.workdir) for kind, choice in pairs))
 
@@ -172,30 +176,43 @@ def _read_labels(source: "Samples", samples: CalibrationSamples) -> "Array":
     return label_array
 
 
-def find_latency_probe(kind: Searched, spec: "ModelSpec", export: Exported) -> LatencyProbe | None:
-    """The engine of the spec that measures what one kind of int8 saves; None when the spec does not ask for measuring.
-
-    On another kind of CPU, or with another number of cores, the times are measured anew.
-    """
-    if spec.quantization.latency == "ignore":
-        return None
-    model, reasons = export.model, []
+def _list_requests(
+    kind: Searched, spec: "ModelSpec", export: Exported
+) -> Iterator[tuple[Backend, BuildRequest, FloatPrecision]]:
+    """For each backend and target of the spec that takes a kind of int8, a request, and its precision of floats."""
+    model = export.model
     compilers = [discovery.configure(name, options) for name, options in spec.backends.items()]
     pairs = [(compiler, target) for compiler in compilers for target in spec.target_list() if compiler.serves(target)]
     for compiler, target in pairs:
         scheme = get_scheme(compiler, target)
-        if kind != Searched(scheme.activation, scheme.weight_levels):
+        if kind != Searched(scheme.activation, scheme.weight_levels, kind.precision):
             continue
         shapes = tuple(profiles(model.inputs, spec.named_dims())) if not target.is_cpu else ()
         options, toolchain = discovery.options_of(compiler), discovery.toolchain_of(compiler, target)
-        request = BuildRequest(
-            model.digest, "int8", target, compiler.name, model.inputs, model.outputs, shapes, options, toolchain
-        )
-        reason = compiler.refuses(request) or compiler.runs(target) or why_no_proof(request)
+        unit = model.digest, kind.precision, target, compiler.name
+        request = BuildRequest(*unit, model.inputs, model.outputs, shapes, options, toolchain)
+        yield compiler, request, scheme.float_precision
+
+
+def _find_kind(kind: Searched, spec: "ModelSpec", export: Exported) -> SearchedKind:
+    """What a search for a kind of int8 measures or models: with the first target of the spec that can be built for, and
+    the engine that measures what it saves, where the spec asks for measuring.
+
+    On another kind of CPU, or with another number of cores, the times are measured anew.
+    """
+    requests = list(_list_requests(kind, spec, export))
+    built = (entry for entry in requests if not entry[0].refuses(entry[1]))
+    peaks = next((peaks_of(request.target, floats) for _, request, floats in built), None)
+    if spec.quantization.latency == "ignore" and spec.quantization.budget_ms is None:
+        return SearchedKind(kind, None, peaks)
+    reasons = []
+    for compiler, request, _ in requests:
+        reason = compiler.refuses(request) or compiler.runs(request.target) or why_no_proof(request)
         if reason is None:
-            return LatencyProbe(request, this_kind().name, os.cpu_count() or 1)
+            return SearchedKind(kind, LatencyProbe(request, this_kind().name, os.cpu_count() or 1), peaks)
         reasons.append(reason)
-    return LatencyProbe(cannot=reasons[0] if reasons else f"no target of this spec takes {kind.name}")
+    obstacle = reasons[0] if reasons else f"no target of this spec takes {kind.name}"
+    return SearchedKind(kind, LatencyProbe(cannot=obstacle), peaks)
 
 
 def choose(
@@ -208,8 +225,8 @@ def choose(
     spec = work.spec
     quantization = spec.quantization
     floor = SearchFloor(**quantization.floor.model_dump()) if quantization.floor else None
-    terms = SearchTerms(quantization.smoothing, floor, node_overrides(spec))
-    searched_kinds = [SearchedKind(kind, find_latency_probe(kind, spec, export)) for kind in kinds]
+    terms = SearchTerms(quantization.smoothing, floor, node_overrides(spec), quantization.budget_ms)
+    searched_kinds = [_find_kind(kind, spec, export) for kind in kinds]
     return _search(searched_kinds, terms, step_limits(spec, "quantization"), export, ranges, work)
 
 
@@ -221,17 +238,13 @@ def search_for_limits(
     It may use half of this machine's memory, because engines are built beside it.
     """
     spec = work.spec
-    graph_limits = spec.validation.limits_for("int8", "quantization")
-    terms = SearchTerms(
-        "auto", SearchFloor(graph=GraphLimits(graph_limits, metrics_of(spec, "int8"))), node_overrides(spec)
-    )
+    graph_limits = GraphLimits(spec.validation.limits_for("int8", "quantization"), metrics_of(spec, "int8"))
+    terms = SearchTerms("auto", SearchFloor(graph=graph_limits), node_overrides(spec))
     limits = step_limits(spec, "quantization")
-    limits = replace(
-        limits,
-        memory_mib=limits.memory_mib // 2,
-        raise_timeout=f"{limits.raise_timeout}, or say quantization.search: never",
-    )
-    return _search([SearchedKind(kind) for kind in kinds], terms, limits, export, ranges, work)
+    remedy = f"{limits.raise_timeout}, or say quantization.search: never"
+    limits = replace(limits, memory_mib=limits.memory_mib // 2, raise_timeout=remedy)
+    searched_kinds = [replace(_find_kind(kind, spec, export), probe=None) for kind in kinds]
+    return _search(searched_kinds, terms, limits, export, ranges, work)
 
 
 def _search(

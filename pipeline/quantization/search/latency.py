@@ -49,7 +49,7 @@ class Timing:
     """Milliseconds of the whole model with one group in int8 and in float. saving_ms: median of the differences.
 
     error_ms: its standard error.  best_saving_ms: the difference of the fastest runs.
-    int8_ms, float_ms: medians.  rounds: how many pairs were timed.
+    int8_ms, float_ms: medians.  rounds: how many pairs were timed.  margin: the least saving that counts, of the time.
     """
 
     int8_ms: float
@@ -58,9 +58,10 @@ class Timing:
     error_ms: float
     best_saving_ms: float
     rounds: int
+    margin: float = MARGIN
 
     @classmethod
-    def of(cls, rounds: Sequence[tuple[float, float]]) -> "Timing":
+    def of(cls, rounds: Sequence[tuple[float, float]], margin: float = MARGIN) -> "Timing":
         """From (int8, float) milliseconds of each round."""
         savings = [float_time - int8_time for int8_time, float_time in rounds]
         saving = statistics.median(savings)
@@ -68,18 +69,18 @@ class Timing:
         error = _ERROR_OF_MEDIAN * deviation / math.sqrt(len(savings))
         int8_ms, plain_ms = (statistics.median(times_ms) for times_ms in zip(*rounds, strict=True))
         best_times = [min(times_ms) for times_ms in zip(*rounds, strict=True)]
-        return cls(int8_ms, plain_ms, saving, error, best_times[1] - best_times[0], len(rounds))
+        return cls(int8_ms, plain_ms, saving, error, best_times[1] - best_times[0], len(rounds), margin)
 
     @property
     def lost(self) -> bool:
-        """Whether int8 surely saves less than `MARGIN`, so that the group is left in float."""
-        is_certain = MARGIN * self.float_ms - self.saving_ms > CERTAINTY * self.error_ms
-        return is_certain and self.rounds >= PATIENCE and self.best_saving_ms < MARGIN * self.float_ms
+        """Whether int8 surely saves less than `margin`, so that the group is left in float."""
+        is_certain = self.margin * self.float_ms - self.saving_ms > CERTAINTY * self.error_ms
+        return is_certain and self.rounds >= PATIENCE and self.best_saving_ms < self.margin * self.float_ms
 
     @property
     def won(self) -> bool:
-        """Whether int8 surely saves at least `MARGIN`."""
-        return self.saving_ms - MARGIN * self.float_ms > CERTAINTY * self.error_ms
+        """Whether int8 surely saves at least `margin`."""
+        return self.saving_ms - self.margin * self.float_ms > CERTAINTY * self.error_ms
 
     @property
     def reason(self) -> str:
@@ -88,15 +89,15 @@ class Timing:
         return f"int8 is not faster here: the model takes {int8_text} ms with it, {float_text} ms without"
 
 
-def benchmark_until_decided(rounds: Iterable[tuple[float, float]]) -> Timing:
+def benchmark_until_decided(rounds: Iterable[tuple[float, float]], margin: float = MARGIN) -> Timing:
     """Timing of two engines from rounds of (int8, float) in ms, taken until it is certain, `ROUNDS` at most."""
     round_times: list[tuple[float, float]] = []
     for pair in itertools.islice(rounds, ROUNDS):
         round_times.append(pair)
-        timing = Timing.of(round_times)
+        timing = Timing.of(round_times, margin)
         if timing.lost or (timing.won and len(round_times) >= FEWEST):
             break
-    return Timing.of(round_times)
+    return timing
 
 
 @dataclass

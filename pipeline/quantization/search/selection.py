@@ -1,8 +1,9 @@
-"""Mixed-precision search: as much of the compute in int8 as a quality floor allows.
+"""Mixed-precision search: as much of the compute in int8 as a quality floor allows, or as accurate as a budget allows.
 
 Groups are ranked by damage per multiplication. Those at the top are left in float until the whole model, quantized and
 run on samples that no setting was fitted on, reaches the floor; then each of them is taken back where the floor still
 holds. Damages of single groups add up closely enough to say which to try; what decides is the run of the whole model.
+Without a floor, points from all in int8 to all in float are run, and one is chosen by its latency (`pareto`).
 
 A floor that cannot do its work ends in an error: one that nothing can miss, and one that nothing reaches.
 """
@@ -21,6 +22,7 @@ from enginesmith.core.types import QuantizationScheme, Tensors
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.search.graph_limits import with_margin
 from pipeline.quantization.search.latency import PairedRounds, benchmark_until_decided
+from pipeline.quantization.search.pareto import describe_point, error_of, find_knee, find_within, list_depths
 from pipeline.quantization.search.quality import OutOfTimeError, Quality, SearchClock, SearchFloor
 from pipeline.quantization.search.sensitivity import decides
 from pipeline.quantization.search.trial import (
@@ -41,6 +43,8 @@ _SLACK_DB = 0.5
 _MOST_SWAPS = 8
 # Groups that are tried to be taken back by a search that nobody asked for, each by a run of the whole model.
 _MOST_REFILLS = 16
+# Points that a search with a floor times.
+_MOST_TIMED = 6
 
 
 def choose_each(
@@ -52,6 +56,7 @@ def choose_each(
     overrides: Mapping[str, OverridePrecision] | None = None,
     labels: RunLabels | None = None,
     clock: SearchClock | None = None,
+    budget_ms: float | None = None,
 ) -> list[MixedPrecisionChoice]:
     """What to quantize for each kind of int8, with which strength of smoothing, clipping and rounding, found on
     calibration samples.
@@ -60,9 +65,10 @@ def choose_each(
     overrides: node -> precision that a person decided on.  labels: for a floor of accuracy.  clock: when to end; what
     is known by then is chosen. Where a target has a race, what int8 does not make faster is left in float, but for
     nodes that a person wants in int8.
-    floor: the least quality; None sets none.  smoothing: 'none' leaves outliers where they are. Raises ModelError when
-    the model does not run on the samples, DataError when the labels do not fit them, or when not even the float model
-    holds the floor.
+    floor: the least quality; None sets none.  smoothing: 'none' leaves outliers where they are.  budget_ms: the most
+    that a run may take. With neither, targets whose costs are known get the knee (`pareto`), and others all in int8.
+    Raises ModelError when the model does not run on the samples, DataError when the labels do not fit them, when not
+    even the float model holds the floor, or when no point keeps the budget.
     """
     floor, clock = floor and with_margin(floor), clock or SearchClock()
     with tempfile.TemporaryDirectory(prefix="enginesmith-search-") as folder:
@@ -78,30 +84,92 @@ def choose_each(
         choices = []
         for index, (trial, target) in enumerate(zip(trials, targets, strict=True)):
             trial.side = replace(float_side, clock=clock.part(len(trials) - index))
-            choices.append(_choose(trial, target, floor))
+            choices.append(_choose(trial, target, floor, budget_ms))
         return choices
 
 
-def _choose(trial: SearchTrial, target: SearchTarget, floor: SearchFloor | None) -> MixedPrecisionChoice:
-    tried_points: dict[int, FrontierPoint] = {}
-    end_reason = ""
+def _choose(
+    trial: SearchTrial, target: SearchTarget, floor: SearchFloor | None, budget_ms: float | None
+) -> MixedPrecisionChoice:
+    end_reason, rule = "", _name_rule(trial, floor, budget_ms)
     try:
-        depth = 0 if floor is None else _find_shallowest(trial, floor, tried_points)
-        point = trial.point(trial.ranked[:depth]) if depth not in tried_points else tried_points[depth]
+        point = trial.point(trial.ranked[: 0 if floor is None else _find_shallowest(trial, floor)])
         if floor is not None:
             point = swap_groups(trial, floor, refill_groups(trial, floor, point))
             _check_reached(floor, trial.qualities[point.left])
         if target.race is not None:
             point = _leave_slow_groups(trial, target.scheme, point, target.race)
+        if rule:
+            point = _choose_by_cost(trial, target, point, floor, budget_ms)
     except OutOfTimeError as error:
-        end_reason, point = str(error), _find_best(trial, floor)
-    depths = range(len(trial.ranked) + 1)
-    frontier = [tried_points.get(depth) or trial.predict(trial.ranked[:depth]) for depth in depths]
-    return replace(trial.choose(point, tuple(frontier)), ended=end_reason)
+        end_reason, point = str(error), _find_best(trial, floor, budget_ms)
+    point = trial.point(point.left) if point.left in trial.qualities else point
+    lefts = [trial.ranked[:depth] for depth in range(len(trial.ranked) + 1)]
+    frontier = tuple(trial.point(left) if left in trial.qualities else trial.predict(left) for left in lefts)
+    table = tuple(sorted(_list_costed(trial), key=lambda entry: (entry.ms or 0.0, error_of(entry))))
+    choice = replace(trial.choose(point, frontier, rule), ended=end_reason, table=table)
+    narrow_points = [entry for entry in table if entry.share > 0]
+    if floor is not None and point.share == 0 and narrow_points:
+        rule += f", which nothing narrow reaches; the nearest takes {describe_point(min(narrow_points, key=error_of))}"
+    return replace(choice, rule=rule, latency=trial.latency if table else "")
 
 
-def _find_best(trial: SearchTrial, floor: SearchFloor | None) -> FrontierPoint:
-    """The most in int8 of what was run and holds the floor; all in float where nothing does."""
+def _choose_by_cost(
+    trial: SearchTrial, target: SearchTarget, point: FrontierPoint, floor: SearchFloor | None, budget_ms: float | None
+) -> FrontierPoint:
+    """The point that a floor, a budget or the knee chooses among those that were run.
+
+    point: where groups are in float by the floor, or because int8 is slower. Without a floor, more and more of the
+    others are left in float, the most damaging first. With one, some of what was run on the way is timed.
+    """
+    if floor is not None:
+        if target.race is not None:
+            tried_groups = sorted(trial.qualities, key=lambda left: trial.predict(left).share)
+            for left in (point.left, *tried_groups[:: max(1, len(tried_groups) // _MOST_TIMED)]):
+                trial.time_point(left, target.race)
+        passing_points = [entry for entry in _list_costed(trial) if floor.holds(trial.qualities[entry.left])]
+        return min(passing_points, key=lambda entry: (entry.ms or 0.0, -entry.share), default=point)
+
+    def run_point(depth: int) -> FrontierPoint:
+        left = (*point.left, *names[:depth])
+        trial.point(left)
+        if target.race is not None:
+            trial.time_point(left, target.race)
+        return trial.point(left)
+
+    names = [name for name in trial.ranked if name not in point.left]
+    entries = {depth: run_point(depth) for depth in list_depths(len(names))}
+    if budget_ms is None:
+        return find_knee([*entries.values()])
+    low = max((depth for depth, entry in entries.items() if (entry.ms or 0.0) <= budget_ms), default=len(names))
+    high = min((depth for depth in entries if depth > low), default=low)
+    while high - low > 1:  # from the last point that was within the budget to the first one beyond it
+        middle = (low + high) // 2
+        entries[middle] = run_point(middle)
+        low, high = (middle, high) if (entries[middle].ms or 0.0) <= budget_ms else (low, middle)
+    return find_within([*entries.values()], budget_ms, trial.latency)
+
+
+def _name_rule(trial: SearchTrial, floor: SearchFloor | None, budget_ms: float | None) -> str:
+    """What chooses, and leaves groups in float that are not slower in int8; '' where nothing does."""
+    if floor is not None:
+        return "the floor" if floor.graph is None else "the graph's limits"
+    if budget_ms is not None and trial.groups:
+        return f"the budget of {budget_ms:g} ms"
+    return "the knee" if trial.costs and trial.groups else ""
+
+
+def _list_costed(trial: SearchTrial) -> list[FrontierPoint]:
+    """The points that were run and have a time, each once whatever the order of its groups."""
+    points = {frozenset(left): trial.point(left) for left in trial.qualities}
+    return [point for point in points.values() if point.ms is not None]
+
+
+def _find_best(trial: SearchTrial, floor: SearchFloor | None, budget_ms: float | None) -> FrontierPoint:
+    """The most in int8 of what was run and holds the floor, or the most accurate within the budget; all in float where
+    nothing does."""
+    if budget_ms is not None and (costed := _list_costed(trial)):
+        return find_within(costed, budget_ms, trial.latency)
     passing_groups = [groups for groups, quality in trial.qualities.items() if floor is None or floor.holds(quality)]
     return max(map(trial.point, passing_groups), key=lambda point: point.share, default=trial.predict(trial.ranked))
 
@@ -152,25 +220,20 @@ def _check_reached(floor: SearchFloor, float_quality: Quality) -> None:
         )
 
 
-def _find_shallowest(trial: SearchTrial, floor: SearchFloor, tried_points: dict[int, FrontierPoint]) -> int:
+def _find_shallowest(trial: SearchTrial, floor: SearchFloor) -> int:
     """The least number of top-ranked groups to leave in float, first where damages predict it, then by bisection; every
     step runs the whole model."""
-
-    def holds(depth: int) -> bool:
-        if depth not in tried_points:
-            tried_points[depth] = trial.point(trial.ranked[:depth])
-        return floor.holds(trial.qualities[tried_points[depth].left])
-
+    tried_points = list[FrontierPoint]()
     low, high = 0, len(trial.ranked)
     while low < high:
         midpoint = (low + high) // 2 if tried_points else 0
         if floor.sqnr_db is not None and 0 < len(tried_points) <= _PREDICTED:
-            midpoint = _predict_depth(trial, floor.sqnr_db, [*tried_points.values()][-1], low, high)
-        if holds(midpoint):
+            midpoint = _predict_depth(trial, floor.sqnr_db, tried_points[-1], low, high)
+        tried_points.append(trial.point(trial.ranked[:midpoint]))
+        if floor.holds(trial.qualities[tried_points[-1].left]):
             high = midpoint
         else:
             low = midpoint + 1
-    holds(low)
     return low
 
 
@@ -183,12 +246,8 @@ def _predict_depth(trial: SearchTrial, sqnr_db: float, last: FrontierPoint, low:
 
 def _beyond(trial: SearchTrial, point: FrontierPoint) -> float:
     """Decibels that a point has less than its groups' damages predict; it is taken to be the same a small step away."""
-    predicted_db, measured_db = trial.predicted_db(point.left), point.sqnr_db
-    return (
-        predicted_db - measured_db
-        if measured_db is not None and math.isfinite(predicted_db) and math.isfinite(measured_db)
-        else 0.0
-    )
+    excess_db = trial.predicted_db(point.left) - (math.inf if point.sqnr_db is None else point.sqnr_db)
+    return excess_db if math.isfinite(excess_db) else 0.0
 
 
 def refill_groups(trial: SearchTrial, floor: SearchFloor, point: FrontierPoint) -> FrontierPoint:

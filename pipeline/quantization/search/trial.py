@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from onnx import ModelProto
 
 from enginesmith.core.reports.breakdown import RecordedSearch, SearchPoint
+from enginesmith.core.text import format_plain
 from enginesmith.core.types import Precision, QuantizationScheme, Tensors
 from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.ranges import Ranges
@@ -19,9 +21,11 @@ from pipeline.quantization.schemes.block_floats import FORMATS, FP8, find_block_
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, usable_sites
 from pipeline.quantization.schemes.write import write_searched
+from pipeline.quantization.search.costs import CostModel
 from pipeline.quantization.search.graph_limits import GraphJudge, deal
-from pipeline.quantization.search.latency import PairedRounds, Timing
+from pipeline.quantization.search.latency import PATIENCE, PairedRounds, Timing
 from pipeline.quantization.search.quality import GraphLimits, Quality, SearchClock, SearchFloor
+from pipeline.quantization.search.rates import Peaks
 from pipeline.quantization.search.sensitivity import Answers, SweepCost, quality, sweep
 from pipeline.quantization.settings.fit import fit
 from pipeline.quantization.settings.groups import (
@@ -87,6 +91,7 @@ class FrontierPoint:
 
     left: groups that stay in float.  predicted_db: from the damages of single groups.  The others: of the whole model,
     where it was run; accuracy where there are labels.
+    ms: of a run, measured or modelled.  weight_bytes: of its weights.
     """
 
     share: float
@@ -96,6 +101,8 @@ class FrontierPoint:
     cosine: float | None = None
     argmax_agreement: float | None = None
     accuracy: float | None = None
+    ms: float | None = None
+    weight_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,8 @@ class MixedPrecisionChoice:
     float, with the reason.  rows: the groups, most damage per multiplication first.  frontier: from all in int8 down.
     point: what was chosen.  smoothed: what the smoothed activations hold, by the names that they have in `model`.
     weight_db: node -> SQNR of its rounded weight.  ended: how far the search got when its time was over; '' where it
-    was done.
+    was done.  table: points that were run and whose cost is known, the fastest first.  latency: where times are from.
+    rule: by which `point` was chosen.
     """
 
     model: ModelProto
@@ -120,6 +128,9 @@ class MixedPrecisionChoice:
     weight_db: Mapping[str, float] = field(default_factory=dict)
     ended: str = ""
     precision: str = "int8"
+    table: tuple[FrontierPoint, ...] = ()
+    latency: str = ""
+    rule: str = ""
 
     @property
     def summary(self) -> str:
@@ -129,7 +140,10 @@ class MixedPrecisionChoice:
         if point.sqnr_db is not None:
             quality_text = f"{decibels_text(in_json(point.sqnr_db))}, cosine {point.cosine:.4f}"
         quality_text += f", accuracy {point.accuracy:.4f}" if point.accuracy is not None else ""
-        end_text = f"; the search {self.ended}" if self.ended else ""
+        if point.ms is not None:
+            quality_text += f", {format_plain(point.ms)} ms ({self.latency})"
+        end_text = f"; chosen by {self.rule}" if self.rule else ""
+        end_text += f"; the search {self.ended}" if self.ended else ""
         share_text = f"{100 * point.share:.1f} % of the multiplications with weights"
         return f"{share_text} in {self.precision}: {quality_text} on calibration samples{end_text}"
 
@@ -137,8 +151,9 @@ class MixedPrecisionChoice:
         """Everything but model and ranges, and the floor that was asked for, with SQNR `in_json`."""
         weight_db = {node: in_json(value) for node, value in self.weight_db.items()}
         groups = tuple(replace(row, sqnr_db=in_json(row.sqnr_db)) for row in self.rows)
-        frontier = tuple(map(_point_in_json, self.frontier))
-        return SearchDocument(self.left, groups, frontier, _point_in_json(self.point), weight_db, self.cost, floor)
+        frontier, table = (tuple(map(_point_in_json, points)) for points in (self.frontier, self.table))
+        chosen, more = _point_in_json(self.point), (table, self.latency, self.rule)
+        return SearchDocument(self.left, groups, frontier, chosen, weight_db, self.cost, floor, *more)
 
 
 @dataclass(frozen=True)
@@ -152,16 +167,21 @@ class SearchDocument:
     weight_db: Mapping[str, float | None]
     cost: SweepCost
     floor: SearchFloor | None
+    table: tuple[FrontierPoint, ...] = ()
+    latency: str = ""
+    rule: str = ""
 
     @property
     def recorded(self) -> RecordedSearch:
         """The frontier for a quantization record, without the names of the groups."""
         floor_db = self.floor.sqnr_db if self.floor else None
-        *frontier, choice_point = (
-            SearchPoint(entry.share, entry.predicted_db, entry.sqnr_db, entry.cosine, len(entry.left))
-            for entry in (*self.frontier, self.chosen)
-        )
-        return RecordedSearch(floor_db, tuple(frontier), choice_point)
+        frontier, table = (tuple(map(_record_point, points)) for points in (self.frontier, self.table))
+        return RecordedSearch(floor_db, frontier, _record_point(self.chosen), table, self.latency, self.rule)
+
+
+def _record_point(point: FrontierPoint) -> SearchPoint:
+    fields = {name: value for name, value in vars(point).items() if name != "left"}
+    return SearchPoint(**fields, left=len(point.left))
 
 
 def in_json(sqnr_db: float | None) -> float | None:
@@ -186,12 +206,14 @@ _MOST_THREADS = 4
 @dataclass(frozen=True)
 class SearchTarget:
     """A kind of int8, or a block format, that is searched. ranges: for its activations.  scheme, precision: of the
-    graphs. race: times pairs of graphs, where a group must make the model faster; None where speed does not count."""
+    graphs. race: times pairs of graphs, where a group must make the model faster; None where speed does not count.
+    peaks: by which costs are modelled where there is no race; None where they are not known."""
 
     ranges: Ranges
     scheme: QuantizationScheme
     race: PairedRounds | None = None
     precision: Precision = "int8"
+    peaks: Peaks | None = None
 
 
 @dataclass(frozen=True)
@@ -254,6 +276,7 @@ def open_trials(
     plans = _fit_mixing(side, [*kinds, *wide_kinds], statistics, STRENGTHS if smoothing == "auto" else (None,))
     statistics.clear()
     convolution_plans = fit_convolutions(side.model, kinds, side.fitted, side.clock.check)
+    costs = CostModel.of(side.model, {name: array.shape for name, array in side.runs[0].items()})
     trials = []
     for target, kind, mixing_plans, other_plans, eight_bit_nodes in zip(
         targets, kinds, plans[: len(kinds)], convolution_plans, plans[len(kinds) :], strict=True
@@ -274,6 +297,8 @@ def open_trials(
                 alone=group_noise,
                 cost=cost,
                 eight_bits=eight_bit_nodes,
+                costs=costs if target.peaks else None,
+                peaks=target.peaks,
             )
         )
     return trials
@@ -336,7 +361,9 @@ class SearchTrial:
 
     plans: by group, how its nodes are quantized; eight_bits: in fp8, where groups are left in that.  work: by node.
     alone: by group, the noise at the outputs where only it is quantized.
-    side: what is compared with.  qualities, timings: measured so far.
+    side: what is compared with.  qualities, timings: measured so far; float_ratios: of a point, the time over that of
+    the float model.
+    costs, peaks: model of its costs; None where these are not known.  float_ms: of the float model, once one was timed.
     """
 
     side: FloatSide
@@ -351,6 +378,49 @@ class SearchTrial:
     eight_bits: Mapping[str, SmoothingPlan] = field(default_factory=dict)
     qualities: dict[tuple[str, ...], Quality] = field(default_factory=dict)
     timings: dict[str, Timing] = field(default_factory=dict)
+    costs: CostModel | None = None
+    peaks: Peaks | None = None
+    float_ratios: dict[tuple[str, ...], float] = field(default_factory=dict)
+    float_ms: float | None = None
+
+    @cached_property
+    def float_model(self) -> ModelProto:
+        """The graph with all groups in float, which others are timed against."""
+        return with_weights_inside(self.write(self.ranked, self.scheme))
+
+    def _formats(self, float_groups: Sequence[str]) -> dict[str, str]:
+        """The formats of the products of a point, by node."""
+        left_nodes = {node for name in float_groups for node in self.groups[name].nodes}
+        nodes = (node for group in self.groups.values() for node in group.nodes)
+        formats = {node: "fp8" if node in left_nodes else str(self.precision) for node in nodes}
+        return {node: name for node, name in formats.items() if node not in left_nodes or _leaves_fp8(self.precision)}
+
+    def time_point(self, float_groups: tuple[str, ...], race: PairedRounds) -> None:
+        """Time a point and the float model in turns, `PATIENCE` rounds."""
+        if float_groups in self.float_ratios or {*float_groups} == {*self.ranked}:
+            return
+        self.side.clock.check("timing points", len(self.float_ratios))
+        model = with_weights_inside(self.write(float_groups, self.scheme))
+        timing = Timing.of(list(islice(race(model, self.float_model), PATIENCE)))
+        self.float_ms = self.float_ms or timing.float_ms
+        self.float_ratios[float_groups] = 1 - timing.saving_ms / timing.float_ms
+
+    @property
+    def latency(self) -> str:
+        """Where the times of points are from."""
+        if self.float_ms is not None:
+            return f"measured in {PATIENCE} rounds"
+        return f"modelled, {self.peaks.source}" if self.peaks else ""
+
+    def _cost(self, point: FrontierPoint) -> FrontierPoint:
+        """The point with its cost: times measured where any point was timed, else modelled."""
+        ratio = 1.0 if {*point.left} == {*self.ranked} else self.float_ratios.get(point.left)
+        ms = self.float_ms and ratio and self.float_ms * ratio
+        if self.costs is None or self.peaks is None:
+            return replace(point, ms=ms)
+        formats = self._formats(point.left)
+        ms = ms if self.float_ms is not None else self.costs.estimate_ms(formats, self.peaks)
+        return replace(point, ms=ms, weight_bytes=self.costs.weight_bytes(formats, self.peaks.floats))
 
     @cached_property
     def macs(self) -> dict[str, float]:
@@ -384,13 +454,9 @@ class SearchTrial:
             judge = GraphJudge(float_side.limits, float_side.runs) if float_side.limits else None
             self.qualities[float_groups] = quality(float_side.expected, answers, float_side.answers, judge)
         graph_quality = self.qualities[float_groups]
-        return replace(
-            self.predict(float_groups),
-            sqnr_db=graph_quality.sqnr_db,
-            cosine=graph_quality.cosine,
-            argmax_agreement=graph_quality.argmax_agreement,
-            accuracy=graph_quality.accuracy,
-        )
+        figures = graph_quality.sqnr_db, graph_quality.cosine, graph_quality.argmax_agreement, graph_quality.accuracy
+        predicted = self.predict(float_groups)
+        return self._cost(FrontierPoint(predicted.share, predicted.left, predicted.predicted_db, *figures))
 
     def apply_other_plans(self, float_groups: Sequence[str]) -> tuple[ModelProto, Ranges]:
         """The model with the plans of all other groups carried out, and in these those of fp8 where there are any."""
@@ -410,13 +476,13 @@ class SearchTrial:
         }
         return write_searched(changed_model, self.precision, scheme, ranges, overrides)
 
-    def choose(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...]) -> MixedPrecisionChoice:
-        """The result for a point of the frontier."""
+    def choose(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...], rule: str) -> MixedPrecisionChoice:
+        """The result for a point of the frontier. rule: which leaves groups in float."""
         model, ranges = self.apply_other_plans(point.left)
         folds = find_folds(self.side.model, self.groups.values())
         total, float_groups = sum(self.macs.values()), {*point.left}
         rows = tuple(self._row(name, name in folds, total, name not in float_groups) for name in self.ranked)
-        reasons = {node: self._reason(name) for name in point.left for node in self.groups[name].nodes}
+        reasons = {node: self._reason(name, rule) for name in point.left for node in self.groups[name].nodes}
         plans = [plan for name, plan in self.plans.items() if name not in float_groups]
         node_inputs = {node.name: node.input[0] for node in model.graph.node if node.input}
         smoothed_statistics = {node_inputs[plan.group.nodes[0]]: plan.seen for plan in plans if plan.seen}
@@ -425,11 +491,10 @@ class SearchTrial:
         details = (frontier, point, self.cost, smoothed_statistics, weight_db)
         return MixedPrecisionChoice(model, ranges, reasons, rows, *details, precision=self.precision)
 
-    def _reason(self, name: str) -> str:
-        if name in self.timings:
+    def _reason(self, name: str, rule: str) -> str:
+        if name in self.timings and self.timings[name].lost:
             return self.timings[name].reason
-        limit_name = "floor" if self.side.limits is None else "graph's limits"
-        return f"the {limit_name}: quantized alone it leaves {decibels_text(in_json(_decibels(self.alone[name])))}"
+        return f"{rule}: quantized alone it leaves {decibels_text(in_json(_decibels(self.alone[name])))}"
 
     def _row(self, name: str, folds: bool, total: float, in_int8: bool) -> GroupDamage:
         """A row of the table. total: multiplications of all groups."""

@@ -18,6 +18,7 @@ from pipeline.compile.steps import keys
 from pipeline.compile.steps.attributions import AttributeEngine, AttributeGraph
 from pipeline.compile.steps.calibration import MergeParts, ObservePart, ObservePartRemotely
 from pipeline.compile.steps.exports import ExportModel
+from pipeline.compile.steps.gains import RaceGraphs
 from pipeline.compile.steps.graphs import CheckGraph, WriteGraph
 from pipeline.compile.steps.keys import MeasureEngine
 from pipeline.compile.steps.proofs import CheckEngine
@@ -42,6 +43,7 @@ STEPS: dict[str, tuple[str, ...]] = {
             "attribute graph": (AttributeGraph,),
             "attribute engine": (AttributeEngine, ORT),
             "latency": (MeasureEngine, ORT),
+            "race": (RaceGraphs, ORT),
             "samples of a graph": (ComputeSamples,),
             "prove an ensemble": (ProveEnsemble, ORT),
         }.items()
@@ -217,7 +219,7 @@ def is_page(module: str) -> bool:
         (
             "builders.backends.onnxruntime.file",
             {
-                *("calibrate", "choose, timed", "prove onnxruntime", "prove an ensemble", "latency"),
+                *("calibrate", "choose, timed", "prove onnxruntime", "prove an ensemble", "latency", "race"),
                 *("attribute engine", "attribute graph"),
             },
         ),
@@ -235,7 +237,7 @@ def test_what_is_loaded_by_name_is_a_root_wherever_it_is_loaded() -> None:
     for step, roots in STEPS.items():
         loads = "load" in reached(step).get("builders.backends.discovery", ())
         assert loads <= bool({ORT, RTX} & set(roots)) or step == "choose", step
-    # With nothing to time, `choose` opens no engine (`steps.search.find_latency_probe`).
+    # With nothing to time, `choose` opens no engine (`steps.search._find_kind`).
     assert "load" in reached("choose")["builders.backends.discovery"]
 
 

@@ -93,13 +93,12 @@ def test_parts_of_a_time_are_equal():
 def test_the_depth_is_found_where_damages_predict_it():
     names = [f"g{index:02}" for index in range(40)]
     additive = Additive(dict.fromkeys(names, 1.0), {name: 1e-4 * (40 - at) for at, name in enumerate(names)})
-    tried = {}
-    depth = selection._find_shallowest(additive, SearchFloor(sqnr_db=15), tried)
+    depth = selection._find_shallowest(additive, SearchFloor(sqnr_db=15))
     assert additive.predicted_db(additive.ranked[:depth]) >= 15 > additive.predicted_db(additive.ranked[: depth - 1])
     assert len(additive.qualities) == 3, "all in int8, the depth, and the one before"
     additive.qualities.clear()
     additive.worse.update({additive.ranked[:at]: 0.05 for at in range(30)})
-    assert selection._find_shallowest(additive, SearchFloor(sqnr_db=15), {}) == 30
+    assert selection._find_shallowest(additive, SearchFloor(sqnr_db=15)) == 30
     assert len(additive.qualities) < 12
 
 

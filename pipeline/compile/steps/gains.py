@@ -1,0 +1,113 @@
+"""The step that asks whether a quantized unit gains over the unit in floats that it stands for.
+
+Where the target is here, engines of both graphs are timed in turns; elsewhere the speed is modelled (`Graph.modelled`).
+"""
+
+from dataclasses import dataclass
+
+from builders.backends import discovery
+from builders.execution.jobs import Job, Needs, WorkerContext
+from enginesmith.core.codec import encode
+from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.hardware.cpu_kinds import why_no_proof
+from enginesmith.core.text import format_bytes, format_plain
+from enginesmith.core.types import QUANTIZED, BuildRequest
+from enginesmith.registry.store.base import open_store
+from pipeline.compile.closure.code import backend_root
+from pipeline.compile.run_context import NotOnRecord, Work, stops_run
+from pipeline.compile.steps.blobs import fetch_graph
+from pipeline.compile.steps.keys import bucket_inputs, code_key, engine_limits, model_shapes
+from pipeline.quantization.search.rates import ERROR, name_rates
+from pipeline.values import Exported, Graph, ModelShapes
+from validation.latency.machine import machine
+
+# Of its speed, and of the bytes of its weights, over those of the unit in floats.
+LEAST_SPEEDUP, MOST_BYTES = 1.02, 0.9
+
+
+@dataclass(frozen=True)
+class RaceGraphs:
+    """Time engines of two graphs in turns, at the sizes that the model is tuned for. request: of the quantized one.
+
+    float_model, golden: digests of the other graph, and of the set that the inputs are from.
+    """
+
+    request: BuildRequest
+    float_model: str
+    golden: str
+    shapes: ModelShapes
+
+    def run(self, context: WorkerContext) -> "RacedGraphs":
+        """Milliseconds of both. Raises EnginesmithError when an engine cannot be built or run."""
+        import onnx
+
+        from pipeline.quantization.search.latency import EngineTiming, benchmark_until_decided
+        from validation.latency.measurement.loop import tuned_for
+
+        store, request, workdir = open_store(context.store), self.request, context.workdir
+        digests = {"narrow": request.model, "float": self.float_model}
+        models = [onnx.load(fetch_graph(store, digest, workdir / f"{name}.onnx")) for name, digest in digests.items()]
+        (bucket,) = bucket_inputs(store, self.golden, self.shapes, (tuned_for(self.shapes.dims),), workdir)
+        backend = discovery.configure(request.backend, dict(request.options))
+        with EngineTiming(backend, request, bucket.inputs, workdir) as race:
+            timing = benchmark_until_decided(race(*models), 1 - 1 / LEAST_SPEEDUP)
+        times_text = f"{format_plain(timing.int8_ms)} against {format_plain(timing.float_ms)} ms"
+        speedup = timing.float_ms / (timing.float_ms - timing.saving_ms)
+        return RacedGraphs(speedup, timing.lost, f"measured here in {timing.rounds} rounds: {times_text}")
+
+
+@dataclass(frozen=True)
+class RacedGraphs:
+    """What a race showed. speedup: by the median difference within rounds.  lost: whether it is surely below
+    `LEAST_SPEEDUP`.  source: the times in words."""
+
+    speedup: float
+    lost: bool
+    source: str
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a quantized unit gains. text: the figure and its source."""
+
+    is_enough: bool
+    text: str
+
+
+def weigh_gain(request: BuildRequest, graph: Graph, export: Exported, work: Work) -> Gain | None:
+    """What a quantized unit gains over the unit of the spec in floats, of the same target and backend, that it stands
+    for; None without one, and where it is not known."""
+    scheme, asked = graph.variant.scheme, work.spec.quantization.gain
+    floats = [precision for precision in work.spec.precision_list() if precision not in QUANTIZED]
+    figures = graph.modelled.get("bytes" if asked == "bytes" else name_rates(request.target))
+    if scheme is None or not floats or figures is None:
+        return None
+    precision = scheme.float_precision if scheme.float_precision in floats else floats[0]
+    name, float_figure = (
+        f"{request.target.name} {precision} {request.backend}",
+        figures[1 if precision == "fp32" else 2],
+    )
+    if asked == "bytes":
+        share, sizes = figures.quantized / max(float_figure, 1), map(format_bytes, (figures.quantized, float_figure))
+        source = f"{' against '.join(sizes)} of weights; maximum {MOST_BYTES:g}"
+        return Gain(share <= MOST_BYTES, f"{share:.2f} of the bytes of {name} ({source})")
+    speedup, source = float_figure / figures.quantized, f"modelled, {ERROR}"
+    is_enough = speedup >= LEAST_SPEEDUP
+    backend = discovery.configure(request.backend, dict(request.options))
+    is_here = not (backend.runs(request.target) or why_no_proof(request))
+    if asked == "latency" and is_here and precision == "fp32" and not graph.shards:
+        try:
+            race = RaceGraphs(request, export.model.digest, export.golden, model_shapes(work.spec))
+            code = code_key(RaceGraphs, backend_root(request.backend))
+            job = Job("race", race, work.context.store.uri, engine_limits(work.spec, "latency"), Needs(alone=True))
+            key = {**encode(race), "machine": encode(machine()), **code}
+            raced = work.context.once("race", f"race {request.unit}", key, job)
+            speedup, is_enough, source = raced.speedup, not raced.lost, raced.source
+        except NotOnRecord:
+            source += "; build measures it"
+        except EnginesmithError as error:
+            if stops_run(error):
+                raise
+            source += f"; it could not be measured: {error}"
+    head = "" if is_enough else "no faster: "
+    return Gain(is_enough, f"{head}{speedup:.2f} times the speed of {name} ({source}; minimum {LEAST_SPEEDUP:g})")

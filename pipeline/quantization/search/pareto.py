@@ -1,0 +1,71 @@
+"""The trade between quality and latency: the front of what was run, and the point that is chosen on it.
+
+A point is on the front where no other one is as fast and better. Quality is the relative RMS error of the outputs. The
+knee is the point farthest below the line from the fastest point of the front to its most accurate one, with latency and
+error scaled to their ranges (Satopaa et al., "Finding a Kneedle in a Haystack", ICDCSW 2011); the fastest, if none is.
+"""
+
+import math
+from collections.abc import Sequence
+
+from enginesmith.core.errors import DataError
+from enginesmith.core.text import format_plain
+from pipeline.quantization.search.trial import FrontierPoint, in_json
+from validation.reporting.quantization import LEAST_DB, decibels_text
+
+
+def error_of(point: FrontierPoint) -> float:
+    """Relative RMS error of the outputs of a point that was run; one of `LEAST_DB` is as bad as any other."""
+    return 0.0 if point.sqnr_db is None else 10 ** (-max(point.sqnr_db, LEAST_DB) / 20)
+
+
+def find_front(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
+    """Those of the points with a cost that no other one dominates, the fastest first; of equal ones, the first."""
+    front = list[FrontierPoint]()
+    for point in sorted(points, key=lambda point: (_ms(point), error_of(point))):
+        if not front or error_of(point) < error_of(front[-1]):
+            front.append(point)
+    return front
+
+
+def find_knee(points: Sequence[FrontierPoint]) -> FrontierPoint:
+    """The knee of the front of these points."""
+    front = find_front(points)
+    first, last = front[0], front[-1]
+    ms_range, error_range = _ms(last) - _ms(first) or 1.0, error_of(first) - error_of(last) or 1.0
+
+    def height(point: FrontierPoint) -> float:
+        return (_ms(point) - _ms(first)) / ms_range + (error_of(point) - error_of(last)) / error_range
+
+    return min(front, key=lambda point: round(height(point), 9))  # of equal ones, the fastest
+
+
+def find_within(points: Sequence[FrontierPoint], budget_ms: float, latency: str) -> FrontierPoint:
+    """The most accurate of the points within a budget; of equal ones, the fastest. latency: where their times are from.
+
+    Raises DataError where none is, which says the nearest.
+    """
+    affordable_points = [point for point in points if _ms(point) <= budget_ms]
+    if not affordable_points:
+        nearest_point, source = min(points, key=_ms), latency or "no target is here, or has known rates"
+        raise DataError(
+            f"quantization.budget_ms {budget_ms:g} is out of reach: the fastest point takes "
+            f"{describe_point(nearest_point)} ({source}); raise the budget"
+        )
+    return min(affordable_points, key=lambda point: (error_of(point), _ms(point)))
+
+
+def list_depths(count: int) -> list[int]:
+    """How many groups of `count` are left in float at the points that are tried: 0, 1, 2, 4, ... and all."""
+    return sorted({0, count, *(2**power for power in range(count.bit_length()) if 2**power < count)})
+
+
+def describe_point(point: FrontierPoint) -> str:
+    """'1.234 ms, at 31.2 dB with 97.0 % narrow'."""
+    quality_text = decibels_text(in_json(point.sqnr_db))
+    ms_text = "" if point.ms is None else f"{format_plain(point.ms)} ms, at "
+    return f"{ms_text}{quality_text} with {100 * point.share:.1f} % of the multiplications in the narrow format"
+
+
+def _ms(point: FrontierPoint) -> float:
+    return math.inf if point.ms is None else point.ms

@@ -1,0 +1,69 @@
+"""A quantized unit that gains too little over floats: said, and not built where the spec asks for a gain."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from tests.pipeline.projects import Project
+
+# A CPU that no machine of the tests is: its speed is modelled. int4 weights are multiplied as floats there.
+ELSEWHERE, HERE = "arm64", "cpu"
+UNIT = f"{ELSEWHERE} int4 onnxruntime"
+
+
+@pytest.fixture
+def wide(project: Project) -> Project:
+    """A product of as many rows as make it compute-bound, in fp32 and int4."""
+    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((128, 128)).astype(np.float32), "w")
+    value_infos = [helper.make_tensor_value_info(name, 1, ["batch", 128]) for name in ("x", "y")]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "product")], "g", value_infos[:1], value_infos[1:]
+    )
+    graph.initializer.append(weight)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), project.folder / "tiny.onnx")
+    samples = np.random.default_rng(1).standard_normal((32, 128)).astype(np.float32)
+    np.savez(project.folder / "golden.npz", x=samples)
+    np.savez(project.folder / "calibration.npz", x=samples[::-1] / 2)
+    project.change_spec(
+        inputs={"x": {"dtype": "float32", "shape": ["batch", 128]}}, outputs=["y"], golden={"data": "golden.npz"},
+        dims={"batch": {"min": 1, "opt": 4096, "max": 4096}}, precisions=["fp32", "int4"], targets=[ELSEWHERE],
+        backends={"onnxruntime": {}},
+    )  # fmt: skip
+    return project
+
+
+def test_a_listed_unit_that_is_no_faster_is_built_and_the_plan_and_the_build_say_so(wide: Project) -> None:
+    engines = {row["precision"]: row for row in wide.run("build", wide.spec, "--json").json["engines"]}
+    figure = "no faster: 1.00 times the speed of arm64 fp32 onnxruntime (modelled, "
+    assert engines["int4"]["status"] == "unproven" and figure in engines["int4"]["reason"]
+    assert "no faster" not in engines["fp32"]["reason"] and figure in wide.run("plan", wide.spec).out.replace("\n", " ")
+
+
+def test_where_a_gain_is_asked_for_it_is_refused_unless_it_is_required(wide: Project) -> None:
+    wide.change_spec(quantization={"gain": "latency"})
+    planned = {row["precision"]: row for row in wide.run("plan", wide.spec, "--json").json["units"]}
+    assert planned["int4"]["action"] == "refused" and planned["fp32"]["action"] == "build"
+    assert f"1.00 times the speed of {ELSEWHERE} fp32" in planned["int4"]["reason"]
+    assert f"'{UNIT}' in build.required, builds it" in planned["int4"]["reason"]
+    wide.change_spec(build={"required": [UNIT]})
+    required = {row["precision"]: row for row in wide.run("plan", wide.spec, "--json").json["units"]}
+    assert required["int4"]["action"] == "build" and "no faster: 1.00" in required["int4"]["reason"]
+
+
+def test_bytes_are_a_gain_where_the_spec_asks_for_them(wide: Project) -> None:
+    wide.change_spec(quantization={"gain": "bytes"})
+    planned = {row["precision"]: row for row in wide.run("plan", wide.spec, "--json").json["units"]}
+    assert planned["int4"]["action"] == "build"
+    assert "0.13 of the bytes of arm64 fp32 onnxruntime (8.2 KiB against 64.0 KiB" in planned["int4"]["reason"]
+
+
+def test_here_both_graphs_are_timed_in_turns(wide: Project) -> None:
+    wide.change_spec(quantization={"gain": "latency"}, precisions=["fp32", "int8"], targets=[HERE])
+    before = wide.run("plan", wide.spec, "--json").json
+    built = wide.run("build", wide.spec, "--json")
+    (reason,) = [row["reason"] for row in built.json["engines"] if row["precision"] == "int8"]
+    assert "measured here in " in reason and "times the speed of cpu fp32 onnxruntime" in reason, (before, reason)
+    again = wide.run("plan", wide.spec, "--json")
+    (planned,) = [row["reason"] for row in again.json["units"] if row["precision"] == "int8"]
+    assert "measured here in " in planned, "the plan recalls the race"
