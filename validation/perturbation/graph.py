@@ -413,8 +413,9 @@ def perturb_graph(
     path = workdir / "rounding.onnx"
     model = with_rounding(load_graph(graph), half, activation_blocks)
     write_graph(model, path)
+    has_halves, has_grids = traits(model)
     with opener(path) as session:
-        yield Perturbed(session, *traits(model))
+        yield Perturbed(session, has_halves or half is not None, has_grids)
 
 
 @contextmanager
