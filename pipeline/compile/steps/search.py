@@ -134,7 +134,7 @@ class SearchQuantization:
                 targets.append(SearchTarget(ranges, scheme, timer, kind.kind.precision))
             runs = group_runs(source.runs(), *shapes)
             choices = choose_each(
-                onnx.load(file), targets, runs, search.floor, search.smoothing, overrides, labels, clock
+                onnx.load(file), targets, runs, search.floor, search.smoothing, overrides, labels, clock, shapes
             )
         pairs = zip(self.kinds, choices, strict=True)
         return SearchResults(tuple(self._store(kind, choice, store, context.workdir) for kind, choice in pairs))

@@ -4,7 +4,7 @@ The golden set proves what was chosen and chooses nothing, so a trial is compare
 with the metrics of the graph's own checks. Those are other samples than the golden ones, and a search picks what is
 good on them. So each limit has a margin, and must hold on each of a few parts of the samples: a golden set is no
 larger than such a part, and in a part the few samples that have most of the error, or the few that an element of an
-output is about, are not lost among the others.
+output is about, are not lost among the others. The graph's checks have edges of other sizes too, so trials run at them.
 """
 
 from collections.abc import Sequence
@@ -12,13 +12,16 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TypeVar
 
+from enginesmith.arrays import Array
 from enginesmith.core.reports.proof import CHANGED, DECISIONS
-from enginesmith.core.types import Tensors
+from enginesmith.core.types import Dim, Tensors, TensorSpec
 from pipeline.quantization.search.quality import GraphLimits, SearchFloor
 from validation.comparison.decisions import as_decided, decision_checks
 from validation.comparison.selections import Selections
 from validation.comparison.sessions import StageComparison
-from validation.golden.golden_set import Case
+from validation.data.batches import leading_dim
+from validation.data.samples import resize
+from validation.golden.golden_set import Case, edge_sizes
 from validation.limits.budget import Budgets, OutputLimits, default_budget
 from validation.limits.rounding import MOST_CHANGED, NearTies
 from validation.limits.terms import Budget
@@ -56,25 +59,40 @@ def budget_of(limits: GraphLimits) -> Budget:
     return base_limits.override(tight_limits)
 
 
-class GraphJudge:
-    """Takes what a trial answers, run after run, and counts the checks that it fails. runs: inputs."""
+def make_edges(runs: Sequence[Tensors], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> list[dict[str, Array]]:
+    """The runs at the sizes of a golden set's edges, one sample each: a larger batch repeats what it has."""
+    batch_dim = next((dim for dim in dims if dim.name == leading_dim(inputs)), None)
+    least_batch = {batch_dim.name: batch_dim.min} if batch_dim else {}
+    edges = [edge | least_batch for edge in edge_sizes(inputs, dims) if runs and edge.keys() - least_batch.keys()]
+    distinct_edges = {tuple(sizes.items()): sizes for sizes in edges}.values()
+    return [resize(runs[index % len(runs)], inputs, sizes) for index, sizes in enumerate(distinct_edges)]
 
-    def __init__(self, limits: GraphLimits, runs: Sequence[Tensors]) -> None:
-        self.limits, self.runs = limits, runs
+
+class GraphJudge:
+    """Takes what a trial answers, run after run, and counts the checks that it fails. runs: inputs.  edges: inputs of
+    the runs behind these, which are judged as edges of the last part."""
+
+    def __init__(self, limits: GraphLimits, runs: Sequence[Tensors], edges: Sequence[Tensors] = ()) -> None:
+        self.limits, self.runs, self._edges = limits, runs, edges
         self._parts = [
             StageComparison("quantization", None, {}, selections=Selections(limits.selected)) for _ in runs[:PARTS]
         ]
 
     def add(self, index: int, expected_outputs: Tensors, actual: Tensors) -> bool:
         """Take the outputs of float model and trial for a run; whether a part of the runs ends here and fails."""
-        run_part = self._parts[self._part(index)]
-        run_part.add(Case(str(index), "golden", self.runs[index], {}), expected_outputs, actual)
-        is_last = index + 1 == len(self.runs) or self._part(index + 1) != self._part(index)
+        run_part, is_edge = self._parts[self._part(index)], self.is_edge(index)
+        inputs = self._edges[index - len(self.runs)] if is_edge else self.runs[index]
+        run_part.add(Case(str(index), "edge" if is_edge else "golden", inputs, {}), expected_outputs, actual)
+        is_last = index + 1 == len(self.runs) + len(self._edges) or self._part(index + 1) != self._part(index)
         return is_last and not all(check.passed for check in run_part.checks(self._limits))
+
+    def is_edge(self, index: int) -> bool:
+        """Whether a run is one of the edges."""
+        return index >= len(self.runs)
 
     def _part(self, index: int) -> int:
         sizes = accumulate(len(self.runs[part_index::PARTS]) for part_index in range(PARTS))
-        return next(part_index for part_index, end in enumerate(sizes) if index < end)
+        return next((part_index for part_index, end in enumerate(sizes) if index < end), len(self._parts) - 1)
 
     @property
     def _limits(self) -> OutputLimits:
@@ -95,9 +113,12 @@ class GraphJudge:
         judged_outputs = {
             check.output for check in decision_results if check.name == CHANGED and check.limit is not None
         }
-        flipped_rows = [
-            rows
-            for output in judged_outputs
-            if (rows := as_decided(usual_drifts[output]).rows) and rows.flips > max(1, MOST_CHANGED * rows.count)
+        decision_counts = [
+            (rows.flips, rows.count) for output in judged_outputs if (rows := as_decided(usual_drifts[output]).rows)
         ]
-        return sum(not check.passed for check in [*checks, *decision_results]) + len(flipped_rows)
+        if DECISIONS not in self.limits.given:
+            decision_counts += [
+                (drift.mismatches, drift.count) for drift in usual_drifts.values() if drift.mismatches is not None
+            ]
+        flipped = [flips for flips, count in decision_counts if flips > max(1, MOST_CHANGED * count)]
+        return sum(not check.passed for check in [*checks, *decision_results]) + len(flipped)

@@ -12,14 +12,14 @@ from typing import Literal
 from onnx import ModelProto
 
 from enginesmith.core.reports.breakdown import RecordedSearch, SearchPoint
-from enginesmith.core.types import Precision, QuantizationScheme, Tensors
+from enginesmith.core.types import Dim, Precision, QuantizationScheme, Tensors, TensorSpec
 from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.block_floats import FORMATS, FP8, find_block_sites
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, usable_sites
 from pipeline.quantization.schemes.write import write_searched
-from pipeline.quantization.search.graph_limits import GraphJudge, deal
+from pipeline.quantization.search.graph_limits import GraphJudge, deal, make_edges
 from pipeline.quantization.search.latency import PairedRounds, Timing
 from pipeline.quantization.search.quality import GraphLimits, Quality, SearchClock, SearchFloor
 from pipeline.quantization.search.sensitivity import Answers, SweepCost, quality, sweep
@@ -199,7 +199,8 @@ class FloatSide:
     """What all kinds of int8 are fitted on and compared with. model: prepared, its weights in a file, which graphs of
     it share.  fitted: runs that settings see.
 
-    runs, expected: inputs and the float model's outputs to judge on.  answers: the right ones, where there are labels.
+    runs, expected: inputs and the float model's outputs to judge on, at the end those of `edges`, runs at other sizes.
+    answers: the right ones, where there are labels.
     overrides: node -> precision.  limits: of the graph's own checks.  clock: of the search.  mask: as `find_mask`.
     """
 
@@ -212,6 +213,7 @@ class FloatSide:
     limits: GraphLimits | None
     clock: SearchClock
     mask: str | None = None
+    edges: Sequence[Tensors] = ()
 
     @classmethod
     def of(
@@ -223,10 +225,11 @@ class FloatSide:
         limits: GraphLimits | None,
         clock: SearchClock,
         folder: Path,
+        shapes: tuple[Sequence[TensorSpec], Sequence[Dim]] | None = None,
     ) -> "FloatSide":
         """From a model as it was exported and calibration runs; raises ModelError when it does not run on them.
 
-        folder: for the weights, until the search is over.
+        folder: for the weights, until the search is over.  shapes: inputs and dims, whose edges limits are held at.
         """
         fitting_runs, judging_runs = divide_runs(runs, filled=limits is not None)
         if limits:
@@ -235,9 +238,10 @@ class FloatSide:
         graph, judged_inputs = with_weights_outside(prepare_model(model), folder), [run.inputs for run in judging_runs]
         answers = Answers(labels.output, [labels.of(run) for run in judging_runs]) if labels else None
         plain_runner = SessionRunner(graph)
-        expected_outputs = [plain_runner.run(inputs) for inputs in judged_inputs]
+        edges = make_edges(judged_inputs, *shapes) if limits and shapes else []
+        expected_outputs = [plain_runner.run(inputs) for inputs in (*judged_inputs, *edges)]
         mask = find_mask(plain_runner, fitting_runs)
-        return cls(graph, fitting_runs, judged_inputs, expected_outputs, answers, overrides, limits, clock, mask)
+        return cls(graph, fitting_runs, judged_inputs, expected_outputs, answers, overrides, limits, clock, mask, edges)
 
 
 def open_trials(
@@ -380,8 +384,8 @@ class SearchTrial:
             float_side = self.side
             float_side.clock.check("trials of the whole model", len(self.qualities))
             runner = SessionRunner(self.write(float_groups, self.scheme), exact=True)
-            answers = (runner.run(inputs) for inputs in float_side.runs)
-            judge = GraphJudge(float_side.limits, float_side.runs) if float_side.limits else None
+            answers = (runner.run(inputs) for inputs in (*float_side.runs, *float_side.edges))
+            judge = GraphJudge(float_side.limits, float_side.runs, float_side.edges) if float_side.limits else None
             self.qualities[float_groups] = quality(float_side.expected, answers, float_side.answers, judge)
         graph_quality = self.qualities[float_groups]
         return replace(
