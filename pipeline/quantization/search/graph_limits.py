@@ -36,6 +36,9 @@ MARGIN_DB = 5.0
 
 # Parts of the runs that the limits must hold on; a trial ends with the first that fails.
 PARTS = 3
+# Samples that a trial is run on at the sizes of each edge, as long as all of them are no more than MOST_EDGES: the graph
+# has one sample there, and of twenty lines of text cut to another size an int8 classifier misses its limits on five.
+EDGE_SAMPLES, MOST_EDGES = 4, 48
 
 
 def deal(runs: Sequence[T]) -> list[T]:
@@ -60,12 +63,13 @@ def budget_of(limits: GraphLimits) -> Budget:
 
 
 def make_edges(runs: Sequence[Tensors], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> list[dict[str, Array]]:
-    """The runs at the sizes of a golden set's edges, one sample each: a larger batch repeats what it has."""
+    """Samples of the runs at the sizes of a golden set's edges, one by one: a larger batch repeats what it has."""
     batch_dim = next((dim for dim in dims if dim.name == leading_dim(inputs)), None)
     least_batch = {batch_dim.name: batch_dim.min} if batch_dim else {}
     edges = [edge | least_batch for edge in edge_sizes(inputs, dims) if runs and edge.keys() - least_batch.keys()]
-    distinct_edges = {tuple(sizes.items()): sizes for sizes in edges}.values()
-    return [resize(runs[index % len(runs)], inputs, sizes) for index, sizes in enumerate(distinct_edges)]
+    distinct_edges = list({tuple(sizes.items()): sizes for sizes in edges}.values())
+    sample_count = max(1, min(EDGE_SAMPLES, MOST_EDGES // max(len(distinct_edges), 1), len(runs)))
+    return [resize(runs[index % len(runs)], inputs, sizes) for index, sizes in enumerate(distinct_edges * sample_count)]
 
 
 class GraphJudge:
