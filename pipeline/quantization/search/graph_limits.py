@@ -36,8 +36,8 @@ MARGIN_DB = 5.0
 
 # Parts of the runs that the limits must hold on; a trial ends with the first that fails.
 PARTS = 3
-# Samples that a trial is run on at the sizes of each edge, as long as all of them are no more than MOST_EDGES: the graph
-# has one sample there, and of twenty lines of text cut to another size an int8 classifier misses its limits on five.
+# Samples that a trial is run on at the sizes of each edge, as long as all together are no more than MOST_EDGES: of
+# twenty lines of text cut to another size an int8 classifier misses its limits on five, and on which is chance.
 EDGE_SAMPLES, MOST_EDGES = 4, 48
 
 
@@ -69,7 +69,11 @@ def make_edges(runs: Sequence[Tensors], inputs: Sequence[TensorSpec], dims: Sequ
     edges = [edge | least_batch for edge in edge_sizes(inputs, dims) if runs and edge.keys() - least_batch.keys()]
     distinct_edges = list({tuple(sizes.items()): sizes for sizes in edges}.values())
     sample_count = max(1, min(EDGE_SAMPLES, MOST_EDGES // max(len(distinct_edges), 1), len(runs)))
-    return [resize(runs[index % len(runs)], inputs, sizes) for index, sizes in enumerate(distinct_edges * sample_count)]
+    return [
+        resize(runs[(index + shift) % len(runs)], inputs, sizes)
+        for shift in range(sample_count)
+        for index, sizes in enumerate(distinct_edges)
+    ]
 
 
 class GraphJudge:

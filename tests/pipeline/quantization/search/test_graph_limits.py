@@ -125,6 +125,7 @@ def test_a_trial_is_judged_at_the_edges_too_which_count_for_nothing_else() -> No
     samples = {"x": rng.exponential(size=(96, 4)).astype(np.float32)}
     edges = make_edges([samples], inputs, dims)
     assert [values["x"].shape for values in edges] == [(1, 4), (1, 64)] and not make_edges([samples], inputs, dims[:1])
+    assert len(make_edges([samples] * 9, inputs, dims)) == 8
     args = model, all_ranges(model, samples), TENSORRT_FP32, runs(samples), SearchFloor(graph=GraphLimits())
     usual, wide = choose(*args), choose(*args, shapes=(inputs, dims))
     assert not usual.left and [reason[:18] for reason in wide.left.values()] == ["the graph's limits"]
