@@ -37,7 +37,7 @@ from validation.perturbation.graph import FLIPS, SKIP, Perturbed
 MOST_CASES, MOST_EDGES, SMALL_BYTES, SMALL_INPUTS = 12, 8, 1 << 16, 1 << 12
 # Any other is run on the first samples of golden cases, the smallest edge, and the greatest edge not above those: on so
 # many samples in all, and on so many of one case. Where that does not explain a drift, each edge is measured by itself:
-# it is a crop of a golden sample, whose rounding another crop does not show.
+# it has crops of golden samples, whose rounding other crops do not show.
 SAMPLES, MOST_SAMPLES = 8, 4
 # Saturated outputs of a classifier move in few samples, and a flip in a convolutional net moves few rows of an image.
 # Where rounding does not explain a drift on SAMPLES, it is measured on so many; of a small model on so many cases.
@@ -139,7 +139,7 @@ def measure_rounding(
             for partial_result in _measure(groups, passes, reference, perturbed_graph.session, bounds):
                 yield partial_result
             is_sampled = groups and (not groups[0].small or groups[0].parts > len(groups[0].cases))
-            other_edges = _other_edges(golden, groups, reference)
+            other_edges = _other_edges(golden, groups)
             if thorough and (is_sampled or other_edges) and (perturbed_graph.halves or perturbed_graph.grids):
                 groups = [*_groups(golden, is_small, reference, THOROUGH_SAMPLES, whole), *other_edges]
                 ways = [list(_ways(perturbed_graph.halves, perturbed_graph.grids, group)) for group in groups]
@@ -306,11 +306,10 @@ def _groups(golden: GoldenSet, is_small: bool, reference: Session, samples: int,
     return [_Group("golden", cases, part_count, is_small), *edge_groups] if cases else edge_groups
 
 
-def _other_edges(golden: GoldenSet, groups: Sequence[_Group], reference: Session) -> list[_Group]:
-    """The edges that `groups` lack, each as a group under its name, cut to its first samples but of a small model."""
+def _other_edges(golden: GoldenSet, groups: Sequence[_Group]) -> list[_Group]:
+    """The edges that `groups` lack, each whole, as a group under its name: one sample may have all the drift."""
     is_small, names = bool(groups) and groups[0].small, {case.name for group in groups for case in group.cases}
-    cases = [case for case in golden.of_kind("edge") if case.name not in names]
-    return [_Group(case.name, [case if is_small else _first_samples(case, reference)], 1, is_small) for case in cases]
+    return [_Group(case.name, [case], 1, is_small) for case in golden.of_kind("edge") if case.name not in names]
 
 
 def _first_samples(case: Case, reference: Session) -> Case:

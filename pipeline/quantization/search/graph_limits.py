@@ -63,7 +63,7 @@ def budget_of(limits: GraphLimits) -> Budget:
 
 
 def make_edges(runs: Sequence[Tensors], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> list[dict[str, Array]]:
-    """Samples of the runs at the sizes of a golden set's edges, one by one: a larger batch repeats what it has."""
+    """Samples of the runs at the sizes of a golden set's edges, one by one: of a batch, each counts."""
     batch_dim = next((dim for dim in dims if dim.name == leading_dim(inputs)), None)
     least_batch = {batch_dim.name: batch_dim.min} if batch_dim else {}
     edges = [edge | least_batch for edge in edge_sizes(inputs, dims) if runs and edge.keys() - least_batch.keys()]
