@@ -9,6 +9,7 @@ output is about, are not lost among the others. The graph's checks have edges of
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate
 from typing import TypeVar
 
@@ -18,7 +19,7 @@ from enginesmith.core.types import Dim, Tensors, TensorSpec
 from pipeline.quantization.search.quality import GraphLimits, SearchFloor
 from validation.comparison.decisions import as_decided, decision_checks
 from validation.comparison.selections import Selections
-from validation.comparison.sessions import StageComparison
+from validation.comparison.sessions import StageComparison, edge_checks
 from validation.data.batches import leading_dim
 from validation.data.samples import resize
 from validation.golden.golden_set import Case, edge_sizes
@@ -53,13 +54,17 @@ def with_margin(floor: SearchFloor) -> SearchFloor:
 
 def budget_of(limits: GraphLimits) -> Budget:
     """The documented limits of an int8 graph or the spec's, with the margin; shares of decisions have none."""
-    base_limits = Budgets(default_budget("quantization", "int8")).override(limits.given).default
+    base_limits = _plain_budget(limits)
     factor = 10 ** (MARGIN_DB / 20)
     set_limits = {name: limit for name, limit in base_limits.items() if limit is not None}
     tight_limits = {name: limit + MARGIN_DB for name, limit in set_limits.items() if name.endswith("_db")}
     tight_limits |= {name: limit / factor for name, limit in set_limits.items() if name.startswith("max_")}
     tight_limits |= {name: 1 - (1 - limit) / factor**2 for name, limit in set_limits.items() if name == "cosine"}
     return base_limits.override(tight_limits)
+
+
+def _plain_budget(limits: GraphLimits) -> Budget:
+    return Budgets(default_budget("quantization", "int8")).override(limits.given).default
 
 
 def make_edges(runs: Sequence[Tensors], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> list[dict[str, Array]]:
@@ -78,45 +83,68 @@ def make_edges(runs: Sequence[Tensors], inputs: Sequence[TensorSpec], dims: Sequ
 
 class GraphJudge:
     """Takes what a trial answers, run after run, and counts the checks that it fails. runs: inputs.  edges: inputs of
-    the runs behind these, which are judged as edges of the last part."""
+    the runs behind these, at other sizes. Each keeps the graph's limits itself, without a margin: a golden set need not
+    have the hard samples by which its edges would be judged."""
 
     def __init__(self, limits: GraphLimits, runs: Sequence[Tensors], edges: Sequence[Tensors] = ()) -> None:
-        self.limits, self.runs, self._edges = limits, runs, edges
+        self.limits, self.runs, self._edges, self._edge_failures = limits, runs, edges, 0
         self._parts = [
             StageComparison("quantization", None, {}, selections=Selections(limits.selected)) for _ in runs[:PARTS]
         ]
 
     def add(self, index: int, expected_outputs: Tensors, actual: Tensors) -> bool:
-        """Take the outputs of float model and trial for a run; whether a part of the runs ends here and fails."""
-        run_part, is_edge = self._parts[self._part(index)], self.is_edge(index)
-        inputs = self._edges[index - len(self.runs)] if is_edge else self.runs[index]
-        run_part.add(Case(str(index), "edge" if is_edge else "golden", inputs, {}), expected_outputs, actual)
-        is_last = index + 1 == len(self.runs) + len(self._edges) or self._part(index + 1) != self._part(index)
-        return is_last and not all(check.passed for check in run_part.checks(self._limits))
+        """Take the outputs of float model and trial for a run; whether a part of the runs, or an edge, fails here."""
+        if self.is_edge(index):
+            inputs = self._edges[index - len(self.runs)]
+            pairs = {name: (values, actual[name]) for name, values in expected_outputs.items()}
+            self._edge_failures += sum(not self._holds_at_edge(name, inputs, pair) for name, pair in pairs.items())
+            return self._edge_failures > 0
+        run_part = self._parts[self._part(index)]
+        run_part.add(Case(str(index), "golden", self.runs[index], {}), expected_outputs, actual)
+        is_last = index + 1 == len(self.runs) or self._part(index + 1) != self._part(index)
+        return is_last and not all(check.passed for check in run_part.checks(self._limits(budget_of(self.limits))))
 
     def is_edge(self, index: int) -> bool:
         """Whether a run is one of the edges."""
         return index >= len(self.runs)
 
+    def _holds_at_edge(self, output: str, inputs: Tensors, pair: tuple[Array, Array]) -> bool:
+        """Whether an output keeps the graph's limits at an edge; so it is said of one that is judged by its rows."""
+        if output in self.limits.selected:
+            return True
+        usual_drift = self._usual.get(output)
+        limits = self._limits(_plain_budget(self.limits)).at(output, "edge", pair[0].size)
+        try:
+            usual_drift = usual_drift and replace(usual_drift, samples=None)
+            checks = edge_checks("quantization", ("edge", inputs.values()), output, pair, usual_drift, limits)
+        except ValueError:  # another shape
+            return False
+        return all(check.passed for check in checks)
+
     def _part(self, index: int) -> int:
         sizes = accumulate(len(self.runs[part_index::PARTS]) for part_index in range(PARTS))
-        return next((part_index for part_index, end in enumerate(sizes) if index < end), len(self._parts) - 1)
+        return next(part_index for part_index, end in enumerate(sizes) if index < end)
 
-    @property
-    def _limits(self) -> OutputLimits:
+    def _limits(self, budget: Budget) -> OutputLimits:
         exact_names = {
             name for run_part in self._parts for name, array in run_part.outputs.items() if array.dtype.kind in "biu"
         }
         near_ties = {} if DECISIONS in self.limits.given else dict.fromkeys(exact_names, NearTies())
-        return OutputLimits(Budgets(budget_of(self.limits), decisions=near_ties))
+        return OutputLimits(Budgets(budget, decisions=near_ties))
 
-    def missed(self) -> int:
-        """How many checks fail. The share of changed decisions may be `MOST_CHANGED`, and one decision may change."""
-        checks = [check for run_part in self._parts for check in run_part.checks(self._limits)]
+    @cached_property
+    def _usual(self) -> dict[str, Drift]:
+        """The drift of the runs by output, which are all taken."""
         usual_drifts: dict[str, Drift] = {}
         for run_part in self._parts:
             for output, drift in run_part.usual().items():
                 usual_drifts[output] = usual_drifts[output].merge(drift) if output in usual_drifts else drift
+        return usual_drifts
+
+    def missed(self) -> int:
+        """How many checks fail. The share of changed decisions may be `MOST_CHANGED`, and one decision may change."""
+        limits, usual_drifts = self._limits(budget_of(self.limits)), self._usual
+        checks = [check for run_part in self._parts for check in run_part.checks(limits)]
         decision_results = decision_checks(usual_drifts, self.limits.metrics, self.limits.given)
         judged_outputs = {
             check.output for check in decision_results if check.name == CHANGED and check.limit is not None
@@ -129,4 +157,4 @@ class GraphJudge:
                 (drift.mismatches, drift.count) for drift in usual_drifts.values() if drift.mismatches is not None
             ]
         flipped = [flips for flips, count in decision_counts if flips > max(1, MOST_CHANGED * count)]
-        return sum(not check.passed for check in [*checks, *decision_results]) + len(flipped)
+        return sum(not check.passed for check in [*checks, *decision_results]) + len(flipped) + self._edge_failures
