@@ -121,7 +121,7 @@ def measure_rounding(
     For a large model it is yielded twice: from one way to round, then from all, which only loosens limits: most engines
     pass with the first. thorough: whether a graph in 16 bits or with quantized tensors is then run on
     THOROUGH_SAMPLES, THOROUGH_DRAWS times, and yielded after each, and then on the edges that were left out, each under
-    its name; a small one only where it has more golden cases or edges.
+    its name; a small one only where it has more golden cases or edges, or is run on whole cases.
     graphs: ONNX files, whose sizes bound the runs.  perturbed: is opened for the runs.  reference: a session of what is
     perturbed.  whole: whether all golden cases are run whole, as sequences are, and none is cut to its first samples.
 
@@ -138,7 +138,7 @@ def measure_rounding(
             passes = [[group_ways[way_slice] for group_ways in ways] for way_slice in way_slices]
             for partial_result in _measure(groups, passes, reference, perturbed_graph.session, bounds):
                 yield partial_result
-            is_sampled = groups and (not groups[0].small or groups[0].parts > len(groups[0].cases))
+            is_sampled = groups and (whole or not groups[0].small or groups[0].parts > len(groups[0].cases))
             other_edges = _other_edges(golden, groups)
             if thorough and (is_sampled or other_edges) and (perturbed_graph.halves or perturbed_graph.grids):
                 groups = [*_groups(golden, is_small, reference, THOROUGH_SAMPLES, whole), *other_edges]

@@ -26,7 +26,7 @@ from validation.golden.golden_set import Case, edge_sizes
 from validation.limits.budget import Budgets, OutputLimits, default_budget
 from validation.limits.rounding import MOST_CHANGED, NearTies
 from validation.limits.terms import Budget
-from validation.metrics.drift import Drift
+from validation.metrics.drift import Drift, is_exact, measure
 
 T = TypeVar("T")
 
@@ -88,6 +88,7 @@ class GraphJudge:
 
     def __init__(self, limits: GraphLimits, runs: Sequence[Tensors], edges: Sequence[Tensors] = ()) -> None:
         self.limits, self.runs, self._edges, self._edge_failures = limits, runs, edges, 0
+        self._edge_drifts: dict[str, Drift] = {}
         self._parts = [
             StageComparison("quantization", None, {}, selections=Selections(limits.selected)) for _ in runs[:PARTS]
         ]
@@ -119,6 +120,8 @@ class GraphJudge:
             checks = edge_checks("quantization", ("edge", inputs.values()), output, pair, usual_drift, limits)
         except ValueError:  # another shape
             return False
+        if is_exact(pair[0]):
+            self._edge_drifts[output] = self._edge_drifts.get(output, Drift()).merge(measure(*pair))
         return all(check.passed for check in checks)
 
     def _part(self, index: int) -> int:
@@ -153,8 +156,7 @@ class GraphJudge:
             (rows.flips, rows.count) for output in judged_outputs if (rows := as_decided(usual_drifts[output]).rows)
         ]
         if DECISIONS not in self.limits.given:
-            decision_counts += [
-                (drift.mismatches, drift.count) for drift in usual_drifts.values() if drift.mismatches is not None
-            ]
+            drifts = *usual_drifts.values(), *self._edge_drifts.values()
+            decision_counts += [(drift.mismatches, drift.count) for drift in drifts if drift.mismatches is not None]
         flipped = [flips for flips, count in decision_counts if flips > max(1, MOST_CHANGED * count)]
         return sum(not check.passed for check in [*checks, *decision_results]) + len(flipped) + self._edge_failures

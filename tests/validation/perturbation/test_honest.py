@@ -157,6 +157,9 @@ def test_what_few_cases_of_a_small_graph_do_not_explain_is_measured_on_more(tmp_
     assert few.drifts[key].count * 15 == more.drifts[key].count * 12
     assert more.drifts[key].max_rel >= few.drifts[key].max_rel
     assert len(stages_of(tmp_path, graph, count=12, thorough=True)) == 1, "there are no more cases"
+    assert len(stages_of(tmp_path, graph, count=1, thorough=True, whole=True)) == 5, (
+        "one case, as of a check, is one draw"
+    )
 
 
 def drift(sqnr_db: float, max_rel: float = 1e-3) -> Drift:

@@ -105,14 +105,14 @@ def test_decisions_may_change_once_or_in_a_hundred() -> None:
 
 
 def test_more_than_one_integer_of_a_hundred_is_too_many_though_a_part_alone_does_not_show_it() -> None:
-    def missed(changed: int) -> int:
+    def missed(changed: int, changed_at_edges: int) -> int:
         inputs = [{"x": np.ones((100, 1), np.float32)} for _ in range(3)]
-        judge, right = GraphJudge(GraphLimits(), inputs), np.arange(100).reshape(100, 1)
-        for index in range(3):
-            judge.add(index, {"y": right}, {"y": np.where(right < changed, -1, right)})
+        judge, right = GraphJudge(GraphLimits(), inputs, inputs), np.arange(100).reshape(100, 1)
+        for index in range(6):
+            judge.add(index, {"y": right}, {"y": np.where(right < (changed, changed_at_edges)[index // 3], -1, right)})
         return judge.missed()
 
-    assert [missed(changed) for changed in (1, 2)] == [0, 1]
+    assert [missed(*counts) for counts in ((1, 1), (2, 1), (1, 2))] == [0, 1, 1]
 
 
 def test_a_trial_is_judged_at_the_edges_too_which_count_for_nothing_else() -> None:
