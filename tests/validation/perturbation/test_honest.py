@@ -97,6 +97,19 @@ def test_why_it_is_not_known_is_said(tmp_path):
     assert honest_of(tmp_path, model) == Honest(reason="RandomNormalLike draws its result")
 
 
+@pytest.mark.parametrize(
+    ("operator", "reason"), [("Tanh", ""), ("Mish", ""), ("Swish", "no operator RandomUniformLike")]
+)
+def test_a_graph_of_a_late_opset_is_measured_where_older_ones_have_its_operators(tmp_path, operator, reason):
+    model = x_net(f"h = MatMul(x, w) y = {operator}(h)", opset=24)
+    onnx.save(model, tmp_path / "graph.onnx")
+    with OrtSession(tmp_path / "graph.onnx", optimized=False) as session:
+        perturbed = perturb_graph(tmp_path / "graph.onnx", partial(OrtSession, optimized=False), tmp_path)
+        golden = GoldenSet([Case("golden", "golden", {"x": np.ones((16, 5), np.float32)}, {})])
+        (*_, found) = measure_rounding([tmp_path / "graph.onnx"], perturbed, golden, session)
+    assert reason in found.reason and bool(found.drifts) is not bool(reason)
+
+
 def test_a_large_model_is_measured_in_stages_that_only_loosen(tmp_path, monkeypatch):
     assert len(stages_of(tmp_path, in_int8())) == 1
     monkeypatch.setattr("validation.perturbation.honest.SMALL_BYTES", 0)
