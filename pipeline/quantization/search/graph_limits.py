@@ -156,7 +156,13 @@ class GraphJudge:
             (rows.flips, rows.count) for output in judged_outputs if (rows := as_decided(usual_drifts[output]).rows)
         ]
         if DECISIONS not in self.limits.given:
-            drifts = *usual_drifts.values(), *self._edge_drifts.values()
-            decision_counts += [(drift.mismatches, drift.count) for drift in drifts if drift.mismatches is not None]
+            # A sample is repeated at a larger size, and a near tie in it: half as many may change there.
+            weighted_drifts = [(1, drift) for drift in usual_drifts.values()]
+            weighted_drifts += [(2, drift) for drift in self._edge_drifts.values()]
+            decision_counts += [
+                (weight * drift.mismatches, drift.count)
+                for weight, drift in weighted_drifts
+                if drift.mismatches is not None
+            ]
         flipped = [flips for flips, count in decision_counts if flips > max(1, MOST_CHANGED * count)]
         return sum(not check.passed for check in [*checks, *decision_results]) + len(flipped) + self._edge_failures
