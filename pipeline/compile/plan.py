@@ -294,7 +294,7 @@ def _profiles(inputs: tuple[TensorSpec, ...], dims: tuple[Dim, ...]) -> tuple[Sh
 
 
 # Failed checks that no other choice of int8 nodes can mend.
-_BEYOND = (OVERLAP, "repeats", "runs", "outputs", "shape", "measured")
+_BEYOND = (OVERLAP, "repeats", "runs", "outputs", "measured")
 
 
 @dataclass(frozen=True)

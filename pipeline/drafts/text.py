@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import permutations
 
 import yaml
 
@@ -161,11 +162,18 @@ def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
     return connections
 
 
-def find_unconnected(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
-    """The graphs of which nothing shows what they take from others, or give to them."""
+def find_unconnected(graphs: Sequence[FoundGraph]) -> dict[str, bool]:
+    """The graphs of which nothing shows what they take from others, or give to them, by key: whether nothing can, as no
+    type and shape fit, so that they stand side by side with the others."""
     sources = {connection.key: connection.source for connection in find_connections(graphs) if connection.source}
     connected_keys = {text.partition(".")[0] for pair in sources.items() for text in pair}
-    return [graph for graph in graphs if graph.key not in connected_keys]
+    fitting_keys = {
+        key
+        for giver, taker in permutations(graphs, 2)
+        if any(_fits(output, spec) for output in giver.gives for spec in _steps(taker))
+        for key in (giver.key, taker.key)
+    }
+    return {graph.key: graph.key not in fitting_keys for graph in graphs if graph.key not in connected_keys}
 
 
 def connect_states(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
@@ -278,16 +286,27 @@ def _sections_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: 
     yield f"model: {quote(ensemble_name)}"
     yield "graphs:                       # in the order of the data flow"
     yield from (f"  {graph.key}: {quote(files[graph.key])}" for graph in graphs)
-    yield "connections:                  # GRAPH.INPUT: what gives it"
+    unconnected = find_unconnected(graphs)
+    has_lines = bool(connections) or not all(unconnected.values())
+    yield f"connections:{'   ' if has_lines else ' {}'}               # GRAPH.INPUT: what gives it"
     for connection in connections:
         if connection.source is None:
             yield f"  # {FILL_IN}? {connection.key}: {connection.why}"
         else:
             yield f"  {quote(connection.key)}: {quote(connection.source)}   # {connection.why}"
     sources = {connection.key: connection.source for connection in connections if connection.source}
-    for graph in find_unconnected(graphs):
-        yield f"  # {FILL_IN}: nothing shows what connects {graph.key}; it takes {_list(graph.model.inputs)}"
-        yield f"  #   and gives {_list(graph.gives)}"
+    for graph in graphs:
+        if not unconnected.get(graph.key, True):
+            yield f"  # {FILL_IN}: nothing shows what connects {graph.key}; it takes {_list(graph.model.inputs)}"
+            yield f"  #   and gives {_list(graph.gives)}"
+    if any(unconnected.values()):
+        inner = {
+            *sources.values(),
+            *(f"{graph.key}.{state.output}" for graph in graphs for state in graph.model.states),
+        }
+        outputs = [f"{graph.key}.{output.name}" for graph in graphs for output in graph.gives]
+        names_text = ", ".join(quote(output) for output in outputs if output not in inner)
+        yield f"outputs: [{names_text}]   # of graphs side by side, too: no output fits an input of theirs"
     yield ""
     steps_text = ", sequence: sequence" if any(graph.model.states for graph in graphs) else ""
     comment = "real inputs of the whole, with which it and its graphs are proven; arrays:"

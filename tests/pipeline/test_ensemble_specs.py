@@ -34,6 +34,7 @@ from tests.pipeline.projects import arrays, assert_refused
         ("outputs", ["decoder.gone"], "'decoder' has no output 'gone'"),
         ("outputs", ["decoder.logits", "decoder.logits"], "'decoder.logits' is named twice"),
         ("outputs", ["encoder.hidden"], "no output of the whole is computed from graph 'decoder'"),
+        ("connections", {}, "graph 'encoder' is connected to no other; add its connections, name an output of it in"),
         ("limits", {"fp8": {"engine": {"sqnr_db": 20}}}, "limits.fp8: no graph has fp8"),
         ("graphs/decoder", "gone.yaml", "is no file in"),
         ("golden", None, "golden: is missing"),

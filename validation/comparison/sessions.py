@@ -185,7 +185,7 @@ class StageComparison:
         golden_drift = of_golden(output.golden) if output.golden else None
         columns: dict[str, dict[str, Value]] = {}
         for case, drift in output.edges.items():
-            limit_pair = limits.at(name, "edge", drift.count)
+            limit_pair = limits.at(name, "edge", drift.count, case)
             for value in _measure_drift(self.stage, output.dtype, drift, golden_drift, limit_pair).values():
                 columns.setdefault(value.name, {})[case] = value
         for metric, values in columns.items():

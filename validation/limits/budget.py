@@ -224,7 +224,7 @@ def _describe_loosening(default: Budget, sqnr_db: float) -> str:
 
 @dataclass(frozen=True)
 class OutputLimits:
-    """The limits of each output. honest: by output and kind of case, the drift that an honest kernel adds."""
+    """The limits of each output. honest: by output and kind of case, or edge, the drift that an honest kernel adds."""
 
     budgets: Budgets
     honest: Mapping[tuple[str, str], Drift] = field(default_factory=dict)
@@ -236,9 +236,10 @@ class OutputLimits:
             return limits
         return cls(Budgets(limits) if isinstance(limits, Budget) else limits)
 
-    def at(self, output: str, kind: str, elements: int) -> tuple[Budget, Drift | None]:
+    def at(self, output: str, kind: str, elements: int, case: str = "") -> tuple[Budget, Drift | None]:
         """The budget of an output of so many elements in a kind of case, and the drift that an honest kernel adds
-        there, where known."""
+        there, where known; of the case itself where that was measured."""
+        kind = case if (output, case) in self.honest else kind
         return self.budgets.of(output, kind, elements), self.honest.get((output, kind))
 
 

@@ -112,7 +112,7 @@ ONE_OF, LESS, FEWEST_SAMPLES = 8, 2, 16
 
 @dataclass(frozen=True)
 class Honest:
-    """What honest rounding adds: the drift by output and kind of case ('golden', 'edge').
+    """What honest rounding adds: the drift by output and kind of case ('golden', 'edge', or the name of one edge).
 
     most_samples: by output, the SQNR in decibels of most golden samples (`sqnr_of_most`).  decisions: by output of
     integers.  reason: why nothing was measured; empty where it was.

@@ -116,7 +116,8 @@ MANY_UNITS, FEW_UNITS = 32, 8
 STEP = 255 * FEW_UNITS * UNIT / 2
 # Results are clipped to this before they are moved: masks hold the lowest number of fp32, and more would be infinite.
 _LARGE = 1e30
-_OPSET = 11
+# Between these opsets ONNX Runtime's CPU draws random numbers.
+_OPSET, _LAST_OPSET = 11, 21
 _FLOAT, _HALVES = 1, {"fp16": 10, "bf16": 16}
 # Constants are clipped to the range of the type that they are cast to, as in graphs that the pipeline casts.
 _GREATEST = {10: 65504.0, 16: 3.3895314e38}
@@ -203,6 +204,7 @@ def with_rounding(
     copy = lift(inline_functions(model), _OPSET)
     if opset_of(copy) < _OPSET:
         raise ValueError(f"its opset is older than {_OPSET}, and onnx cannot lift it")
+    _lower(copy)
     rounding = _Rounding(*types_of(copy), _HALVES.get(half or "", 0), activation_blocks)
     rounding.units = FEW_UNITS if any(node.op_type in _QUANTIZE for node in walk_nodes(copy.graph)) else MANY_UNITS
     rounding.counts = any(rounding.steps(node) for node in walk_nodes(copy.graph))
@@ -212,6 +214,26 @@ def with_rounding(
     copy.graph.initializer.extend(rounding.numbers.values())
     del copy.graph.value_info[:]
     return copy
+
+
+def _lower(model: "ModelProto") -> None:
+    """In place: the model in `_LAST_OPSET`, where that has all of its operators and attributes: later opsets have more
+    types of these, and other operators."""
+    from onnx import defs
+
+    for node in walk_nodes(model.graph):
+        if node.domain in ("", "ai.onnx"):
+            if not defs.has(node.op_type, max_inclusive_version=_LAST_OPSET):
+                return
+            schema = defs.get_schema(node.op_type, max_inclusive_version=_LAST_OPSET)
+            if (
+                len(node.input) > schema.max_input
+                or {entry.name for entry in node.attribute} - schema.attributes.keys()
+            ):
+                return
+    for entry in model.opset_import:
+        if entry.domain in ("", "ai.onnx"):
+            entry.version = min(entry.version, _LAST_OPSET)
 
 
 def traits(model: "ModelProto") -> tuple[bool, bool]:
@@ -413,8 +435,9 @@ def perturb_graph(
     path = workdir / "rounding.onnx"
     model = with_rounding(load_graph(graph), half, activation_blocks)
     write_graph(model, path)
+    has_halves, has_grids = traits(model)
     with opener(path) as session:
-        yield Perturbed(session, *traits(model))
+        yield Perturbed(session, has_halves or half is not None, has_grids)
 
 
 @contextmanager

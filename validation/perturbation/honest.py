@@ -36,7 +36,8 @@ from validation.perturbation.graph import FLIPS, SKIP, Perturbed
 # depends on few elements, and its runs take no time.
 MOST_CASES, MOST_EDGES, SMALL_BYTES, SMALL_INPUTS = 12, 8, 1 << 16, 1 << 12
 # Any other is run on the first samples of golden cases, the smallest edge, and the greatest edge not above those: on so
-# many samples in all, and on so many of one case.
+# many samples in all, and on so many of one case. Where that does not explain a drift, each edge is measured by itself:
+# it has crops of golden samples, whose rounding other crops do not show.
 SAMPLES, MOST_SAMPLES = 8, 4
 # Saturated outputs of a classifier move in few samples, and a flip in a convolutional net moves few rows of an image.
 # Where rounding does not explain a drift on SAMPLES, it is measured on so many; of a small model on so many cases.
@@ -97,7 +98,8 @@ class _Sums:
 
 @dataclass(frozen=True)
 class _Group:
-    """Cases whose drift is measured together. parts: size of all data over theirs.  small: whether the model is."""
+    """Cases whose drift is measured together. kind: 'golden', 'edge', or the name of one edge.  parts: size of all data
+    over theirs.  small: whether the model is."""
 
     kind: str
     cases: Sequence[Case]
@@ -118,7 +120,8 @@ def measure_rounding(
 
     For a large model it is yielded twice: from one way to round, then from all, which only loosens limits: most engines
     pass with the first. thorough: whether a graph in 16 bits or with quantized tensors is then run on
-    THOROUGH_SAMPLES, THOROUGH_DRAWS times, and yielded after each; a small one only where it has more golden cases.
+    THOROUGH_SAMPLES, THOROUGH_DRAWS times, and yielded after each, and then on the edges that were left out, each under
+    its name; a small one only where it has more golden cases or edges, or is run on whole cases.
     graphs: ONNX files, whose sizes bound the runs.  perturbed: is opened for the runs.  reference: a session of what is
     perturbed.  whole: whether all golden cases are run whole, as sequences are, and none is cut to its first samples.
 
@@ -135,13 +138,21 @@ def measure_rounding(
             passes = [[group_ways[way_slice] for group_ways in ways] for way_slice in way_slices]
             for partial_result in _measure(groups, passes, reference, perturbed_graph.session, bounds):
                 yield partial_result
-            is_sampled = groups and (not groups[0].small or groups[0].parts > len(groups[0].cases))
-            if thorough and is_sampled and (perturbed_graph.halves or perturbed_graph.grids):
-                groups = _groups(golden, is_small, reference, THOROUGH_SAMPLES, whole)
+            is_sampled = groups and (whole or not groups[0].small or groups[0].parts > len(groups[0].cases))
+            other_edges = _other_edges(golden, groups)
+            if thorough and (is_sampled or other_edges) and (perturbed_graph.halves or perturbed_graph.grids):
+                groups = [*_groups(golden, is_small, reference, THOROUGH_SAMPLES, whole), *other_edges]
                 ways = [list(_ways(perturbed_graph.halves, perturbed_graph.grids, group)) for group in groups]
+                is_late = [group.kind not in ("golden", "edge") for group in groups]
                 ways = [[way for way in group_ways if not way.draw] for group_ways in ways]
-                draws = range(THOROUGH_DRAWS)
-                passes = [[[replace(way, draw=draw) for way in group_ways] for group_ways in ways] for draw in draws]
+                passes = [
+                    [
+                        [replace(way, draw=draw) for way in ways[index] if is_late[index] == late]
+                        for index in range(len(ways))
+                    ]
+                    for late in (False, True)
+                    for draw in range(THOROUGH_DRAWS)
+                ]
                 for partial_result in _measure(groups, passes, reference, perturbed_graph.session, bounds):
                     yield partial_result
     except Exception as error:  # of onnx, numpy or a rewrite, too: then the documented limits count
@@ -161,7 +172,7 @@ def _measure(
     for pass_ways in passes:
         if any(pass_ways):
             for group, ways, run_sums in zip(groups, pass_ways, group_sums, strict=True):
-                run_sums.update(_run(group, reference, rounding, ways, bounds))
+                run_sums.update(_run(group, reference, rounding, ways, bounds) if ways else {})
             yield _collect_honest(groups, group_sums)
 
 
@@ -293,6 +304,12 @@ def _groups(golden: GoldenSet, is_small: bool, reference: Session, samples: int,
     part_count = kinds.count("golden") * sum(map(_size, whole_cases)) / max(sum(map(_size, cases)), 1)
     edge_groups = [_Group("edge", [golden.cases[index]], 1, is_small) for index in dict.fromkeys(edge_indices)]
     return [_Group("golden", cases, part_count, is_small), *edge_groups] if cases else edge_groups
+
+
+def _other_edges(golden: GoldenSet, groups: Sequence[_Group]) -> list[_Group]:
+    """The edges that `groups` lack, each whole, as a group under its name: one sample may have all the drift."""
+    is_small, names = bool(groups) and groups[0].small, {case.name for group in groups for case in group.cases}
+    return [_Group(case.name, [case], 1, is_small) for case in golden.of_kind("edge") if case.name not in names]
 
 
 def _first_samples(case: Case, reference: Session) -> Case:

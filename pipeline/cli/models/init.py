@@ -188,8 +188,9 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
         say(f"  {key}.{state.input} is a state: it takes {state.output} of the previous call")
     for connection in find_connections(graphs):
         say(f"  {connection.key}: {connection.source or 'FILL_IN'}: {connection.why}")
-    for graph in find_unconnected(graphs):
-        say(f"  {graph.key}: FILL_IN: nothing shows what connects it; if nothing does, it is a model of its own")
+    for key, is_apart in find_unconnected(graphs).items():
+        unclear_text = "FILL_IN: nothing shows what connects it; if nothing does, name its outputs in outputs"
+        say(f"  {key}: {'side by side: no output fits an input' if is_apart else unclear_text}")
     say(f"read them, write the data that golden names, then: enginesmith plan {path}")
 
 

@@ -138,7 +138,7 @@ class SearchQuantization:
                     timer = resources.enter_context(_make_timer(kind.probe.request, first_run, context.workdir))
                 targets.append(SearchTarget(ranges, scheme, timer, kind.kind.precision, kind.peaks))
             runs = group_runs(source.runs(), *shapes)
-            terms = search.floor, search.smoothing, overrides, labels, clock, search.budget_ms
+            terms = search.floor, search.smoothing, overrides, labels, clock, search.budget_ms, shapes
             choices = choose_each(onnx.load(file), targets, runs, *terms)
         pairs = zip(self.kinds, choices, strict=True)
         return SearchResults(tuple(self._store(kind, choice, store, context.workdir) for kind, choice in pairs))

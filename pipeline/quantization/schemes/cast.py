@@ -259,7 +259,8 @@ def _obstacle(
     if any(name and name not in types for name in (*node.input, *node.output)):
         return "a tensor's type cannot be inferred"
     if not can_narrow(node, half, types, opset):
-        return f"{node.op_type} has no {half.name} form in opset {opset}"
+        known_text = f"what onnx knows of {node.domain}" if node.domain else f"opset {opset}"
+        return f"{node.op_type} has no {half.name} form in {known_text}"
     return next((unfit[name] for name in (*list_reads(node), *node.output) if name in unfit), None)
 
 

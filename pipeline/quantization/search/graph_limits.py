@@ -4,25 +4,29 @@ The golden set proves what was chosen and chooses nothing, so a trial is compare
 with the metrics of the graph's own checks. Those are other samples than the golden ones, and a search picks what is
 good on them. So each limit has a margin, and must hold on each of a few parts of the samples: a golden set is no
 larger than such a part, and in a part the few samples that have most of the error, or the few that an element of an
-output is about, are not lost among the others.
+output is about, are not lost among the others. The graph's checks have edges of other sizes too, so trials run at them.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import accumulate
 from typing import TypeVar
 
+from enginesmith.arrays import Array
 from enginesmith.core.reports.proof import CHANGED, DECISIONS
-from enginesmith.core.types import Tensors
+from enginesmith.core.types import Dim, Tensors, TensorSpec
 from pipeline.quantization.search.quality import GraphLimits, SearchFloor
 from validation.comparison.decisions import as_decided, decision_checks
 from validation.comparison.selections import Selections
-from validation.comparison.sessions import StageComparison
-from validation.golden.golden_set import Case
+from validation.comparison.sessions import StageComparison, edge_checks
+from validation.data.batches import leading_dim
+from validation.data.samples import resize
+from validation.golden.golden_set import Case, edge_sizes
 from validation.limits.budget import Budgets, OutputLimits, default_budget
 from validation.limits.rounding import MOST_CHANGED, NearTies
 from validation.limits.terms import Budget
-from validation.metrics.drift import Drift
+from validation.metrics.drift import Drift, is_exact, measure
 
 T = TypeVar("T")
 
@@ -33,6 +37,9 @@ MARGIN_DB = 5.0
 
 # Parts of the runs that the limits must hold on; a trial ends with the first that fails.
 PARTS = 3
+# Samples that a trial is run on at the sizes of each edge, as long as all together are no more than MOST_EDGES: of
+# twenty lines of text cut to another size an int8 classifier misses its limits on five, and on which is chance.
+EDGE_SAMPLES, MOST_EDGES = 4, 48
 
 
 def deal(runs: Sequence[T]) -> list[T]:
@@ -47,7 +54,7 @@ def with_margin(floor: SearchFloor) -> SearchFloor:
 
 def budget_of(limits: GraphLimits) -> Budget:
     """The documented limits of an int8 graph or the spec's, with the margin; shares of decisions have none."""
-    base_limits = Budgets(default_budget("quantization", "int8")).override(limits.given).default
+    base_limits = _plain_budget(limits)
     factor = 10 ** (MARGIN_DB / 20)
     set_limits = {name: limit for name, limit in base_limits.items() if limit is not None}
     tight_limits = {name: limit + MARGIN_DB for name, limit in set_limits.items() if name.endswith("_db")}
@@ -56,48 +63,106 @@ def budget_of(limits: GraphLimits) -> Budget:
     return base_limits.override(tight_limits)
 
 
-class GraphJudge:
-    """Takes what a trial answers, run after run, and counts the checks that it fails. runs: inputs."""
+def _plain_budget(limits: GraphLimits) -> Budget:
+    return Budgets(default_budget("quantization", "int8")).override(limits.given).default
 
-    def __init__(self, limits: GraphLimits, runs: Sequence[Tensors]) -> None:
-        self.limits, self.runs = limits, runs
+
+def make_edges(runs: Sequence[Tensors], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> list[dict[str, Array]]:
+    """Samples of the runs at the sizes of a golden set's edges, one by one: of a batch, each counts."""
+    batch_dim = next((dim for dim in dims if dim.name == leading_dim(inputs)), None)
+    least_batch = {batch_dim.name: batch_dim.min} if batch_dim else {}
+    edges = [edge | least_batch for edge in edge_sizes(inputs, dims) if runs and edge.keys() - least_batch.keys()]
+    distinct_edges = list({tuple(sizes.items()): sizes for sizes in edges}.values())
+    sample_count = max(1, min(EDGE_SAMPLES, MOST_EDGES // max(len(distinct_edges), 1), len(runs)))
+    return [
+        resize(runs[(index + shift) % len(runs)], inputs, sizes)
+        for shift in range(sample_count)
+        for index, sizes in enumerate(distinct_edges)
+    ]
+
+
+class GraphJudge:
+    """Takes what a trial answers, run after run, and counts the checks that it fails. runs: inputs.  edges: inputs of
+    the runs behind these, at other sizes. Each keeps the graph's limits itself, without a margin: a golden set need not
+    have the hard samples by which its edges would be judged."""
+
+    def __init__(self, limits: GraphLimits, runs: Sequence[Tensors], edges: Sequence[Tensors] = ()) -> None:
+        self.limits, self.runs, self._edges, self._edge_failures = limits, runs, edges, 0
+        self._edge_drifts: dict[str, Drift] = {}
         self._parts = [
             StageComparison("quantization", None, {}, selections=Selections(limits.selected)) for _ in runs[:PARTS]
         ]
 
     def add(self, index: int, expected_outputs: Tensors, actual: Tensors) -> bool:
-        """Take the outputs of float model and trial for a run; whether a part of the runs ends here and fails."""
+        """Take the outputs of float model and trial for a run; whether a part of the runs, or an edge, fails here."""
+        if self.is_edge(index):
+            inputs = self._edges[index - len(self.runs)]
+            pairs = {name: (values, actual[name]) for name, values in expected_outputs.items()}
+            self._edge_failures += sum(not self._holds_at_edge(name, inputs, pair) for name, pair in pairs.items())
+            return self._edge_failures > 0
         run_part = self._parts[self._part(index)]
         run_part.add(Case(str(index), "golden", self.runs[index], {}), expected_outputs, actual)
         is_last = index + 1 == len(self.runs) or self._part(index + 1) != self._part(index)
-        return is_last and not all(check.passed for check in run_part.checks(self._limits))
+        return is_last and not all(check.passed for check in run_part.checks(self._limits(budget_of(self.limits))))
+
+    def is_edge(self, index: int) -> bool:
+        """Whether a run is one of the edges."""
+        return index >= len(self.runs)
+
+    def _holds_at_edge(self, output: str, inputs: Tensors, pair: tuple[Array, Array]) -> bool:
+        """Whether an output keeps the graph's limits at an edge; so it is said of one that is judged by its rows."""
+        if output in self.limits.selected:
+            return True
+        usual_drift = self._usual.get(output)
+        limits = self._limits(_plain_budget(self.limits)).at(output, "edge", pair[0].size)
+        try:
+            usual_drift = usual_drift and replace(usual_drift, samples=None)
+            checks = edge_checks("quantization", ("edge", inputs.values()), output, pair, usual_drift, limits)
+        except ValueError:  # another shape
+            return False
+        if is_exact(pair[0]):
+            self._edge_drifts[output] = self._edge_drifts.get(output, Drift()).merge(measure(*pair))
+        return all(check.passed for check in checks)
 
     def _part(self, index: int) -> int:
         sizes = accumulate(len(self.runs[part_index::PARTS]) for part_index in range(PARTS))
         return next(part_index for part_index, end in enumerate(sizes) if index < end)
 
-    @property
-    def _limits(self) -> OutputLimits:
+    def _limits(self, budget: Budget) -> OutputLimits:
         exact_names = {
             name for run_part in self._parts for name, array in run_part.outputs.items() if array.dtype.kind in "biu"
         }
         near_ties = {} if DECISIONS in self.limits.given else dict.fromkeys(exact_names, NearTies())
-        return OutputLimits(Budgets(budget_of(self.limits), decisions=near_ties))
+        return OutputLimits(Budgets(budget, decisions=near_ties))
 
-    def missed(self) -> int:
-        """How many checks fail. The share of changed decisions may be `MOST_CHANGED`, and one decision may change."""
-        checks = [check for run_part in self._parts for check in run_part.checks(self._limits)]
+    @cached_property
+    def _usual(self) -> dict[str, Drift]:
+        """The drift of the runs by output, which are all taken."""
         usual_drifts: dict[str, Drift] = {}
         for run_part in self._parts:
             for output, drift in run_part.usual().items():
                 usual_drifts[output] = usual_drifts[output].merge(drift) if output in usual_drifts else drift
+        return usual_drifts
+
+    def missed(self) -> int:
+        """How many checks fail. The share of changed decisions may be `MOST_CHANGED`, and one decision may change."""
+        limits, usual_drifts = self._limits(budget_of(self.limits)), self._usual
+        checks = [check for run_part in self._parts for check in run_part.checks(limits)]
         decision_results = decision_checks(usual_drifts, self.limits.metrics, self.limits.given)
         judged_outputs = {
             check.output for check in decision_results if check.name == CHANGED and check.limit is not None
         }
-        flipped_rows = [
-            rows
-            for output in judged_outputs
-            if (rows := as_decided(usual_drifts[output]).rows) and rows.flips > max(1, MOST_CHANGED * rows.count)
+        decision_counts = [
+            (rows.flips, rows.count) for output in judged_outputs if (rows := as_decided(usual_drifts[output]).rows)
         ]
-        return sum(not check.passed for check in [*checks, *decision_results]) + len(flipped_rows)
+        if DECISIONS not in self.limits.given:
+            # A sample is repeated at a larger size, and a near tie in it: half as many may change there.
+            weighted_drifts = [(1, drift) for drift in usual_drifts.values()]
+            weighted_drifts += [(2, drift) for drift in self._edge_drifts.values()]
+            decision_counts += [
+                (weight * drift.mismatches, drift.count)
+                for weight, drift in weighted_drifts
+                if drift.mismatches is not None
+            ]
+        flipped = [flips for flips, count in decision_counts if flips > max(1, MOST_CHANGED * count)]
+        return sum(not check.passed for check in [*checks, *decision_results]) + len(flipped) + self._edge_failures

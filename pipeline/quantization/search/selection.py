@@ -18,7 +18,7 @@ from typing import Literal
 from onnx import ModelProto
 
 from enginesmith.core.errors import DataError
-from enginesmith.core.types import QuantizationScheme, Tensors
+from enginesmith.core.types import Dim, QuantizationScheme, Tensors, TensorSpec
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.search.graph_limits import with_margin
 from pipeline.quantization.search.latency import PairedRounds, benchmark_until_decided
@@ -57,6 +57,7 @@ def choose_each(
     labels: RunLabels | None = None,
     clock: SearchClock | None = None,
     budget_ms: float | None = None,
+    shapes: tuple[Sequence[TensorSpec], Sequence[Dim]] | None = None,
 ) -> list[MixedPrecisionChoice]:
     """What to quantize for each kind of int8, with which strength of smoothing, clipping and rounding, found on
     calibration samples.
@@ -65,6 +66,7 @@ def choose_each(
     overrides: node -> precision that a person decided on.  labels: for a floor of accuracy.  clock: when to end; what
     is known by then is chosen. Where a target has a race, what int8 does not make faster is left in float, but for
     nodes that a person wants in int8.
+    shapes: the model's inputs and dims, at whose edges the limits of a graph are held too.
     floor: the least quality; None sets none.  smoothing: 'none' leaves outliers where they are.  budget_ms: the most
     that a run may take. With neither, targets whose costs are known get the knee (`pareto`), and others all in int8.
     Raises ModelError when the model does not run on the samples, DataError when the labels do not fit them, when not
@@ -73,7 +75,7 @@ def choose_each(
     floor, clock = floor and with_margin(floor), clock or SearchClock()
     with tempfile.TemporaryDirectory(prefix="enginesmith-search-") as folder:
         limits = floor.graph if floor else None
-        float_side = FloatSide.of(model, runs, overrides or {}, labels, limits, clock, Path(folder))
+        float_side = FloatSide.of(model, runs, overrides or {}, labels, limits, clock, Path(folder), shapes)
         del model  # that its weights are not held while the search goes on
         if floor is not None and floor.argmax_agreement is not None and float_side.expected:
             _check_decisions(float_side.expected[0])

@@ -204,7 +204,8 @@ def quality(
 ) -> Quality:
     """Quality of `actual` over all runs. Integer outputs are decisions; where there are no others, the share of those
     that change is the noise. An output of another size than expected, as of a graph that selects boxes itself, counts
-    as not finite. judge: counts what the graph's own checks miss, and ends with the first part of the runs that fails.
+    as not finite. judge: counts what the graph's own checks miss, edges among them, which count for nothing else, and
+    ends with the first part of the runs that fails.
 
     answers: the right ones; None without labels.
     Raises DataError when there is not one label for each answer.
@@ -212,12 +213,13 @@ def quality(
     drifts: dict[str, Drift] = {}
     right_masks, is_as_large = [], True
     for index, (expected_values, actual_values) in enumerate(zip(expected_outputs, actual, strict=True)):
-        for name, values in expected_values.items():
+        is_edge = judge is not None and judge.is_edge(index)
+        for name, values in expected_values.items() if not is_edge else ():
             if values.shape == actual_values[name].shape:
                 drifts[name] = drifts.get(name, Drift()).merge(measure(values, actual_values[name], decisions=True))
             else:
                 is_as_large = False
-        if answers:
+        if answers and not is_edge:
             right_masks.append(_right(actual_values[answers.output], answers.right[index], answers.output))
         if judge and judge.add(index, expected_values, actual_values):
             break  # whatever the others are

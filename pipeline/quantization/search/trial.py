@@ -14,7 +14,7 @@ from onnx import ModelProto
 
 from enginesmith.core.reports.breakdown import RecordedSearch, SearchPoint
 from enginesmith.core.text import format_plain
-from enginesmith.core.types import Precision, QuantizationScheme, Tensors
+from enginesmith.core.types import Dim, Precision, QuantizationScheme, Tensors, TensorSpec
 from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.block_floats import FORMATS, FP8, find_block_sites
@@ -22,7 +22,7 @@ from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, usable_sites
 from pipeline.quantization.schemes.write import write_searched
 from pipeline.quantization.search.costs import CostModel
-from pipeline.quantization.search.graph_limits import GraphJudge, deal
+from pipeline.quantization.search.graph_limits import GraphJudge, deal, make_edges
 from pipeline.quantization.search.latency import PATIENCE, PairedRounds, Timing
 from pipeline.quantization.search.quality import GraphLimits, Quality, SearchClock, SearchFloor
 from pipeline.quantization.search.rates import Peaks
@@ -221,7 +221,8 @@ class FloatSide:
     """What all kinds of int8 are fitted on and compared with. model: prepared, its weights in a file, which graphs of
     it share.  fitted: runs that settings see.
 
-    runs, expected: inputs and the float model's outputs to judge on.  answers: the right ones, where there are labels.
+    runs, expected: inputs and the float model's outputs to judge on, at the end those of `edges`, runs at other sizes.
+    answers: the right ones, where there are labels.
     overrides: node -> precision.  limits: of the graph's own checks.  clock: of the search.  mask: as `find_mask`.
     """
 
@@ -234,6 +235,7 @@ class FloatSide:
     limits: GraphLimits | None
     clock: SearchClock
     mask: str | None = None
+    edges: Sequence[Tensors] = ()
 
     @classmethod
     def of(
@@ -245,10 +247,11 @@ class FloatSide:
         limits: GraphLimits | None,
         clock: SearchClock,
         folder: Path,
+        shapes: tuple[Sequence[TensorSpec], Sequence[Dim]] | None = None,
     ) -> "FloatSide":
         """From a model as it was exported and calibration runs; raises ModelError when it does not run on them.
 
-        folder: for the weights, until the search is over.
+        folder: for the weights, until the search is over.  shapes: inputs and dims, whose edges limits are held at.
         """
         fitting_runs, judging_runs = divide_runs(runs, filled=limits is not None)
         if limits:
@@ -257,9 +260,10 @@ class FloatSide:
         graph, judged_inputs = with_weights_outside(prepare_model(model), folder), [run.inputs for run in judging_runs]
         answers = Answers(labels.output, [labels.of(run) for run in judging_runs]) if labels else None
         plain_runner = SessionRunner(graph)
-        expected_outputs = [plain_runner.run(inputs) for inputs in judged_inputs]
+        edges = make_edges(judged_inputs, *shapes) if limits and shapes else []
+        expected_outputs = [plain_runner.run(inputs) for inputs in (*judged_inputs, *edges)]
         mask = find_mask(plain_runner, fitting_runs)
-        return cls(graph, fitting_runs, judged_inputs, expected_outputs, answers, overrides, limits, clock, mask)
+        return cls(graph, fitting_runs, judged_inputs, expected_outputs, answers, overrides, limits, clock, mask, edges)
 
 
 def open_trials(
@@ -450,8 +454,8 @@ class SearchTrial:
             float_side = self.side
             float_side.clock.check("trials of the whole model", len(self.qualities))
             runner = SessionRunner(self.write(float_groups, self.scheme), exact=True)
-            answers = (runner.run(inputs) for inputs in float_side.runs)
-            judge = GraphJudge(float_side.limits, float_side.runs) if float_side.limits else None
+            answers = (runner.run(inputs) for inputs in (*float_side.runs, *float_side.edges))
+            judge = GraphJudge(float_side.limits, float_side.runs, float_side.edges) if float_side.limits else None
             self.qualities[float_groups] = quality(float_side.expected, answers, float_side.answers, judge)
         graph_quality = self.qualities[float_groups]
         figures = graph_quality.sqnr_db, graph_quality.cosine, graph_quality.argmax_agreement, graph_quality.accuracy

@@ -206,7 +206,6 @@ class EnsembleSpec(SpecFile):
         {}, description="Python code between graphs, each right before the first graph that takes what it gives"
     )
     connections: dict[str, str] = Field(
-        min_length=1,
         description="GRAPH.INPUT: what gives it: GRAPH.OUTPUT of a graph before it, or a name of your own for an input "
         "of the whole, which may go to several; inputs that are not named are inputs of the whole, as GRAPH.INPUT",
     )
@@ -252,9 +251,11 @@ class EnsembleSpec(SpecFile):
                 yield ("outputs", index), f"{name!r} is named twice; keep one"
         yield from self._wrong_metrics(order)
         graph_names = {text.partition(".")[0] for pair in self.connections.items() for text in pair}
+        named_graphs = {output.partition(".")[0] for output in self.outputs or ()} & self.graphs.keys()
         for name in order:
-            if name not in graph_names:
-                yield self._loc(name), f"{self._kind(name)} is connected to no other; add its connections, or remove it"
+            if name not in graph_names | named_graphs:
+                remedy = "add its connections, name an output of it in outputs, or remove it"
+                yield self._loc(name), f"{self._kind(name)} is connected to no other; {remedy}"
             elif self.outputs and name not in self._contributing():
                 text = f"no output of the whole is computed from {self._kind(name)}"
                 yield self._loc(name), f"{text}; name one of its outputs in outputs, or remove it"

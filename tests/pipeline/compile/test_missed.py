@@ -4,12 +4,14 @@ import shutil
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import onnx
 import pytest
 
 from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.reports.proof import Check
 from pipeline.compile import composition
 from pipeline.compile import plan as missed
 from tests.one_server import OneServer
@@ -75,6 +77,18 @@ def rows(project: Project) -> dict[str, Any]:
 
 def searches(project: Project) -> list[Path]:
     return [*(project.registry / "records" / "choose").glob("*.json")]
+
+
+@pytest.mark.parametrize(("check", "is_searched"), [("sqnr_db", True), ("shape", True), ("outputs", False)])
+def test_a_graph_that_selects_other_rows_is_searched_too(
+    check: str, is_searched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(missed, "search_follows", lambda _: True)
+    graph = Mock(proof=Mock(failed=[Check("quantization", check, "boxes", "golden", 3.0, 4.0, False)]))
+    graph.variant.precision = "int8"
+    export = Mock(proof=Mock(failed=[]), model=Mock(shards=()))
+    found = missed.find_missed(Mock(units=[Mock(action="failed", graph=graph)]), Mock(), export)
+    assert bool(found) is is_searched
 
 
 def test_it_is_searched_proven_and_told_everywhere(built_loud: tuple[Path, Result], searched: Project) -> None:

@@ -4,18 +4,21 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
+import numpy as np
 import onnx
 import pytest
 
 from builders.backends.onnxruntime import OrtSession
-from enginesmith.core.types import Precision
+from enginesmith.core.types import Precision, Tensors
 from pipeline.quantization.schemes.cast import cast_float, emulate
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.nets import mlp, rows
-from tests.pipeline.quantization.small_nets import CPU, ranges_of
+from tests.pipeline.quantization.small_nets import CPU, ranges_of, x_net
+from validation.comparison.sessions import drift_checks
 from validation.golden.golden_set import Case, GoldenSet
-from validation.limits.budget import HONEST_DB, LEAST_DB, budgets, default_budget
+from validation.limits.budget import HONEST_DB, LEAST_DB, OutputLimits, budgets, default_budget
 from validation.limits.noise_floor import Noise, OutputFloor
 from validation.limits.rounding import Honest, with_chance
 from validation.metrics.drift import Drift, measure
@@ -94,6 +97,19 @@ def test_why_it_is_not_known_is_said(tmp_path):
     assert honest_of(tmp_path, model) == Honest(reason="RandomNormalLike draws its result")
 
 
+@pytest.mark.parametrize(
+    ("operator", "reason"), [("Tanh", ""), ("Mish", ""), ("Swish", "no operator RandomUniformLike")]
+)
+def test_a_graph_of_a_late_opset_is_measured_where_older_ones_have_its_operators(tmp_path, operator, reason):
+    model = x_net(f"h = MatMul(x, w) y = {operator}(h)", opset=24)
+    onnx.save(model, tmp_path / "graph.onnx")
+    with OrtSession(tmp_path / "graph.onnx", optimized=False) as session:
+        perturbed = perturb_graph(tmp_path / "graph.onnx", partial(OrtSession, optimized=False), tmp_path)
+        golden = GoldenSet([Case("golden", "golden", {"x": np.ones((16, 5), np.float32)}, {})])
+        (*_, found) = measure_rounding([tmp_path / "graph.onnx"], perturbed, golden, session)
+    assert reason in found.reason and bool(found.drifts) is not bool(reason)
+
+
 def test_a_large_model_is_measured_in_stages_that_only_loosen(tmp_path, monkeypatch):
     assert len(stages_of(tmp_path, in_int8())) == 1
     monkeypatch.setattr("validation.perturbation.honest.SMALL_BYTES", 0)
@@ -117,6 +133,36 @@ def test_what_few_samples_of_a_large_graph_do_not_explain_is_measured_on_more(tm
     assert more.drifts[key].max_rel >= few.drifts[key].max_rel
 
 
+def test_a_cast_is_rounded_in_several_ways_and_an_engine_by_each_left_out_edge_s_own_rounding(tmp_path, monkeypatch):
+    """Where inputs are large, `d` cancels more: an edge that the others do not show. Twice honest rounding is allowed
+    there, and no more."""
+    monkeypatch.setattr("validation.perturbation.honest.SMALL_BYTES", 0)
+    model = x_net("q = Mul(x, x) s = Add(q, x) d = Sub(s, q) y = MatMul(d, w)")
+    x = np.random.default_rng(3).normal(size=(24, 5)).astype(np.float32)
+    arrays = {"golden 0": x[:12], "golden 1": x[12:], "batch=1": x[:1], "batch=4": x[:4], "batch=16": 99 * x[:16]}
+    cases = [Case(name, "edge" if "=" in name else "golden", {"x": value}, {}) for name, value in arrays.items()]
+    golden, opener = GoldenSet(tuple(cases)), partial(OrtSession, optimized=False)
+    onnx.save(model, tmp_path / "graph.onnx")
+    with OrtSession(tmp_path / "graph.onnx", optimized=False) as reference:
+        perturbed = perturb_graph(tmp_path / "graph.onnx", opener, tmp_path, "fp16")
+        *_, golden_only, found = measure_rounding([], perturbed, golden, reference, thorough=True)
+        assert found.drifts["y", "golden"] == golden_only.drifts["y", "golden"]
+        assert found.drifts["y", "batch=16"].sqnr_db < found.drifts["y", "edge"].sqnr_db - 12
+        limits = OutputLimits(budgets("engine", "fp16", None, found), found.drifts)
+
+        def failed(factor: float) -> set[str]:
+            def answer(inputs: Tensors) -> Tensors:
+                right, case = reference.run(inputs)["y"], "batch=16" if len(inputs["x"]) == 16 else "golden"
+                size = factor * np.sqrt(np.square(right).mean()) * 10 ** (-found.drifts["y", case].sqnr_db / 20)
+                return {"y": right + size * np.random.default_rng(0).choice([-1, 1], right.shape).astype(np.float32)}
+
+            candidate = Mock(inputs=reference.inputs, outputs=reference.outputs, run=answer)
+            checks = drift_checks("engine", reference, candidate, golden, limits)
+            return {check.name for check in checks if not check.passed and check.case == "batch=16"}
+
+        assert not failed(1.9) and "sqnr_db" in failed(2.1)
+
+
 def test_what_few_cases_of_a_small_graph_do_not_explain_is_measured_on_more(tmp_path):
     graph = emulate(cast_float(mlp(), "fp16")[0])
     few, more = (stages_of(tmp_path, graph, count=15, thorough=thorough)[-1] for thorough in (False, True))
@@ -124,6 +170,9 @@ def test_what_few_cases_of_a_small_graph_do_not_explain_is_measured_on_more(tmp_
     assert few.drifts[key].count * 15 == more.drifts[key].count * 12
     assert more.drifts[key].max_rel >= few.drifts[key].max_rel
     assert len(stages_of(tmp_path, graph, count=12, thorough=True)) == 1, "there are no more cases"
+    assert len(stages_of(tmp_path, graph, count=1, thorough=True, whole=True)) == 5, (
+        "one case, as of a check, is one draw"
+    )
 
 
 def drift(sqnr_db: float, max_rel: float = 1e-3) -> Drift:

@@ -177,7 +177,24 @@ def test_graphs_that_nothing_connects_are_told(tmp_path: Path, capsys: pytest.Ca
     assert init(folder / "encoder.onnx", f"other={folder / 'encoder.onnx'}", "--out", folder / "encoder.yaml") == 0
     said = capsys.readouterr().err
     assert "encoder.yaml, and encoder-encoder.yaml, other.yaml" in said, "the whole has the name of one of its graphs"
-    assert all(f"{name}: FILL_IN: nothing shows what connects it" in said for name in ("encoder", "other"))
+    assert all(f"{name}: side by side: no output fits an input" in said for name in ("encoder", "other"))
+    np.savez(
+        folder / "golden.npz",
+        **{
+            f"{name}.{key}": np.zeros((4, 6, 8)[:rank], np.float32)
+            for name in ("encoder", "other")
+            for key, rank in (("x", 3), ("attention", 2))
+        },
+    )
+    loaded = load_ensemble(folder / "encoder.yaml").spec
+    assert (loaded.connections, loaded.outputs) == ({}, ("encoder.hidden", "other.hidden"))
+    onnx.save(
+        onnx.parser.parse_model('<ir_version: 8, opset_import: ["":17]> n (float[b] t) => (float[b] r) { r = Abs(t) }'),
+        folder / "n.onnx",
+    )
+    assert init(*(f"{name}={folder / 'n.onnx'}" for name in ("c", "d")), "--out", folder / "unclear.yaml") == 0
+    assert "  # FILL_IN: nothing shows what connects d; it takes t float32" in (folder / "unclear.yaml").read_text()
+    assert "c: FILL_IN: nothing shows what connects it" in capsys.readouterr().err
     graphs = (f"{name}={folder / 'encoder.onnx'}" for name in ("a", "a-a"))
     assert init(*graphs, "--out", folder / "a.yaml") == 2, "the first graph's file has the name of the second's"
 

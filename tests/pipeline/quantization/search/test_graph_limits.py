@@ -5,12 +5,21 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from pipeline.quantization.search.graph_limits import MARGIN_DB, PARTS, GraphJudge, budget_of, deal, with_margin
+from enginesmith.core.types import Dim, TensorSpec
+from pipeline.quantization.search.graph_limits import (
+    MARGIN_DB,
+    PARTS,
+    GraphJudge,
+    budget_of,
+    deal,
+    make_edges,
+    with_margin,
+)
 from pipeline.quantization.search.quality import GraphLimits, Quality, SearchFloor
 from pipeline.quantization.search.sensitivity import quality
 from pipeline.quantization.settings.runs import JUDGED, divide_runs
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, choose, noise, outlier_net, runs
-from tests.pipeline.quantization.small_nets import TENSORRT_FP32
+from tests.pipeline.quantization.small_nets import TENSORRT_FP32, build
 from validation.metrics.tasks.terms import AccuracyMetric
 
 SIZE = 8
@@ -93,6 +102,34 @@ def test_decisions_may_change_once_or_in_a_hundred() -> None:
         return judge.missed()
 
     assert [missed(flips, "y") for flips in (0, 1, 2)] == [0, 0, 1] and missed(2, None) == missed(2, "other") == 0
+
+
+def test_more_than_one_integer_of_a_hundred_is_too_many_though_a_part_alone_does_not_show_it() -> None:
+    def missed(changed: int, changed_at_edges: int) -> int:
+        inputs = [{"x": np.ones((100, 1), np.float32)} for _ in range(3)]
+        judge, right = GraphJudge(GraphLimits(), inputs, inputs), np.arange(100).reshape(100, 1)
+        for index in range(6):
+            judge.add(index, {"y": right}, {"y": np.where(right < (changed, changed_at_edges)[index // 3], -1, right)})
+        return judge.missed()
+
+    assert [missed(*counts) for counts in ((1, 0), (2, 0), (1, 1))] == [0, 1, 1]
+
+
+def test_a_trial_is_judged_at_the_edges_too_which_count_for_nothing_else() -> None:
+    """The sum over a longer `n` is beyond what calibration showed: its product must stay in float."""
+    inputs, dims = (TensorSpec("x", "float32", ("batch", "n")),), (Dim("batch", 1, 1, 8), Dim("n", 4, 4, 64))
+    rng = np.random.default_rng(0)
+    weights = {"w": rng.normal(size=(1, 32)), "v": rng.normal(size=(32, 32)) / 6, "axis": [1]}
+    text = "s = ReduceSum<keepdims=1>(x, axis) t = MatMul(s, w) u = Tanh(t) y = MatMul(u, v)"
+    model = build("float[batch,n] x", "float[batch,32] t, float[batch,32] y", text, weights)
+    samples = {"x": rng.exponential(size=(96, 4)).astype(np.float32)}
+    edges = make_edges([samples], inputs, dims)
+    assert [values["x"].shape for values in edges] == [(1, 4), (1, 64)] and not make_edges([samples], inputs, dims[:1])
+    assert len(make_edges([samples] * 9, inputs, dims)) == 8
+    args = model, all_ranges(model, samples), TENSORRT_FP32, runs(samples), SearchFloor(graph=GraphLimits())
+    usual, wide = choose(*args), choose(*args, shapes=(inputs, dims))
+    assert not usual.left and [reason[:18] for reason in wide.left.values()] == ["the graph's limits"]
+    assert wide.point.share > 0.9
 
 
 def test_few_samples_that_judge_are_filled_up_with_fitted_ones() -> None:
