@@ -10,7 +10,6 @@ from typing import Literal
 
 from prefect import flow, get_run_logger, runtime, tags
 from prefect.client.schemas.objects import State
-from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_LEVEL, temporary_settings
 from prefect.states import Failed
 
@@ -20,8 +19,8 @@ from pipeline.compile.publication.pages import failed_document, published_docume
 from pipeline.orchestration import watch
 from pipeline.orchestration.artifacts import show_document
 from pipeline.orchestration.catalog import compile_any
-from pipeline.orchestration.flows.api import api_in_reach, start_server
-from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner, is_busy
+from pipeline.orchestration.flows.api import api_in_reach, is_away, start_server
+from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
 from pipeline.orchestration.run import Compiled, RunOptions, start_executors
 from pipeline.outcome import Outcome
 
@@ -59,9 +58,8 @@ def compile_model(
             compiled = compile_any(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
         show(compiled)
         send_published(compiled)
-    except (UnavailableError, ConcurrencySlotAcquisitionError) as error:
-        is_refused = isinstance(error, ConcurrencySlotAcquisitionError) and not is_busy(error)
-        if runtime.deployment.id is None or is_refused:
+    except Exception as error:
+        if runtime.deployment.id is None or not (isinstance(error, UnavailableError) or is_away(error)):
             raise
         return Failed(name="Unreachable", message=str(error), data=error)
     if compiled.outcome.version is None:
