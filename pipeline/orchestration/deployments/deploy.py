@@ -30,6 +30,7 @@ from enginesmith.core.errors import InputError, UnavailableError
 from enginesmith.core.parsing import read
 from enginesmith.core.requirements import JsonObject
 from enginesmith.core.text import pluralize
+from enginesmith.core.types import Untyped
 from pipeline.compile.run_context import version_of
 from pipeline.orchestration.deployments.plan import DeploymentPlan, WantedDeployment
 from pipeline.orchestration.flows.api import api_in_reach
@@ -41,9 +42,8 @@ if TYPE_CHECKING:
 TAGS = ("enginesmith",)
 # Builds at once on a GPU generation that has no limit yet.
 _DEFAULT_SLOTS = 1
-_LOST_RUNS = "enginesmith: mark silent runs as Crashed"
-_UNSTARTED_RUNS = "enginesmith: mark runs that no process began as Crashed"
 _UNSERVED_RUNS = "enginesmith: start builds again that crashed or had no cluster"
+_HOPELESS_RUNS = "enginesmith: end builds that start again and again in vain"
 # A build's event comes once. What it needs may be away for an hour; a run that kills its machine is not for ever.
 AGAIN, TRIES = timedelta(minutes=10), 12
 # Three signs of life, and a minute for those that come late. Prefect sends one for each run, every three minutes by
@@ -53,10 +53,16 @@ SILENT = timedelta(minutes=10)
 UNSTARTED = timedelta(minutes=30)
 _SIGN = "prefect.flow-run.heartbeat"
 _PENDING = {f"prefect.flow-run.{name}" for name in ("Pending", "Submitting", "InfrastructurePending")}
-_STARTS = {f"prefect.flow-run.{name}" for name in ("Scheduled", "AwaitingRetry", "Running", "Cancelling")}
+_RETRY = "prefect.flow-run.AwaitingRetry"
+_STARTS = {_RETRY, *(f"prefect.flow-run.{name}" for name in ("Scheduled", "Running", "Cancelling"))}
 # Names of states in Prefect's events; 'Skipped' and 'Unreachable' are ours. Not 'Running', which may come after the
 # first sign.
-_ENDS = ("Completed", "Skipped", "Failed", "Unreachable", "TimedOut", "Cancelled", "Crashed")
+_UNSERVED = {f"prefect.flow-run.{name}" for name in ("Crashed", "Unreachable")}
+_ENDS = {
+    *_UNSERVED,
+    *(f"prefect.flow-run.{name}" for name in ("Completed", "Skipped", "Failed", "TimedOut", "Cancelled")),
+}
+_BUILD = {"prefect.resource.role": "flow", "prefect.resource.name": "compile-model"}
 
 
 @dataclass(frozen=True)
@@ -86,7 +92,7 @@ def deploy(plan: DeploymentPlan, *, dry: bool = False) -> list[DeploymentChange]
     if unknown_names := [repr(name) for name in plan.variables if name not in pool_variables]:
         variables_text = ", ".join(sorted(pool_variables))
         raise InputError(f"job variable {unknown_names[0]} is none of a {plan.kind} pool, which has {variables_text}")
-    run_automations = (lost_runs(*TAGS), unstarted_runs(*TAGS, plan.variables), unserved_runs())
+    run_automations = (lost_runs(*TAGS), unstarted_runs(*TAGS, plan.variables), unserved_runs(), hopeless_runs())
     with api_in_reach(), get_client(sync_client=True) as client:
         change_lists = (_pool(client, plan, dry), _limits(client, plan, dry), _deployments(client, plan, dry))
         return [
@@ -271,7 +277,7 @@ def lost_runs(tag: str, silent: timedelta = SILENT) -> AutomationCore:
     A worker reports how its runs end; where the machine of both is lost nothing does, and a run would stay Running.
     """
     reason = f"no sign of life for {silent.total_seconds():g} s: its machine is lost, or does not reach the server"
-    return _crash(_LOST_RUNS, tag, reason, {_SIGN}, {_SIGN}, silent)
+    return _crash("enginesmith: mark silent runs as Crashed", tag, reason, {_SIGN}, {_SIGN}, silent)
 
 
 def unstarted_runs(tag: str, variables: Mapping[str, object]) -> AutomationCore:
@@ -280,41 +286,38 @@ def unstarted_runs(tag: str, variables: Mapping[str, object]) -> AutomationCore:
     pod_start_s = variables.get("pod_watch_timeout_seconds")
     pending = max(UNSTARTED, timedelta(seconds=2 * pod_start_s if isinstance(pod_start_s, int) else 0))
     reason = f"Pending for {pending.total_seconds():g} s: no process began it"
-    return _crash(_UNSTARTED_RUNS, tag, reason, _PENDING, _STARTS, pending)
+    return _crash("enginesmith: mark runs that no process began as Crashed", tag, reason, _PENDING, _STARTS, pending)
 
 
 def _crash(name: str, tag: str, reason: str, after: set[str], expect: set[str], within: timedelta) -> AutomationCore:
-    trigger = EventTrigger(
-        posture=Posture.Proactive,
-        match={"prefect.resource.id": "prefect.flow-run.*"},
-        match_related={"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"},
-        after=after,
-        expect=expect | {f"prefect.flow-run.{end}" for end in _ENDS},
-        for_each={"prefect.resource.id"},
-        threshold=1,
-        within=within,
-    )
+    of_tag = {"prefect.resource.id": f"prefect.tag.{tag}", "prefect.resource.role": "tag"}
     action = ChangeFlowRunState(state=StateType.CRASHED, message=f"{reason}; what it had finished is on record")
-    return AutomationCore(name=name, description=reason, enabled=True, trigger=trigger, actions=[action])
+    return _on_runs(name, reason, action, match_related=of_tag, after=after, expect=expect | _ENDS, within=within)
 
 
 def unserved_runs() -> AutomationCore:
-    """The automation that has the server schedule a `compile-model` run again `AGAIN` after it crashed, or ended as
-    Unreachable, until its process began more than `TRIES` times; one that never begins starts again without end.
+    """The automation that has the server start a `compile-model` run again `AGAIN` after Crashed or Unreachable.
 
     The event of a registered spec starts one run. Without this, nothing would build the spec before the night.
     """
-    run_counts = [str(count) for count in range(TRIES + 1)]
-    trigger = EventTrigger(
-        posture=Posture.Proactive,
-        match={"prefect.resource.id": "prefect.flow-run.*", "prefect.run-count": run_counts},
-        match_related={"prefect.resource.role": "flow", "prefect.resource.name": "compile-model"},
-        after={"prefect.flow-run.Crashed", "prefect.flow-run.Unreachable"},
-        expect=_PENDING | _STARTS,
-        for_each={"prefect.resource.id"},
-        threshold=1,
-        within=AGAIN,
-    )
-    description = f"The same run again after {AGAIN.total_seconds():g} s, until it began more than {TRIES} times."
+    description = f"The same run again after {AGAIN.total_seconds():g} s, {TRIES} times at most."
     action = ChangeFlowRunState(name="AwaitingRetry", state=StateType.SCHEDULED, message="starts again by itself")
-    return AutomationCore(name=_UNSERVED_RUNS, description=description, enabled=True, trigger=trigger, actions=[action])
+    watched = {"match_related": _BUILD, "after": _UNSERVED, "expect": (_PENDING | _STARTS | _ENDS) - _UNSERVED}
+    return _on_runs(_UNSERVED_RUNS, description, action, **watched, within=AGAIN)
+
+
+def hopeless_runs() -> AutomationCore:
+    """The automation that ends a `compile-model` run as Failed when it was in vain that it started again `TRIES` times,
+    whether or not a process began it: Prefect's run count is of those that began."""
+    message = f"ended in vain {TRIES + 1} times; mend what its states and the worker's log say, and start it again"
+    action = ChangeFlowRunState(state=StateType.FAILED, message=message)
+    watched = {"match_related": _BUILD, "after": {_RETRY}, "expect": _UNSERVED, "posture": Posture.Reactive}
+    return _on_runs(_HOPELESS_RUNS, message, action, **watched, threshold=TRIES, within=timedelta(days=30))
+
+
+def _on_runs(name: str, description: str, action: ChangeFlowRunState, **fields: Untyped) -> AutomationCore:
+    """The automation of this action on the events of each run. fields: of its trigger, by default that of the first
+    event of `after` without one of `expect` soon enough."""
+    runs = {"match": {"prefect.resource.id": "prefect.flow-run.*"}, "for_each": {"prefect.resource.id"}}
+    trigger = EventTrigger(**{"posture": Posture.Proactive, "threshold": 1, **runs, **fields})
+    return AutomationCore(name=name, description=description, enabled=True, trigger=trigger, actions=[action])

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
+from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.settings import PREFECT_API_URL
 from pydantic import ValidationError
 
@@ -17,20 +18,26 @@ from pipeline.orchestration.artifacts import api_problem
 
 @contextmanager
 def api_in_reach(remedy: str = "start its server, or correct PREFECT_API_URL") -> Iterator[None]:
-    """Turn what Prefect raises when its API does not answer (a bare RuntimeError, or httpx's), or is not one, into
-    UnavailableError."""
+    """Turn what Prefect raises when its API does not answer (`is_away`), or is not one, into UnavailableError."""
     try:
         yield
-    except (httpx.HTTPStatusError, json.JSONDecodeError, ValidationError) as error:
+    except (httpx.HTTPError, json.JSONDecodeError, ValidationError, RuntimeError) as error:
         if problem := api_problem(error, PREFECT_API_URL.value()):
             raise UnavailableError(problem) from error
-        raise
-    except RuntimeError as error:
-        if not str(error).startswith("Failed to reach API"):
+        if not is_away(error):
             raise
-        raise UnavailableError(f"Prefect: {error}; {remedy}") from error
-    except httpx.TransportError as error:
         raise UnavailableError(f"Prefect: {PREFECT_API_URL.value()} does not answer ({error}); {remedy}") from error
+
+
+def is_away(error: BaseException | None) -> bool:
+    """Whether Prefect's client raised `error` because the API did not answer, or answered with 5xx or 429."""
+    if isinstance(error, ConcurrencySlotAcquisitionError):
+        return isinstance(error.__cause__, OSError) or is_away(error.__cause__)
+    if isinstance(error, httpx.HTTPStatusError):
+        return error.response.status_code >= 500 or error.response.status_code == 429
+    if isinstance(error, RuntimeError):  # of a client's first request
+        return str(error).startswith("Failed to reach API")
+    return isinstance(error, httpx.TransportError)
 
 
 # Ends the process argv[1] when stdin ends, that is, when the run that holds the other end is gone, however it went.

@@ -1,6 +1,6 @@
 """The flow that answers drifted traffic: new buckets, and the event that builds a candidate with them."""
 
-from prefect import flow, get_run_logger, tags
+from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed
@@ -31,7 +31,7 @@ def choose_buckets(
     """
     logger = get_run_logger()
     options = BucketOptions(max_profiles=most, batch=batch, wait_s=wait_ms / 1000)
-    with tags("enginesmith"), start_executors(RunOptions(registry=registry), signals=False) as executors:
+    with start_executors(RunOptions(registry=registry), signals=False) as executors:
 
         def answer() -> DriftAnswer:
             drift_request = DriftRequest(model, registry, traffic, options)

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from prefect import flow, get_run_logger, tags
+from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
@@ -33,11 +33,7 @@ def compile_catalog(
     """
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_for_nodes_s)
     progress = FlowProgress(get_run_logger())
-    with (
-        tags("enginesmith"),
-        gather_specs(specs, registry) as addresses,
-        start_executors(options, signals=False) as executors,
-    ):
+    with gather_specs(specs, registry) as addresses, start_executors(options, signals=False) as executors:
         rows = compile_all(addresses, options, PrefectRunner(gpu_slots), progress, executors, _report)
     show_table("catalog", f"{specs}: {words(rows)}", [encode(row) for row in rows])
     end_state = Completed if all(row.good for row in rows) else Failed

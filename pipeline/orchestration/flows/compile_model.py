@@ -3,13 +3,12 @@
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Literal
 
-from prefect import flow, get_run_logger, runtime, tags
+from prefect import flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
-from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_LEVEL, temporary_settings
 from prefect.states import Failed
 
@@ -17,8 +16,8 @@ from enginesmith.core.errors import EnginesmithError, UnavailableError
 from pipeline.orchestration import watch
 from pipeline.orchestration.artifacts import show_table
 from pipeline.orchestration.catalog import compile_any
-from pipeline.orchestration.flows.api import api_in_reach, start_server
-from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner, is_busy
+from pipeline.orchestration.flows.api import api_in_reach, is_away, start_server
+from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
 from pipeline.orchestration.run import Compiled, RunOptions, start_executors
 from pipeline.outcome import Outcome
 
@@ -50,17 +49,14 @@ def compile_model(
     A deployment's run that cannot reach something ends as Unreachable, and the server starts it again (`deploy`).
     """
     options = RunOptions(registry, targets, precisions, backends, executor, jobs, ray_address, wait_for_nodes_s)
-    # Prefect asks its server for each task of a tag, and SQLite, which others write to, has it ask again after 2 s: the
-    # server that a run starts for itself, where nobody can have limited a tag, is not asked.
-    run_tags = tags("enginesmith") if PREFECT_API_URL.value() else nullcontext()
+    # Tasks have no tags: for a slot of each, Prefect asks its server once, and a build ended where that did not answer.
     try:
-        with run_tags, start_executors(options, signals=False) as executors:
+        with start_executors(options, signals=False) as executors:
             compiled = compile_any(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
         show(compiled)
         send_published(compiled)
-    except (UnavailableError, ConcurrencySlotAcquisitionError) as error:
-        is_refused = isinstance(error, ConcurrencySlotAcquisitionError) and not is_busy(error)
-        if runtime.deployment.id is None or is_refused:
+    except Exception as error:
+        if runtime.deployment.id is None or not (isinstance(error, UnavailableError) or is_away(error)):
             raise
         return Failed(name="Unreachable", message=str(error), data=error)
     if compiled.outcome.version is None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from prefect import flow, get_run_logger, tags
+from prefect import flow, get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
@@ -37,11 +37,10 @@ def reconcile_fleet(
         store = open_store(registry)
         return reconcile(store, sources, History(store).predict)
 
-    with tags("enginesmith"):
-        reconciliation = runner.call(comparison)
-        for message in messages(reconciliation.work, reconciliation.registry) if apply else ():
-            sent_event = runner.call(send_event, message.event, message.model, message.payload)
-            logger.info("sent %s of %s: %s", message.event, message.model, sent_event.id)
+    reconciliation = runner.call(comparison)
+    for message in messages(reconciliation.work, reconciliation.registry) if apply else ():
+        sent_event = runner.call(send_event, message.event, message.model, message.payload)
+        logger.info("sent %s of %s: %s", message.event, message.model, sent_event.id)
     unserved_standings = [coverage for coverage in reconciliation.standings if not coverage.serves]
     show_table(
         "fleet",

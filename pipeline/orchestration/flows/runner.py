@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
-import httpx
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
@@ -20,6 +19,7 @@ from builders.execution.local import QUEUED
 from enginesmith.core.errors import EnginesmithError, UnavailableError
 from enginesmith.core.text import visible
 from pipeline.compile.run_context import Work
+from pipeline.orchestration.flows.api import is_away
 from pipeline.progress import Progress
 from pipeline.progress.display import Clocks
 from pipeline.progress.events import Event, Finished, Started, VerdictReached, VersionSettled, Waiting
@@ -86,14 +86,6 @@ def helps(_task: Task[..., object], _run: TaskRun, state: State[object]) -> bool
     return isinstance(state.result(raise_on_failure=False), UnavailableError)
 
 
-def is_busy(error: ConcurrencySlotAcquisitionError) -> bool:
-    """Whether no slot was given because Prefect's server did not answer, or answered with 5xx or 429."""
-    cause = error.__cause__
-    if isinstance(cause, httpx.HTTPStatusError):
-        return cause.response.status_code >= 500 or cause.response.status_code == 429
-    return isinstance(cause, httpx.TransportError | OSError)
-
-
 def as_task(step: Callable[P, Value], name: str, *arguments: P.args, **named: P.kwargs) -> Task[[], Value]:
     """The step with its arguments as a task without parameters: in those Prefect would look for futures."""
 
@@ -128,7 +120,7 @@ def _in_slot(step: Callable[..., Value], limit: str) -> Callable[..., Value]:
                 notice_timer.cancel()
                 return step(unit, work)
         except ConcurrencySlotAcquisitionError as error:
-            if is_busy(error):
+            if is_away(error):
                 raise UnavailableError(f"{limit}: {error}; the Prefect server is down or too busy") from error
             remedy = "`enginesmith prefect deploy` makes the limit of each GPU generation"
             reason = "the Prefect server refuses it" if error.__cause__ else remedy

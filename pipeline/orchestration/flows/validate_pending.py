@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from prefect import flow, get_run_logger, runtime, tags
+from prefect import flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
@@ -48,7 +48,7 @@ def validate_pending(
     if pending_version and not pending_version.engines:
         return Completed(name="Skipped", message=why_nothing(store, pending_version, target, gpu))
     options = RunOptions(executor=executor, ray_address=ray_address, wait_for_nodes_s=wait_for_nodes_s)
-    with tags("enginesmith"), start_executors(options, signals=False) as executors:
+    with start_executors(options, signals=False) as executors:
         context = RunContext(store, executors.local, executors.builder, FlowProgress(get_run_logger()))
         # One version after the other: engines are timed, too, and two at once would time each other.
         pending_list = [pending_version] if pending_version else list_pending(store, model, gpu)

@@ -96,6 +96,8 @@ def test_a_server_that_does_not_take_it_is_an_error_with_the_remedy(api: Api, tm
     api.code = 500
     with pytest.raises(UnavailableError, match=r"did not reach the Prefect server.*PREFECT_API_URL"):
         watch.send_published_once(open_store(tmp_path / "r", create=True), "tiny", "3", "0" * 64)
+    with pytest.raises(UnavailableError, match="not answer"), api_in_reach(), get_client(sync_client=True) as client:
+        client.request("POST", "/events", json=[])
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,9 @@
 # In memory, the default, a restart forgets who holds a GPU generation's slots, and they stay taken.
 - name: PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE
   value: prefect.server.concurrency.lease_storage.filesystem
+# In memory, it also forgets the events that wait for others, such as a run's end: nothing would start that run again.
+- name: PREFECT_SERVER_EVENTS_CAUSAL_ORDERING
+  value: prefect.server.events.ordering.db
 {{- end }}
 {{- end }}
 {{- if gt (int .Values.prefect.server.replicas) 1 }}

@@ -30,12 +30,6 @@ def artifacts(home: Path) -> set[tuple[str, str]]:
         return set(database.execute("select key, type from artifact"))
 
 
-def tags(home: Path) -> set[str]:
-    """What the tasks of all runs had as tags, as JSON."""
-    with closing(sqlite3.connect(home / "prefect.db")) as database:
-        return {tags for (tags,) in database.execute("select tags from task_run")}
-
-
 def keys(outcome: Any) -> dict[str, str]:
     return {f"{e['target']} {e['precision']}": e["status"] for e in outcome["engines"]}
 
@@ -52,7 +46,6 @@ def test_both_runners_and_both_executors_give_the_same_version(built: Project, p
     assert outcome["metrics"] == reference["metrics"]
     assert "Finished in state Completed()" in done.stderr
     assert artifacts(home) == {("engines-tiny", "table")}
-    assert tags(home) == {"[]"}, "the server that the run started is not asked for their limits"
     again = with_prefect(project, home, "--executor", "ray")
     assert json.loads(again.stdout)["cached"] is True
     assert "nothing was started" in again.stderr, "no server and no cluster for a run with nothing to do"
@@ -76,7 +69,7 @@ def test_a_prefect_api_that_does_not_answer_is_one_message_and_exit_code_3(proje
     command = [sys.executable, "-m", "enginesmith", "build", str(project.spec), "--registry", str(project.registry)]
     environment = {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 3 and "error: Prefect: Failed to reach API at http://127.0.0.1:9/api" in done.stderr
+    assert done.returncode == 3 and "error: Prefect: http://127.0.0.1:9/api does not answer" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -71,7 +71,7 @@ def test_a_registered_model_is_built_once_and_goes_through_its_canary(prefect, b
     held.unlink()
     both = prefect.ended("compile-model", 2)
     assert [run["state_type"] for run in both] == ["COMPLETED"] * 2
-    assert ["enginesmith"] in [task["tags"] for task in prefect.post("/task_runs/filter", {})]
+    assert not any(task["tags"] for task in prefect.post("/task_runs/filter", {})), "for whose slots it would be asked"
     assert served(built) == (["1", "2"], "1"), "two events, one version"
     built_lines = [text for text in said(prefect) if text.startswith("sm_89 int8 tensorrt-rtx: built in")]
     assert len(built_lines) == 1, "one of the two built it"
