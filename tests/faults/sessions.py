@@ -10,7 +10,7 @@ import numpy as np
 
 from enginesmith.core.types import Session, Tensors
 from pipeline.compile.steps import proofs
-from validation.calls.checks import SIZES_SHARE, Allowance
+from validation.calls.checks import Allowance
 
 if TYPE_CHECKING:
     import pytest
@@ -33,10 +33,11 @@ class Faulty:
 def use_steady_clock(monkeypatch: "pytest.MonkeyPatch") -> None:
     """Each look at the clock is 2 ms later: how many sizes and calls are tried rests on no machine's speed."""
 
-    def of(seconds: float, _compared_s: float) -> Allowance:
-        return Allowance(seconds, SIZES_SHARE * seconds, 0.0, count(0, 0.002).__next__)
+    def of(seconds: float, *_: object) -> Allowance:
+        clock = count(0, 0.002).__next__
+        return Allowance(seconds, 0.0, clock, clock)
 
-    monkeypatch.setattr(Allowance, "of", of)
+    monkeypatch.setattr("validation.calls.checks.Allowance", of)
 
 
 @contextmanager
