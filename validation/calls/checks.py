@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,19 +47,11 @@ from validation.limits.budget import StagedLimits
 # (McKay, Beckman and Conover, "A Comparison of Three Methods for Selecting Values of Input Variables", 1979); then the
 # rest of the grid where it is small, and random points of a large one.
 
-# The share of the comparison's time for sizes and repeated calls together, and of that the sizes' share.
-SHARE = 0.1
-SIZES_SHARE = 0.5
-# So many sizes and calls are tried in any case that takes no longer than so many seconds.
-MOST_SIZES, SIZES_S = 256, 0.2
-FEW_CALLS, FEW_S = 640, 0.15
-# The share of the comparison's time for mixtures of samples, and the least seconds.
-MIXTURES_SHARE, MIXTURES_S = 0.25, 0.3
-# What is done whatever time it takes.
-LEAST_SIZES, LEAST_CALLS, LEAST_MIXTURES = 1, 16, 3
 # The number of tries is doubled where they then take at most so many times the seconds allowed. No other is begun after
 # CEILING times these seconds have passed, which the report says: a machine that is that busy tries less.
 STEP, CEILING = math.sqrt(2), 10.0
+# The share of the seconds that a spec asks for which sizes get; calls get the rest.
+SIZES_SHARE = 0.5
 # Samples of mixtures, and of a batch of them: at most 232 are new in batches of 16, and a fault in 1 of 50 inputs is
 # then missed in 1 of 109 proofs (0.98^232). Of FAR_OF batches one lies beyond the golden data.
 MOST_MIXTURES, MOST_AT_ONCE, FAR_OF = 256, 16, 5
@@ -79,39 +72,22 @@ VALUES_SEED = 0
 Shapes = tuple[Sequence[TensorSpec], Sequence[Dim]]
 
 
-@dataclass
-class Tries:
-    """How many tries of one kind are made. least: in any case.  wall_s: seconds of `wall`; none is begun that would end
-    later.  bounds: numbers of tries, and the seconds of `clock` that so many may take; without any, `wall_s` alone ends
-    them.  is_cut: whether `wall_s` ended them before a bound did."""
+class Counts(NamedTuple):
+    """How many tries of one kind are made: `least`; up to `most`, if these take at most `seconds`; and as many as take
+    `share` of what the comparison with the graph took."""
 
     least: int
-    wall_s: float
-    clock: Callable[[], float]
-    wall: Callable[[], float]
-    bounds: Sequence[tuple[float, float]] = ()
-    is_cut: bool = False
+    most: float
+    seconds: float
+    share: float
 
-    def __post_init__(self) -> None:
-        self._start_s, self._wall_start_s = self.clock(), self.wall()
-        self._goal: float = self.least if self.bounds else math.inf
 
-    def more(self, done: int) -> bool:
-        """Whether to make another after so many."""
-        if done < self.least:
-            return True
-        if done >= self._goal:
-            each_s = (self.clock() - self._start_s) / done
-            goals = ((min(2 * done, most), seconds) for most, seconds in self.bounds)
-            self._goal = max((goal for goal, seconds in goals if goal * each_s < STEP * seconds), default=done)
-        is_late = (self.wall() - self._wall_start_s) * (done + 1) / done > self.wall_s
-        self.is_cut = done < self._goal < math.inf and is_late
-        return done < self._goal and not is_late
+SIZES, CALLS, MIXTURES = Counts(1, 256, 0.2, 0.05), Counts(16, 640, 0.15, 0.05), Counts(3, math.inf, 0.3, 0.25)
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """How much is tried. asked_s: seconds for sizes and calls together that a spec asks for; None: by number and share.
+    """How much is tried. asked_s: seconds for sizes and calls together that a spec asks for; None: as `Counts` say.
     compared_s: what the comparison took, in seconds of `clock`.  wall: the time, in seconds."""
 
     asked_s: float | None = None
@@ -119,25 +95,29 @@ class Allowance:
     clock: Callable[[], float] = time.process_time
     wall: Callable[[], float] = time.perf_counter
 
-    def sizes(self) -> Tries:
-        """Tries of sizes that begin now."""
-        asked_s = None if self.asked_s is None else SIZES_SHARE * self.asked_s
-        return self._tries(LEAST_SIZES, (MOST_SIZES, SIZES_S), SHARE * SIZES_SHARE, asked_s)
 
-    def calls(self, start_s: float) -> Tries:
-        """Repeated calls that begin now. start_s: when sizes were begun, by `wall`."""
-        asked_s = None if self.asked_s is None else start_s + self.asked_s - self.wall()
-        return self._tries(LEAST_CALLS, (FEW_CALLS, FEW_S), SHARE * (1 - SIZES_SHARE), asked_s)
+class Tries:
+    """Tries that begin now. wall_s: seconds that end them, in place of the counts; None: CEILING times their seconds.
+    is_cut: whether these ended tries that the counts allow."""
 
-    def mixtures(self) -> Tries:
-        """Tries of batches of mixtures that begin now."""
-        return self._tries(LEAST_MIXTURES, (math.inf, MIXTURES_S), MIXTURES_SHARE, None)
+    def __init__(self, counts: Counts, allowance: Allowance, wall_s: float | None = None) -> None:
+        self._allowance, self._start_s, self._wall_start_s = allowance, allowance.clock(), allowance.wall()
+        self._bounds = (counts.most, counts.seconds), (math.inf, counts.share * allowance.compared_s)
+        self._least, self._goal = counts.least, counts.least if wall_s is None else math.inf
+        self.wall_s = CEILING * max(seconds for _, seconds in self._bounds) if wall_s is None else wall_s
+        self.is_cut = False
 
-    def _tries(self, least: int, few: tuple[float, float], share: float, asked_s: float | None) -> Tries:
-        if asked_s is not None:
-            return Tries(least, asked_s, self.clock, self.wall)
-        bounds = few, (math.inf, share * self.compared_s)
-        return Tries(least, CEILING * max(seconds for _, seconds in bounds), self.clock, self.wall, bounds)
+    def more(self, done: int) -> bool:
+        """Whether to make another after so many: not one that would end too late, if it takes as long as the others."""
+        if done < self._least:
+            return True
+        if done >= self._goal:
+            each_s = (self._allowance.clock() - self._start_s) / done
+            goals = ((min(2 * done, most), seconds) for most, seconds in self._bounds)
+            self._goal = max((goal for goal, seconds in goals if goal * each_s < STEP * seconds), default=done)
+        is_late = (self._allowance.wall() - self._wall_start_s) * (done + 1) / done > self.wall_s
+        self.is_cut = done < self._goal < math.inf and is_late
+        return done < self._goal and not is_late
 
 
 def _cut_checks(tries: Tries, case: str, done: int) -> Iterator[Check]:
@@ -183,7 +163,7 @@ def magnitude_checks(pair: FuzzSides, shapes: Shapes, golden: GoldenSet, allowan
         case = FuzzCase(tuple(sizes.items()), values)
         inputs = make(case, specs, [groups[0]], VALUES_SEED, pair.precision)
         outcomes.append(try_case(case, inputs, real_pair if values in REAL else pair))
-    mixtures, tries = _Mixtures(real_pair, shapes, groups), allowance.mixtures()
+    mixtures, tries = _Mixtures(real_pair, shapes, groups), Tries(MIXTURES, allowance)
     mixtures.run(tries)
     outcomes += mixtures.outcomes
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
@@ -224,7 +204,7 @@ class _Mixtures:
         for number in range(-(-MOST_MIXTURES // self._rows) * FAR_OF // (FAR_OF - 1)):
             if not tries.more(number) or (self.outcomes and self.outcomes[-1].verdict == "failed"):
                 break
-            self._try("stretched" if number % FAR_OF == LEAST_MIXTURES - 1 else "mixed")
+            self._try("stretched" if number % FAR_OF == MIXTURES.least - 1 else "mixed")
 
     def _try(self, values: Values) -> None:
         case = FuzzCase(tuple(self._sizes.items()), values, draw=self._draws[values])
@@ -394,12 +374,13 @@ def call_checks(
     repeats = RepeatedCalls(pair.candidate, pair.limits, bits, shared)
     repeats.start(pool)
     yield from others
-    start_s = allowance.wall()
+    start_s, asked_s = allowance.wall(), allowance.asked_s
     if sizes and dims:
         judged_pair = replace(pair, usual=pair.usual or golden_drifts(golden), limits=pair.other_sizes or pair.limits)
         edge_points = {tuple(point.items()) for point in edge_sizes(specs, dims)}
         point_count = math.prod(len(dim.sizes) for dim in dims) - len(edge_points)
-        tries, screen, outcomes = allowance.sizes(), Screen(judged_pair), list[FuzzOutcome]()
+        tries = Tries(SIZES, allowance, asked_s and SIZES_SHARE * asked_s)
+        screen, outcomes = Screen(judged_pair), list[FuzzOutcome]()
         for point in inner_sizes(dims, edge_points, seed):
             if not tries.more(len(outcomes)):
                 break
@@ -408,7 +389,8 @@ def call_checks(
         if outcomes:
             yield _check(outcomes, dims, point_count, allowance.wall() - start_s)
             yield from _cut_checks(tries, "sizes", len(outcomes))
-    tries, calls_start_s = allowance.calls(start_s), allowance.wall()
+    calls_start_s = allowance.wall()
+    tries = Tries(CALLS, allowance, asked_s and start_s + asked_s - calls_start_s)
     repeats.run(pool, seed, tries.more)
     yield from repeats.checks(pool, allowance.wall() - calls_start_s)
     yield from _cut_checks(tries, "repeated calls", repeats.calls)

@@ -12,7 +12,7 @@ from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import Dim, TensorSpec
 from tests.validation.calls.sessions import BUDGET, SEEN, Buffers, Nth, Overwriting, Raising, failed, tried
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Linear
-from validation.calls.checks import FEW_CALLS, VALUES_SEED, Allowance, _measure_errors, call_checks, magnitude_checks
+from validation.calls.checks import CALLS, VALUES_SEED, Allowance, _measure_errors, call_checks, magnitude_checks
 from validation.calls.repeated import pool_of
 from validation.fuzz.cases import Groups, make, parse_only
 from validation.fuzz.run import FuzzSides
@@ -169,7 +169,7 @@ def test_the_calls_that_a_fast_engine_gets_by_default_show_rare_faults(wrong) ->
         checks = call_checks(pair, (SPECS, DIMS), SEEN, 0, UNHURRIED, lambda: True, sizes=False)
         return next(check for check in checks if check.name == "calls repeated")
 
-    assert calls_of(Linear()).passed and f"{FEW_CALLS} calls" in calls_of(Linear()).note
+    assert calls_of(Linear()).passed and f"{CALLS.most} calls" in calls_of(Linear()).note
     assert not calls_of(Nth(rolled, wrong)).passed
 
 

@@ -22,18 +22,14 @@ from tests.validation.calls.sessions import (
 )
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
 from validation.calls.checks import (
-    FEW_CALLS,
-    FEW_S,
-    LEAST_CALLS,
-    LEAST_MIXTURES,
-    LEAST_SIZES,
-    MIXTURES_S,
-    MIXTURES_SHARE,
+    CALLS,
+    MIXTURES,
     MOST_ENUMERATED,
-    MOST_SIZES,
-    SIZES_S,
+    SIZES,
     VALUES_SEED,
     Allowance,
+    Counts,
+    Tries,
     call_checks,
     inner_sizes,
     magnitude_checks,
@@ -193,8 +189,8 @@ def test_the_time_is_kept_whatever_a_call_costs_and_the_report_says_how_far_it_w
     assert clock.now == pytest.approx(10.1, abs=0.05)
     assert "calls with 8 inputs in 6 s" in calls
     clock, sizes, calls = timed(60.0, 60.0, seconds=1.0)  # both are: the least of each
-    assert (clock.calls.count("graph"), clock.calls.count("engine")) == (LEAST_SIZES, LEAST_SIZES + LEAST_CALLS + 5)
-    assert f"{LEAST_CALLS} calls" in calls and "1 of 100 calls would be missed with a probability of 0.85" in calls
+    assert (clock.calls.count("graph"), clock.calls.count("engine")) == (1, 1 + CALLS.least + 5)
+    assert f"{CALLS.least} calls" in calls and "1 of 100 calls would be missed with a probability of 0.85" in calls
     clock, sizes, calls = timed(1e-4, 1e-4, seconds=1.0)  # cheap: all sizes, and the rest is for calls
     assert "12 of 12 sizes" in sizes
     assert clock.calls.count("engine") > 9000
@@ -219,48 +215,36 @@ def test_the_order_is_the_same_and_only_its_end_moves() -> None:
     assert len({size for _, size in short}) == 4 and len({data for data, _ in short}) == 8
 
 
-def count_tries(kind: str, each_s: float, compared_s: float = 0.0, busy: float = 1.0) -> tuple[int, bool]:
+def count_tries(counts: Counts, each_s: float, compared_s: float = 0.0, busy: float = 1.0) -> tuple[int, bool]:
     """How many tries of so much CPU time are made, and whether the time ended them. busy: time by CPU time."""
     clock, wall = Clock(), Clock()
-    allowance = Allowance(None, compared_s, clock, wall)
-    tries = {"sizes": allowance.sizes, "calls": lambda: allowance.calls(0.0), "mixtures": allowance.mixtures}[kind]()
-    done = 0
+    done, tries = 0, Tries(counts, Allowance(None, compared_s, clock, wall))
     while tries.more(done):
         done += 1
         clock.now, wall.now = done * each_s, done * each_s * busy
     return done, tries.is_cut
 
 
-@pytest.mark.parametrize(
-    ("kind", "least", "most", "seconds", "share"),
-    [("sizes", LEAST_SIZES, MOST_SIZES, SIZES_S, 0.05), ("calls", LEAST_CALLS, FEW_CALLS, FEW_S, 0.05)],
-)
-def test_cheap_tries_are_made_by_number_and_dear_ones_by_their_cpu_time(kind, least, most, seconds, share):
+@pytest.mark.parametrize("counts", [SIZES, CALLS])
+def test_cheap_tries_are_made_by_number_and_dear_ones_by_their_cpu_time(counts: Counts) -> None:
+    cheap_s = counts.seconds / counts.most
     for busy in (1, 7):
-        assert count_tries(kind, seconds / most, busy=busy) == count_tries(kind, 1.4 * seconds / most, 1.0, busy)
-        assert count_tries(kind, seconds / most, busy=busy) == (most, False)
-        assert count_tries(kind, 100.0, busy=busy) == (least, False)
-        dear_counts = {count_tries(kind, each_s, 6400 / share, busy) for each_s in (80, 100, 120)}
+        assert count_tries(counts, cheap_s, busy=busy) == count_tries(counts, 1.4 * cheap_s, 1.0, busy)
+        assert count_tries(counts, cheap_s, busy=busy) == (counts.most, False)
+        assert count_tries(counts, 100.0, busy=busy) == (counts.least, False)
+        dear_counts = {count_tries(counts, each_s, 6400 / counts.share, busy) for each_s in (80, 100, 120)}
         assert dear_counts == {(64, False)}, "a step of two hides what differs between machines"
-    assert count_tries(kind, seconds / most, busy=50)[1], "a machine that is busier than that is told of"
-
-
-def test_a_batch_of_mixtures_is_a_try() -> None:
-    assert count_tries("mixtures", MIXTURES_S / 100) == (3 * 32, False)
-    assert count_tries("mixtures", 1.0, 10 * 48 / MIXTURES_SHARE, 9) == (3 * 128, False)
-    assert count_tries("mixtures", 1.0, busy=9) == (LEAST_MIXTURES, False)
+    assert count_tries(counts, cheap_s, busy=50)[1], "a machine that is busier than that is told of"
+    assert count_tries(MIXTURES, MIXTURES.seconds / 100) == (3 * 32, False)
 
 
 def test_a_spec_decides_exactly_and_what_would_end_too_late_is_not_begun() -> None:
     wall = Clock()
-    allowance = Allowance(3.0, 100.0, lambda: 0.0, wall)
-    sizes, calls = allowance.sizes(), allowance.calls(0.0)
-    wall.now = 1.47
-    assert sizes.more(1000) and calls.more(1000) and not sizes.more(1)
-    wall.now = 1.53
-    assert not sizes.more(1000) and calls.more(1000)
+    tries = Tries(CALLS, Allowance(3.0, 100.0, lambda: 0.0, wall), 3.0)
+    wall.now = 2.9
+    assert tries.more(1000) and not tries.more(16)
     wall.now = 3.03
-    assert not calls.more(1000) and not calls.more(FEW_CALLS - 1) and not calls.is_cut
+    assert not tries.more(1000) and tries.more(CALLS.least - 1) and not tries.is_cut
 
 
 def test_what_time_ended_is_told_in_the_report_and_in_the_verdict() -> None:
