@@ -163,17 +163,17 @@ def magnitude_checks(pair: FuzzSides, shapes: Shapes, golden: GoldenSet, allowan
         case = FuzzCase(tuple(sizes.items()), values)
         inputs = make(case, specs, [groups[0]], VALUES_SEED, pair.precision)
         outcomes.append(try_case(case, inputs, real_pair if values in REAL else pair))
-    mixtures, tries = _Mixtures(real_pair, shapes, groups), Tries(MIXTURES, allowance)
-    mixtures.run(tries)
-    outcomes += mixtures.outcomes
+    tries = Tries(MIXTURES, allowance)
+    mixed_outcomes, new_counts = _try_mixtures(real_pair, shapes, groups, tries)
+    outcomes += mixed_outcomes
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
     judged_values = dict.fromkeys(outcome.case.values for outcome in outcomes if outcome.verdict != "not judged")
     if not judged_values:
         return
     note = f"golden data {', '.join(judged_values)}".replace("times_", "times ")
-    if count := mixtures.new_counts["mixed"]:
+    if count := new_counts["mixed"]:
         note += f"; {count} mixed samples: {describe_odds(count, INPUT_SHARES, 'inputs')}"
-    if count := mixtures.new_counts["stretched"]:
+    if count := new_counts["stretched"]:
         note += f"; {count} samples beyond the golden data"
     for check in (check for outcome in outcomes for check in outcome.checks if check.name == FINITE and check.value):
         note += f"; {check.case}: {check.value:g} elements of {check.output} are finite in graph or engine alone"
@@ -183,38 +183,31 @@ def magnitude_checks(pair: FuzzSides, shapes: Shapes, golden: GoldenSet, allowan
         note = f"{failures[0].reason}; {_describe_reach(outcomes, groups[0], pair)}{note}"
     name = str(failures[0].case) if failures else "magnitudes"
     yield Check("engine", "magnitudes", "", name, float(len(failures)), 0.0, not failures, note)
-    yield from _cut_checks(tries, "mixed samples", mixtures.new_counts.total())
+    yield from _cut_checks(tries, "mixed samples", new_counts.total())
 
 
-class _Mixtures:
-    """Batches of mixtures, up to the first that fails. new_counts: of samples that were compared, by kind."""
-
-    def __init__(self, pair: FuzzSides, shapes: Shapes, groups: Sequence[Tensors]) -> None:
-        (self._specs, dims), batch = shapes, leading_dim(shapes[0])
-        self._sizes, self._groups = sizes_of(groups[0], self._specs), groups
-        small_sizes = [size for dim in dims if dim.name == batch for size in dim.sizes if size <= MOST_AT_ONCE]
-        self._sizes |= {batch: max(small_sizes)} if batch and small_sizes else {}
-        self._rows = self._sizes.get(batch or "", 1)
-        self._screens = {values: Screen(pair) for values in MIXED}
-        self._draws, self._previous = Counter[Values](), dict[Values, Tensors]()
-        self.outcomes, self.new_counts = list[FuzzOutcome](), Counter[Values]()
-
-    def run(self, tries: Tries) -> None:
-        """Make tries; each, of a number from 0, is a batch."""
-        for number in range(-(-MOST_MIXTURES // self._rows) * FAR_OF // (FAR_OF - 1)):
-            if not tries.more(number) or (self.outcomes and self.outcomes[-1].verdict == "failed"):
-                break
-            self._try("stretched" if number % FAR_OF == MIXTURES.least - 1 else "mixed")
-
-    def _try(self, values: Values) -> None:
-        case = FuzzCase(tuple(self._sizes.items()), values, draw=self._draws[values])
-        previous = self._previous.get(values, {})
-        inputs, *known_batches = make_mixture(case, self._specs, self._groups, VALUES_SEED, previous)
-        known_batches, self._previous[values] = known_batches + [previous] * bool(previous), inputs
-        self._draws[values] += 1
-        if new_count := _count_new(inputs, known_batches, self._rows):
-            self.outcomes.append(self._screens[values].try_case(case, inputs))
-            self.new_counts[values] += new_count * (self.outcomes[-1].verdict in ("ok", "failed"))
+def _try_mixtures(
+    pair: FuzzSides, shapes: Shapes, groups: Sequence[Tensors], tries: Tries
+) -> tuple[list[FuzzOutcome], Counter[Values]]:
+    """The outcomes of batches of mixtures up to the first failure, and how many new samples were compared, by kind."""
+    (specs, dims), batch, sizes = shapes, leading_dim(shapes[0]), sizes_of(groups[0], shapes[0])
+    small_sizes = [size for dim in dims if dim.name == batch for size in dim.sizes if size <= MOST_AT_ONCE]
+    sizes |= {batch: max(small_sizes)} if batch and small_sizes else {}
+    rows, screens, outcomes = sizes.get(batch or "", 1), {values: Screen(pair) for values in MIXED}, list[FuzzOutcome]()
+    previous, draws, new_counts = dict[Values, Tensors](), Counter[Values](), Counter[Values]()
+    for number in range(-(-MOST_MIXTURES // rows) * FAR_OF // (FAR_OF - 1)):
+        if not tries.more(number) or (outcomes and outcomes[-1].verdict == "failed"):
+            break
+        values: Values = "stretched" if number % FAR_OF == MIXTURES.least - 1 else "mixed"
+        case = FuzzCase(tuple(sizes.items()), values, draw=draws[values])
+        draws[values] += 1
+        inputs, *known_batches = make_mixture(case, specs, groups, VALUES_SEED, previous.get(values))
+        known_batches += [previous[values]] if values in previous else []
+        previous[values] = inputs
+        if new_count := _count_new(inputs, known_batches, rows):
+            outcomes.append(screens[values].try_case(case, inputs))
+            new_counts[values] += new_count * (outcomes[-1].verdict in ("ok", "failed"))
+    return outcomes, new_counts
 
 
 @dataclass
