@@ -18,8 +18,8 @@ from validation.statistics.serial_dependence import beta_cdf
 # The factor allowed over the measured number of changed integers: like the other errors of honest rounding, near ties
 # fall to the other side in proportion to the error's amplitude.
 MARGIN = 2
-# Elements that one near tie changes where there are several: two change places. Of so few that it would be over one of
-# LEAST_OF, a tie counts that honest rounding does change.
+# Elements that one near tie changes where there are several: two change places. Of few elements that is at most one of
+# LEAST_OF or part of it, and no more than half: that of one sample alone could have any answer.
 PAIR, LEAST_OF = 2, 8
 # The chance that a bound is wrong: one engine in a hundred.
 LEVEL = 0.01
@@ -96,7 +96,7 @@ class Decisions:
         """
         if not self.elements:
             return 1.0
-        tie_size = min(max(self.together, PAIR), self.elements // LEAST_OF)
+        tie_size = min(max(self.together, PAIR), -(-self.elements // LEAST_OF), self.elements // 2)
         changed_bound = max(MARGIN * self.changed, self.changed + tie_size)
         unmeasured_share = upper(self.changed / self.together, self.elements / self.together, LEVEL) * self.unmeasured
         return min(1.0, (changed_bound + unmeasured_share) / (self.elements + self.unmeasured))
