@@ -33,11 +33,9 @@ class Faulty:
 def use_steady_clock(monkeypatch: "pytest.MonkeyPatch") -> None:
     """Each look at the clock is 2 ms later: how many sizes and calls are tried rests on no machine's speed."""
 
-    def of(seconds: float, *_: object) -> Allowance:
-        clock = count(0, 0.002).__next__
-        return Allowance(seconds, 0.0, clock, clock)
-
-    monkeypatch.setattr("validation.calls.checks.Allowance", of)
+    clock = count(0, 0.002).__next__
+    steady = lambda seconds, *_: Allowance(seconds, 0.0, clock, clock)  # noqa: E731
+    monkeypatch.setattr("validation.calls.checks.Allowance", steady)
 
 
 @contextmanager

@@ -203,14 +203,10 @@ class ExtraCalls:
         from validation.calls.checks import call_checks, magnitude_checks
 
         shapes = self.shapes.inputs, self.shapes.dims
-
-        def bits() -> bool:
-            return self.bitwise or repeats_bits(request, graph)
-
-        thread_safe = discovery.capabilities_of(request.backend).thread_safe
         others = magnitude_checks(pair, shapes, golden, allowance) if golden_passed else ()
-        shared = thread_safe, others
-        return tuple(call_checks(pair, shapes, golden, request.seed, allowance, bits, golden_passed, *shared))
+        shared = discovery.capabilities_of(request.backend).thread_safe, others
+        calls = pair, shapes, golden, request.seed, allowance
+        return tuple(call_checks(*calls, lambda: self.bitwise or repeats_bits(request, graph), golden_passed, *shared))
 
 
 @dataclass(frozen=True)
