@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -49,7 +49,7 @@ from validation.limits.budget import StagedLimits
 
 # The number of tries is doubled where they then take at most so many times the seconds allowed. No other is begun after
 # CEILING times these seconds have passed, which the report says: a machine that is that busy tries less.
-STEP, CEILING = math.sqrt(2), 10.0
+STEP, CEILING = math.sqrt(2), 30.0
 # The share of the seconds that a spec asks for which sizes get; calls get the rest.
 SIZES_SHARE = 0.5
 # Samples of mixtures, and of a batch of them: at most 232 are new in batches of 16, and a fault in 1 of 50 inputs is
@@ -68,9 +68,9 @@ MOST_NAMED = 4
 # The seed of the values: the default of `enginesmith debug fuzz`, which then repeats a case.
 VALUES_SEED = 0
 
-# Inputs and dims of a model; an output, one of its axes, and how many slices it has.
+# Inputs and dims of a model; an output and one of its axes.
 Shapes = tuple[Sequence[TensorSpec], Sequence[Dim]]
-Slices = tuple[str, str | int, int]
+Slices = tuple[str, str | int]
 
 
 class Counts(NamedTuple):
@@ -219,7 +219,7 @@ class Screen:
 
     pair: FuzzSides
     factor: float = MOST_FACTOR
-    largest_errors: defaultdict[Slices, Array] = field(default_factory=lambda: defaultdict(lambda: np.array(-1.0)))
+    largest_errors: dict[Slices, Array] = field(default_factory=dict)
 
     def try_case(self, case: FuzzCase, inputs: Tensors) -> FuzzOutcome:
         """The outcome of running both sides on a case."""
@@ -227,14 +227,23 @@ class Screen:
         if isinstance(answers, FuzzOutcome):
             return answers
         errors = _measure_errors(*answers)
-        largest_errors = self.largest_errors
-        if errors is not None and all((errors[key] <= self.factor * largest_errors[key]).all() for key in errors):
+        aligned_errors = {key: _align(error, self.largest_errors.get(key)) for key, error in (errors or {}).items()}
+        if errors is not None and all((error <= self.factor * most).all() for error, most in aligned_errors.values()):
             return FuzzOutcome(case, "ok")
         outcome = judge_case(case, inputs, answers, self.pair)
         if errors and not outcome.reason:
             self.factor = min([self.factor, *_list_factors(outcome.checks)])
-            largest_errors |= {key: np.maximum(error, largest_errors[key]) for key, error in errors.items()}
+            self.largest_errors |= {key: np.maximum(*arrays) for key, arrays in aligned_errors.items()}
         return outcome
+
+
+def _align(errors: Array, largest_errors: Array | None) -> tuple[Array, Array]:
+    """Both, or the largest of each where their axis has another size; at first nothing is below -1."""
+    if largest_errors is None:
+        return errors, np.full_like(errors, -1.0)
+    if errors.shape == largest_errors.shape:
+        return errors, largest_errors
+    return np.asarray(errors.max(initial=0)), np.asarray(largest_errors.max(initial=0))
 
 
 def _count_new(inputs: Tensors, known_batches: Iterable[Tensors], rows: int) -> int:
@@ -264,7 +273,7 @@ def _measure_errors(expected: Tensors, actual: Tensors) -> dict[Slices, Array] |
             errors = np.where(other == value, 0, squares)  # equal infinities are no error
             signals = np.square(np.where(np.isfinite(value), value, 0), dtype=np.float64)
             least_peak = np.maximum(signals.max(initial=0), np.finfo(np.float64).tiny)
-            case_errors[name, "peak", 1] = errors.max(initial=0) / least_peak
+            case_errors[name, "peak"] = errors.max(initial=0) / least_peak
             slice_counts = {-1: 1, **{axis: value.shape[axis] or 1 for axis in range(1, value.ndim)}}  # -1: one of all
             for axis, count in slice_counts.items():
                 if value.size < LEAST_SLICE * count and axis >= 0:
@@ -272,7 +281,7 @@ def _measure_errors(expected: Tensors, actual: Tensors) -> dict[Slices, Array] |
                 axes = tuple({*range(value.ndim)} - {axis})
                 sums = signals.sum(axis=axes)
                 least_sum = 1e-6 * sums.mean() + np.finfo(np.float64).tiny  # below a thousandth of the mean is noise
-                case_errors[name, axis, count] = errors.sum(axis=axes) / np.maximum(sums, least_sum)
+                case_errors[name, axis] = errors.sum(axis=axes) / np.maximum(sums, least_sum)
     return case_errors if all(np.isfinite(errors).all() for errors in case_errors.values()) else None
 
 
