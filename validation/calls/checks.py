@@ -106,16 +106,17 @@ class Tries:
         self._bounds = (counts.most, counts.seconds), (math.inf, counts.share * allowance.compared_s)
         self._least, self._goal = counts.least, counts.least if wall_s is None else math.inf
         self.wall_s = CEILING * max(seconds for _, seconds in self._bounds) if wall_s is None else wall_s
-        self.is_cut = False
+        self._mark, self.is_cut = (0, self._start_s), False
 
     def more(self, done: int) -> bool:
         """Whether to make another after so many: not one that would end too late, if it takes as long as the others."""
         if done < self._least:
             return True
         if done >= self._goal:
-            each_s = (self._allowance.clock() - self._start_s) / done
-            goals = ((min(2 * done, most), seconds) for most, seconds in self._bounds)
-            self._goal = max((goal for goal, seconds in goals if goal * each_s < STEP * seconds), default=done)
+            now_s, (last_done, last_s) = self._allowance.clock(), self._mark
+            each_s, self._mark = (now_s - last_s) / (done - last_done), (done, now_s)  # the first ones take longer
+            goals = ((min(2 * done, most), self._start_s - now_s + STEP * seconds) for most, seconds in self._bounds)
+            self._goal = max((goal for goal, rest_s in goals if (goal - done) * each_s < rest_s), default=done)
         is_late = (self._allowance.wall() - self._wall_start_s) * (done + 1) / done > self.wall_s
         self.is_cut = done < self._goal < math.inf and is_late
         return done < self._goal and not is_late
