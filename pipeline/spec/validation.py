@@ -89,9 +89,7 @@ class Latency(SpecPart):
 class Calls(SpecPart):
     """Sizes and repeated calls that an engine is tried with beside its golden set (docs/concepts/validation.md)."""
 
-    seconds: float | None = Field(
-        None, gt=0, le=86400, description="for each engine; null: a tenth of what the comparison with its graph took"
-    )
+    seconds: float | None = Field(None, gt=0, le=86400, description="for each engine; null: by number and CPU time")
 
 
 def _unless_off(value: object) -> object:

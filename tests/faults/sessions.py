@@ -10,7 +10,7 @@ import numpy as np
 
 from enginesmith.core.types import Session, Tensors
 from pipeline.compile.steps import proofs
-from validation.calls.checks import SIZES_SHARE, Allowance
+from validation.calls.checks import Allowance
 
 if TYPE_CHECKING:
     import pytest
@@ -33,10 +33,9 @@ class Faulty:
 def use_steady_clock(monkeypatch: "pytest.MonkeyPatch") -> None:
     """Each look at the clock is 2 ms later: how many sizes and calls are tried rests on no machine's speed."""
 
-    def of(seconds: float, _compared_s: float) -> Allowance:
-        return Allowance(seconds, SIZES_SHARE * seconds, 0.0, count(0, 0.002).__next__)
-
-    monkeypatch.setattr(Allowance, "of", of)
+    clock = count(0, 0.002).__next__
+    steady = lambda seconds, *_: Allowance(seconds, 0.0, clock, clock)  # noqa: E731
+    monkeypatch.setattr("validation.calls.checks.Allowance", steady)
 
 
 @contextmanager

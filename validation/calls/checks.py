@@ -2,17 +2,18 @@
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
 from enginesmith.arrays import Array, find_profile
 from enginesmith.core.errors import EnginesmithError
-from enginesmith.core.reports.proof import PADDING, Check, describe, unmeasured
+from enginesmith.core.reports.proof import CUT_SHORT, PADDING, Check, describe, unmeasured
 from enginesmith.core.state import Padding
 from enginesmith.core.types import QUANTIZED, BuildRequest, Dim, Session, Tensors, TensorSpec
 from enginesmith.serving.buckets import plan_padding
@@ -22,6 +23,7 @@ from validation.data.batches import leading_dim
 from validation.data.samples import sizes_of
 from validation.fuzz.cases import (
     FACTORS,
+    MIXED,
     MOVED,
     NOT_FINITE,
     REAL,
@@ -36,28 +38,24 @@ from validation.fuzz.run import FINITE, FuzzOutcome, FuzzSides, judge_case, run_
 from validation.golden.golden_set import Case, GoldenSet, edge_sizes
 from validation.limits.budget import StagedLimits
 
-# The calls that every engine is proven with beside its golden set get a share of the time that the comparison with the
-# graph took. Time decides where they end, and never their order. What takes an engine a fraction of a second is always
-# done: the sizes of a small grid, and the first calls. So a busy machine tries as much of a fast engine as a quiet one.
+# The calls that every engine is proven with beside its golden set are so many by number where they are cheap. Where
+# they are dear, they are as many as a share of the comparison with the graph allows: of this process's CPU time, which
+# depends little on what else the machine does; of an engine on a GPU, of its time. The number is doubled or not, so
+# that it does not follow small differences of time. Their order never changes.
 #
 # Sizes are drawn once per seed. First a Latin hypercube, so that each size of each dim comes before any comes often
 # (McKay, Beckman and Conover, "A Comparison of Three Methods for Selecting Values of Input Variables", 1979); then the
 # rest of the grid where it is small, and random points of a large one.
 
-# The share of the comparison's time for sizes and repeated calls together, and of that the sizes' share.
-SHARE = 0.1
+# The number of tries is doubled where they then take at most so many times the seconds allowed. No other is begun after
+# CEILING times these seconds have passed, which the report says: a machine that is that busy tries less.
+STEP, CEILING = math.sqrt(2), 30.0
+# The share of the seconds that a spec asks for which sizes get; calls get the rest.
 SIZES_SHARE = 0.5
-# Where the share is less, sizes get GRID_S seconds, and the first FEW_CALLS calls FEW_S.
-GRID_S = 0.2
-FEW_CALLS, FEW_S = 640, 0.15
-# The share of the comparison's time for mixtures of samples, and the least seconds.
-MIXTURES_SHARE, MIXTURES_S = 0.25, 0.3
-# What is done whatever time it takes.
-LEAST_SIZES, LEAST_CALLS, LEAST_MIXTURES = 1, 16, 2
 # Samples of mixtures, and of a batch of them: at most 232 are new in batches of 16, and a fault in 1 of 50 inputs is
-# then missed in 1 of 109 proofs (0.98^232).
-MOST_MIXTURES, MOST_AT_ONCE = 256, 16
-# Of a batch, larger outputs are judged in any case, as it takes no longer. Smaller ones are where an error exceeds the
+# then missed in 1 of 109 proofs (0.98^232). Of FAR_OF batches one lies beyond the golden data.
+MOST_MIXTURES, MOST_AT_ONCE, FAR_OF = 256, 16, 5
+# Of a case, larger outputs are judged in any case, as it takes no longer. Smaller ones are where an error exceeds the
 # greatest of those that were judged by half of the decibels by which these kept their limits, or by MOST_FACTOR: the
 # limits of a slice are of its variation, too. The error of a slice of fewer elements varies as much by chance.
 MOST_SCREENED, MOST_FACTOR, LEAST_SLICE = 1 << 16, 10.0, 16
@@ -70,44 +68,65 @@ MOST_NAMED = 4
 # The seed of the values: the default of `enginesmith debug fuzz`, which then repeats a case.
 VALUES_SEED = 0
 
-# Inputs and dims of a model.
+# Inputs and dims of a model; an output and one of its axes.
 Shapes = tuple[Sequence[TensorSpec], Sequence[Dim]]
+Slices = tuple[str, str | int]
+
+
+class Counts(NamedTuple):
+    """How many tries of one kind are made: `least`; up to `most`, if these take at most `seconds`; and as many as take
+    `share` of what the comparison with the graph took."""
+
+    least: int
+    most: float
+    seconds: float
+    share: float
+
+
+SIZES, CALLS, MIXTURES = Counts(1, 256, 0.2, 0.05), Counts(16, 640, 0.15, 0.05), Counts(3, math.inf, 0.3, 0.25)
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """Seconds for sizes and calls together, for sizes alone (grid_s), for FEW_CALLS calls (few_s), and for mixtures of
-    samples (mixtures_s). clock: seconds; another one is for tests."""
+    """How much is tried. asked_s: seconds for sizes and calls together that a spec asks for; None: as `Counts` say.
+    compared_s: what the comparison took, in seconds of `clock`.  wall: the time, in seconds."""
 
-    seconds: float
-    grid_s: float
-    few_s: float
-    clock: Callable[[], float] = time.perf_counter
-    mixtures_s: float = MIXTURES_S
+    asked_s: float | None = None
+    compared_s: float = 0.0
+    clock: Callable[[], float] = time.process_time
+    wall: Callable[[], float] = time.perf_counter
 
-    @classmethod
-    def of(cls, seconds: float | None, compared_s: float) -> "Allowance":
-        """An allowance of `seconds`, as a spec asks for; None: the share of the comparison, which took `compared_s`."""
-        mixtures_s = max(MIXTURES_SHARE * compared_s, MIXTURES_S)
-        if seconds is not None:
-            return cls(seconds, SIZES_SHARE * seconds, 0.0, mixtures_s=mixtures_s)
-        share = SHARE * compared_s
-        return cls(share, max(SIZES_SHARE * share, GRID_S), FEW_S, mixtures_s=mixtures_s)
 
-    def sizes(self) -> Callable[[int], bool]:
-        """A function of how many sizes were tried: whether to try another, as time goes on from now."""
-        return self.more(LEAST_SIZES, self.grid_s)
+class Tries:
+    """Tries that begin now. wall_s: seconds that end them, in place of the counts; None: CEILING times their seconds.
+    is_cut: whether these ended tries that the counts allow."""
 
-    def calls(self, start: float) -> Callable[[int], bool]:
-        """A function of how many calls were made: whether to make another. start: when sizes were begun, in seconds."""
-        more_allowed = self.more(LEAST_CALLS, start + self.seconds - self.clock())
-        few_allowed = self.more(LEAST_CALLS, self.few_s)
-        return lambda done: more_allowed(done) or (done < FEW_CALLS and few_allowed(done))
+    def __init__(self, counts: Counts, allowance: Allowance, wall_s: float | None = None) -> None:
+        self._allowance, self._start_s, self._wall_start_s = allowance, allowance.clock(), allowance.wall()
+        self._bounds = (counts.most, counts.seconds), (math.inf, counts.share * allowance.compared_s)
+        self._least, self._goal = counts.least, counts.least if wall_s is None else math.inf
+        self.wall_s = CEILING * max(seconds for _, seconds in self._bounds) if wall_s is None else wall_s
+        self._mark, self.is_cut = (0, self._start_s), False
 
-    def more(self, least_count: int, seconds: float) -> Callable[[int], bool]:
-        """Whether one more, if it takes as long as those before it on average, is over in so many seconds from now."""
-        start = self.clock()
-        return lambda done: done < least_count or (now := self.clock()) + (now - start) / done <= start + seconds
+    def more(self, done: int) -> bool:
+        """Whether to make another after so many: not one that would end too late, if it takes as long as the others."""
+        if done < self._least:
+            return True
+        if done >= self._goal:
+            now_s, (last_done, last_s) = self._allowance.clock(), self._mark
+            each_s, self._mark = (now_s - last_s) / (done - last_done), (done, now_s)  # the first ones take longer
+            goals = ((min(2 * done, most), self._start_s - now_s + STEP * seconds) for most, seconds in self._bounds)
+            self._goal = max((goal for goal, rest_s in goals if (goal - done) * each_s < rest_s), default=done)
+        is_late = (self._allowance.wall() - self._wall_start_s) * (done + 1) / done > self.wall_s
+        self.is_cut = done < self._goal < math.inf and is_late
+        return done < self._goal and not is_late
+
+
+def _cut_checks(tries: Tries, case: str, done: int) -> Iterator[Check]:
+    """The check that says that the time ended tries early; none where it did not. case: of what."""
+    if tries.is_cut:
+        note = f"no other was begun after {tries.wall_s:.2g} s, since the machine was busy"
+        yield Check("engine", CUT_SHORT, "", case, float(done), None, True, note)
 
 
 def inner_sizes(
@@ -135,7 +154,7 @@ def magnitude_checks(pair: FuzzSides, shapes: Shapes, golden: GoldenSet, allowan
     is_movable = any(array.dtype.kind == "f" and array.ndim > 1 for array in groups[0].values())
     is_batch = sizes.get(leading_dim(specs) or "", 1) > 1
     applicable: dict[Values, bool] = {
-        **dict.fromkeys(MOVED, is_movable),
+        **{values: is_movable for values in MOVED if values not in MIXED},
         "blank": is_movable and is_batch,
         "cleared": any(clear_half(array) is not array for array in groups[0].values()),
         "repeated": is_batch,
@@ -146,14 +165,18 @@ def magnitude_checks(pair: FuzzSides, shapes: Shapes, golden: GoldenSet, allowan
         case = FuzzCase(tuple(sizes.items()), values)
         inputs = make(case, specs, [groups[0]], VALUES_SEED, pair.precision)
         outcomes.append(try_case(case, inputs, real_pair if values in REAL else pair))
-    mixed_outcomes, count = _try_mixtures(real_pair, shapes, groups, allowance)
+    tries = Tries(MIXTURES, allowance)
+    mixed_outcomes, new_counts = _try_mixtures(real_pair, shapes, groups, tries)
     outcomes += mixed_outcomes
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
     judged_values = dict.fromkeys(outcome.case.values for outcome in outcomes if outcome.verdict != "not judged")
     if not judged_values:
         return
     note = f"golden data {', '.join(judged_values)}".replace("times_", "times ")
-    note += f"; {count} mixed samples: {describe_odds(count, INPUT_SHARES, 'inputs')}" if count else ""
+    if count := new_counts["mixed"]:
+        note += f"; {count} mixed samples: {describe_odds(count, INPUT_SHARES, 'inputs')}"
+    if count := new_counts["stretched"]:
+        note += f"; {count} samples beyond the golden data"
     for check in (check for outcome in outcomes for check in outcome.checks if check.name == FINITE and check.value):
         note += f"; {check.case}: {check.value:g} elements of {check.output} are finite in graph or engine alone"
     if pair.precision in QUANTIZED:
@@ -162,41 +185,66 @@ def magnitude_checks(pair: FuzzSides, shapes: Shapes, golden: GoldenSet, allowan
         note = f"{failures[0].reason}; {_describe_reach(outcomes, groups[0], pair)}{note}"
     name = str(failures[0].case) if failures else "magnitudes"
     yield Check("engine", "magnitudes", "", name, float(len(failures)), 0.0, not failures, note)
+    yield from _cut_checks(tries, "mixed samples", new_counts.total())
 
 
 def _try_mixtures(
-    pair: FuzzSides, shapes: Shapes, groups: Sequence[Tensors], allowance: Allowance
-) -> tuple[list[FuzzOutcome], int]:
-    """The outcomes of batches of mixtures up to the first failure, and how many new samples were compared. A batch is
-    not judged where those that were judged tell that it keeps the limits: to judge one takes longer than to run it."""
-    (specs, dims), batch = shapes, leading_dim(shapes[0])
-    sizes, outcomes, count = sizes_of(groups[0], specs), list[FuzzOutcome](), 0
+    pair: FuzzSides, shapes: Shapes, groups: Sequence[Tensors], tries: Tries
+) -> tuple[list[FuzzOutcome], Counter[Values]]:
+    """The outcomes of batches of mixtures up to the first failure, and how many new samples were compared, by kind."""
+    (specs, dims), batch, sizes = shapes, leading_dim(shapes[0]), sizes_of(groups[0], shapes[0])
     small_sizes = [size for dim in dims if dim.name == batch for size in dim.sizes if size <= MOST_AT_ONCE]
     sizes |= {batch: max(small_sizes)} if batch and small_sizes else {}
-    rows, previous = sizes.get(batch or "", 1), dict[str, Array]()
-    largest_errors, factor = defaultdict[tuple[object, ...], Array](lambda: np.array(-1.0)), MOST_FACTOR
-    is_affordable = allowance.more(LEAST_MIXTURES, allowance.mixtures_s)
-    for number in range(-(-MOST_MIXTURES // rows)):
-        if not is_affordable(number) or (outcomes and outcomes[-1].verdict == "failed"):
+    rows, screens, outcomes = sizes.get(batch or "", 1), {values: Screen(pair) for values in MIXED}, list[FuzzOutcome]()
+    previous, draws, new_counts = dict[Values, Tensors](), Counter[Values](), Counter[Values]()
+    for number in range(-(-MOST_MIXTURES // rows) * FAR_OF // (FAR_OF - 1)):
+        if not tries.more(number) or (outcomes and outcomes[-1].verdict == "failed"):
             break
-        case = FuzzCase(tuple(sizes.items()), "mixed", draw=number)
-        inputs, *known_batches = make_mixture(case, specs, groups, VALUES_SEED, previous)
-        known_batches, previous = known_batches + [previous] * bool(previous), inputs
-        if not (new_count := _count_new(inputs, known_batches, rows)):
-            continue
-        answers = run_both(case, inputs, pair)
+        values: Values = "stretched" if number % FAR_OF == MIXTURES.least - 1 else "mixed"
+        case = FuzzCase(tuple(sizes.items()), values, draw=draws[values])
+        draws[values] += 1
+        inputs, *known_batches = make_mixture(case, specs, groups, VALUES_SEED, previous.get(values))
+        known_batches += [previous[values]] if values in previous else []
+        previous[values] = inputs
+        if new_count := _count_new(inputs, known_batches, rows):
+            outcomes.append(screens[values].try_case(case, inputs))
+            new_counts[values] += new_count * (outcomes[-1].verdict in ("ok", "failed"))
+    return outcomes, new_counts
+
+
+@dataclass
+class Screen:
+    """Cases of one kind, of which those are not judged where those before tell that they keep the limits: to judge one
+    takes longer than to run it. factor, largest_errors: what later errors may be times the largest of those that kept
+    their limits."""
+
+    pair: FuzzSides
+    factor: float = MOST_FACTOR
+    largest_errors: dict[Slices, Array] = field(default_factory=dict)
+
+    def try_case(self, case: FuzzCase, inputs: Tensors) -> FuzzOutcome:
+        """The outcome of running both sides on a case."""
+        answers = run_both(case, inputs, self.pair)
         if isinstance(answers, FuzzOutcome):
-            outcomes.append(answers)
-            continue
-        count += new_count
+            return answers
         errors = _measure_errors(*answers)
-        if errors and all((error <= factor * largest_errors[key]).all() for key, error in errors.items()):
-            continue
-        outcomes.append(judge_case(case, inputs, answers, pair))
-        if errors and not outcomes[-1].reason:
-            factor = min([factor, *_list_factors(outcomes[-1].checks)])
-            largest_errors |= {key: np.maximum(error, largest_errors[key]) for key, error in errors.items()}
-    return outcomes, count
+        aligned_errors = {key: _align(error, self.largest_errors.get(key)) for key, error in (errors or {}).items()}
+        if errors is not None and all((error <= self.factor * most).all() for error, most in aligned_errors.values()):
+            return FuzzOutcome(case, "ok")
+        outcome = judge_case(case, inputs, answers, self.pair)
+        if errors and not outcome.reason:
+            self.factor = min([self.factor, *_list_factors(outcome.checks)])
+            self.largest_errors |= {key: np.maximum(*arrays) for key, arrays in aligned_errors.items()}
+        return outcome
+
+
+def _align(errors: Array, largest_errors: Array | None) -> tuple[Array, Array]:
+    """Both, or the largest of each where their axis has another size; at first nothing is below -1."""
+    if largest_errors is None:
+        return errors, np.full_like(errors, -1.0)
+    if errors.shape == largest_errors.shape:
+        return errors, largest_errors
+    return np.asarray(errors.max(initial=0)), np.asarray(largest_errors.max(initial=0))
 
 
 def _count_new(inputs: Tensors, known_batches: Iterable[Tensors], rows: int) -> int:
@@ -208,33 +256,40 @@ def _count_new(inputs: Tensors, known_batches: Iterable[Tensors], rows: int) -> 
     return int(np.logical_and.reduce(is_new).sum())
 
 
-def _measure_errors(expected: Tensors, actual: Tensors) -> dict[tuple[object, ...], Array] | None:
-    """The squared errors of the slices of a batch and of the worst element, relative to their signal. None where they
-    do not tell whether to judge it: an output is large, is no float or differs in form, or an error is not finite."""
-    batch_errors: dict[tuple[object, ...], Array] = {}
+def _measure_errors(expected: Tensors, actual: Tensors) -> dict[Slices, Array] | None:
+    """The squared errors of the slices of a case and of the worst element, relative to their signal. None where they do
+    not tell whether to judge it: an output is large, differs in form or in integers, or an error is not finite."""
+    case_errors: dict[Slices, Array] = {}
     for name, value in expected.items():
-        other, is_screened = actual.get(name), value.dtype.kind == "f" and value.size <= MOST_SCREENED
-        if other is None or not is_screened or (other.shape, other.dtype.kind) != (value.shape, "f"):
+        other = actual.get(name)
+        is_alike = other is not None and (other.shape, other.dtype.kind) == (value.shape, value.dtype.kind)
+        if other is None or not is_alike or value.size > MOST_SCREENED:
             return None
+        if value.dtype.kind != "f":
+            if not np.array_equal(value, other):
+                return None
+            continue
         with np.errstate(all="ignore"):
             squares = np.square(np.subtract(other, value, dtype=np.float64))
             errors = np.where(other == value, 0, squares)  # equal infinities are no error
             signals = np.square(np.where(np.isfinite(value), value, 0), dtype=np.float64)
             least_peak = np.maximum(signals.max(initial=0), np.finfo(np.float64).tiny)
-            batch_errors[name, "peak", value.shape] = errors.max(initial=0) / least_peak
+            case_errors[name, "peak"] = errors.max(initial=0) / least_peak
             slice_counts = {-1: 1, **{axis: value.shape[axis] or 1 for axis in range(1, value.ndim)}}  # -1: one of all
-            for axis in (axis for axis, count in slice_counts.items() if value.size >= LEAST_SLICE * count or axis < 0):
+            for axis, count in slice_counts.items():
+                if value.size < LEAST_SLICE * count and axis >= 0:
+                    continue
                 axes = tuple({*range(value.ndim)} - {axis})
                 sums = signals.sum(axis=axes)
                 least_sum = 1e-6 * sums.mean() + np.finfo(np.float64).tiny  # below a thousandth of the mean is noise
-                batch_errors[name, axis, value.shape] = errors.sum(axis=axes) / np.maximum(sums, least_sum)
-    return batch_errors if all(np.isfinite(errors).all() for errors in batch_errors.values()) else None
+                case_errors[name, axis] = errors.sum(axis=axes) / np.maximum(sums, least_sum)
+    return case_errors if all(np.isfinite(errors).all() for errors in case_errors.values()) else None
 
 
 def _list_factors(checks: Sequence[Check]) -> Iterator[float]:
     """For each check, the factor of a squared error that is half of the decibels by which it keeps its limit."""
     for check in checks:
-        if check.limit is not None and check.value:
+        if check.limit is not None and check.value and not check.name.endswith("agreement"):
             is_amplitude = check.name.startswith("max_")
             yield check.limit / check.value if is_amplitude else 10 ** ((check.value - check.limit) / 20)
 
@@ -242,8 +297,9 @@ def _list_factors(checks: Sequence[Check]) -> Iterator[float]:
 def _describe_reach(outcomes: Sequence[FuzzOutcome], inputs: Tensors, pair: FuzzSides) -> str:
     """How far the engine was right, where the golden data was only too large for it, and what fp16 does there."""
     factors = {values: FACTORS[values] for values in (outcome.case.values for outcome in outcomes) if values in FACTORS}
-    failed_factors = [factors.get(outcome.case.values, 0.0) for outcome in outcomes if outcome.verdict == "failed"]
-    if min(failed_factors) <= 1:
+    failed_values = [outcome.case.values for outcome in outcomes if outcome.verdict == "failed"]
+    failed_factors = [factors.get(values, 0.0) for values in failed_values if values != "stretched"]
+    if min(failed_factors, default=0.0) <= 1:
         return ""
     largest_right = max([1.0, *(factor for factor in factors.values() if factor < min(failed_factors))])
     peak = max(float(np.abs(array).max()) for array in inputs.values() if array.dtype.kind == "f" and array.ndim > 1)
@@ -300,32 +356,40 @@ def call_checks(
     bits: Callable[[], bool],
     sizes: bool = True,
     shared: bool = False,
+    others: Iterable[Check] = (),
 ) -> Iterator[Check]:
-    """Checks of sizes that the golden set lacks, and of repeated calls.
+    """Checks of sizes that the golden set lacks, and of repeated calls, whose first ones come before all others.
 
     bits: whether equal inputs must have outputs of equal bits; called only where bits differ.  sizes: whether to try
     sizes.  shared: whether several threads may run the session at once. An error of the engine is a failed check.
-    allowance: seconds that it may take.
+    others: checks that are made after the first calls.
     """
     specs, dims = shapes
-    groups, start = Groups(golden), allowance.clock()
+    groups = Groups(golden)
+    pool = pool_of(pair.candidate, specs, dims, groups, pair.precision)
+    repeats = RepeatedCalls(pair.candidate, pair.limits, bits, shared)
+    repeats.start(pool)
+    yield from others
+    start_s, asked_s = allowance.wall(), allowance.asked_s
     if sizes and dims:
         judged_pair = replace(pair, usual=pair.usual or golden_drifts(golden), limits=pair.other_sizes or pair.limits)
         edge_points = {tuple(point.items()) for point in edge_sizes(specs, dims)}
         point_count = math.prod(len(dim.sizes) for dim in dims) - len(edge_points)
-        is_affordable, outcomes = allowance.sizes(), list[FuzzOutcome]()
+        tries = Tries(SIZES, allowance, asked_s and SIZES_SHARE * asked_s)
+        screen, outcomes = Screen(judged_pair), list[FuzzOutcome]()
         for point in inner_sizes(dims, edge_points, seed):
-            if not is_affordable(len(outcomes)):
+            if not tries.more(len(outcomes)):
                 break
             case = FuzzCase(tuple(point.items()))
-            outcomes.append(try_case(case, make(case, specs, groups, VALUES_SEED, pair.precision), judged_pair))
+            outcomes.append(screen.try_case(case, make(case, specs, groups, VALUES_SEED, pair.precision)))
         if outcomes:
-            yield _check(outcomes, dims, point_count, allowance.clock() - start)
-    pool = pool_of(pair.candidate, specs, dims, groups, pair.precision)
-    repeats = RepeatedCalls(pair.candidate, pair.limits, bits, shared)
-    start_s = allowance.clock()
-    repeats.run(pool, seed, allowance.calls(start))
-    yield from repeats.checks(pool, allowance.clock() - start_s)
+            yield _check(outcomes, dims, point_count, allowance.wall() - start_s)
+            yield from _cut_checks(tries, "sizes", len(outcomes))
+    calls_start_s = allowance.wall()
+    tries = Tries(CALLS, allowance, asked_s and start_s + asked_s - calls_start_s)
+    repeats.run(pool, seed, tries.more)
+    yield from repeats.checks(pool, allowance.wall() - calls_start_s)
+    yield from _cut_checks(tries, "repeated calls", repeats.calls)
 
 
 # Cases of each kind that are run as they are and padded as a router does.

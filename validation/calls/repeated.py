@@ -163,6 +163,11 @@ class RepeatedCalls:
     _kept_bytes: int = 0
     _other_bits: bool = False
 
+    def start(self, pool: Sequence[RepeatedInputs]) -> None:
+        """Call once with each of the inputs: later answers are compared with these."""
+        for case in pool:
+            self._call(case)
+
     def run(self, pool: Sequence[RepeatedInputs], seed: int, more: Callable[[int], bool]) -> None:
         """Call with inputs of the pool while `more`, given the number of calls so far, says so."""
         for case in _turns(pool, seed):
@@ -312,10 +317,10 @@ def describe_odds(count: int, shares: Sequence[int], noun: str) -> str:
 
 
 def _turns(pool: Sequence[RepeatedInputs], seed: int) -> Iterator[RepeatedInputs]:
-    """Each set of inputs once, then without end in a drawn order, small ones more often, to make more calls. Every
-    second block of `_AT_ONCE` turns is sorted: an engine may change its kernels after many calls of one size in a row.
+    """Sets of inputs without end in a drawn order, small ones more often, to make more calls.
+
+    Every second block of `_AT_ONCE` turns is sorted: an engine may change its kernels after many calls of one size.
     """
-    yield from pool
     generator = np.random.default_rng(seed)
     weights = np.array([max(sum(array.size for array in case.arrays.values()), 1) ** -0.75 for case in pool])
     while True:

@@ -28,16 +28,19 @@ from validation.golden.golden_set import GoldenSet, case_kinds
 Values = Literal[
     "realistic", "zeros", "ones", "extreme", "denormal", "nan",
     "times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared", "small", "repeated",
-    "infinite", "blank", "mixed",
+    "infinite", "blank", "mixed", "stretched",
 ]  # fmt: skip
 VALUES: tuple[Values, ...] = get_args(Values)
 # Real values of other magnitudes, signs and places: 'negative' is minus the magnitude of each value; 'cleared' has
 # zeros in half of an input that never varies, such as a mask of ones; 'blank' has one sample of zeros.
 MOVED: tuple[Values, ...] = (
-    "times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared", "small", "blank",
+    "times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared", "small", "blank", "stretched",
 )  # fmt: skip
 # Real samples. 'repeated' has one sample in every row, which shows an engine that looks its answer up by the first row.
 REAL: tuple[Values, ...] = ("realistic", "repeated", "mixed")
+# New samples: between two real ones, or on the line through two of them, at most SHARES_BEYOND behind each end.
+MIXED: tuple[Values, ...] = ("mixed", "stretched")
+SHARES_BEYOND = 3.0
 NOT_FINITE: tuple[Values, ...] = ("nan", "infinite")
 # Values that fill one sample of a batch.
 IN_ONE_SAMPLE: Mapping[Values, float] = {"nan": np.nan, "infinite": np.inf, "blank": 0.0}
@@ -143,7 +146,7 @@ def make(
     case: FuzzCase, specs: Sequence[TensorSpec], golden: Sequence[Tensors], seed: int, precision: Precision
 ) -> dict[str, Array]:
     """The inputs of a case by name. golden: groups of real inputs, from which values and ranges of integers come."""
-    if case.values == "mixed":
+    if case.values in MIXED:
         return make_mixture(case, specs, golden, seed)[0]
     generator, inputs = draw_real(case, specs, golden, seed)
     if case.values in REAL:
@@ -172,8 +175,9 @@ def make_mixture(
     before, if known."""
     generator, inputs = draw_real(case, specs, golden, seed)
     _, others = draw_real(FuzzCase(case.sizes, draw=case.draw + 1), specs, golden, seed)
-    mixtures = _mix(generator, inputs, others, 2 if leading_dim(specs) is None else 1)
-    if case.draw % 2 and dict(case.sizes).get(leading_dim(specs) or "", 1) > len(SAME_ROWS):
+    beyond = SHARES_BEYOND if case.values == "stretched" else 0.0
+    mixtures = _mix(generator, inputs, others, 2 if leading_dim(specs) is None else 1, beyond)
+    if not beyond and case.draw % 2 and dict(case.sizes).get(leading_dim(specs) or "", 1) > len(SAME_ROWS):
         previous = previous or make_mixture(replace(case, draw=case.draw - 1), specs, golden, seed)[0]
         for name, array in mixtures.items():
             array[SAME_ROWS] = previous[name][SAME_ROWS]
@@ -194,18 +198,22 @@ def draw_real(
     return generator, resize(golden_samples, specs, sizes)
 
 
-def _mix(generator: np.random.Generator, real: Tensors, others: Tensors, least_ndim: int) -> dict[str, Array]:
-    """Samples between those of two groups: of floats in a drawn share for each, of integers element by element, some of
-    which are drawn from the range of both. Masks stay, and inputs of fewer axes, which may be sizes."""
+def _mix(
+    generator: np.random.Generator, real: Tensors, others: Tensors, least_ndim: int, beyond: float
+) -> dict[str, Array]:
+    """Samples between those of two groups: of floats in a drawn share for each, which may lie `beyond` 0 and 1 where no
+    value gets another sign than all have; of integers element by element, some of which are drawn from the range of
+    both. Masks stay, and inputs of fewer axes, which may be sizes."""
     mixtures, masks = dict(real), list_masks(real)
     for name, array in real.items():
         other = others[name]
         if name in masks or array.ndim < least_ndim or not array.size:
             continue
         if array.dtype.kind == "f":
-            share = generator.random((len(array), *[1] * (array.ndim - 1)))
+            share = generator.uniform(-beyond, 1 + beyond, (len(array), *[1] * (array.ndim - 1)))
             with np.errstate(invalid="ignore"):  # where an infinity, as of a mask, gives NaN, it stays
                 values = array + share * (other.astype(np.float64) - array)
+                values = np.maximum(values, 0) if min(array.min(), other.min()) >= 0 else values
             mixtures[name] = np.where(np.isfinite(values), values, array).astype(array.dtype)
         elif array.dtype.kind in "iu":
             low, high = min(array.min(), other.min()), max(array.max(), other.max())
@@ -230,7 +238,8 @@ def _move(generator: np.random.Generator, real: Array, values: Values) -> Array:
 
 def list_masks(inputs: Tensors) -> list[str]:
     """Names of the inputs of zeros and ones alone, beside others: twice a mask is none."""
-    masks = [name for name, array in inputs.items() if array.dtype.kind in "fiub" and np.isin(array, (0, 1)).all()]
+    numbers = {name: array for name, array in inputs.items() if array.dtype.kind in "fiub"}
+    masks = [name for name, array in numbers.items() if ((array == 0) | (array == 1)).all()]
     return masks if len(masks) < len(inputs) else []
 
 

@@ -18,8 +18,9 @@ from validation.statistics.serial_dependence import beta_cdf
 # The factor allowed over the measured number of changed integers: like the other errors of honest rounding, near ties
 # fall to the other side in proportion to the error's amplitude.
 MARGIN = 2
-# Elements that one near tie changes where there are several: two change places.
-PAIR = 2
+# Elements that one near tie changes where there are several: two change places. Of few elements that is at most one of
+# LEAST_OF or part of it, and no more than half: that of one sample alone could have any answer.
+PAIR, LEAST_OF = 2, 8
 # The chance that a bound is wrong: one engine in a hundred.
 LEVEL = 0.01
 # Agreement where honest rounding changes nothing.
@@ -88,14 +89,15 @@ class Decisions:
     def share(self) -> float:
         """The share of the golden cases' elements that may change.
 
-        Of the measured elements: twice as many as changed, and at least one near tie more. Of the others: the upper
-        bound of Clopper and Pearson (Biometrika 26, 1934), because no near tie among few elements does not prove that
-        the rest has none. Elements that change together count as one observation, as a design effect of that size
-        (Korn and Graubard, Survey Methodology 24, 1998).
+        Of the measured elements: twice as many as changed, and one near tie more if they are not few. Of the others:
+        the upper bound of Clopper and Pearson (Biometrika 26, 1934), because no near tie among few elements does not
+        prove that the rest has none. Elements that change together count as one observation, as a design effect of that
+        size (Korn and Graubard, Survey Methodology 24, 1998).
         """
         if not self.elements:
             return 1.0
-        changed_bound = max(MARGIN * self.changed, self.changed + max(self.together, PAIR))
+        tie_size = min(max(self.together, PAIR), -(-self.elements // LEAST_OF), self.elements // 2)
+        changed_bound = max(MARGIN * self.changed, self.changed + tie_size)
         unmeasured_share = upper(self.changed / self.together, self.elements / self.together, LEVEL) * self.unmeasured
         return min(1.0, (changed_bound + unmeasured_share) / (self.elements + self.unmeasured))
 

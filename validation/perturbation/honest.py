@@ -24,6 +24,7 @@ from builders.onnx_graphs.bodies import graph_bytes
 from enginesmith.arrays import Array
 from enginesmith.core.types import Session
 from validation.comparison.sessions import run
+from validation.data.batches import leading_dim
 from validation.golden.golden_set import Case, GoldenSet, case_kinds
 from validation.limits.measured import of_golden
 from validation.limits.rounding import Decisions, Honest, greatest, sqnr_of_most, sqnr_of_worst, with_chance
@@ -314,8 +315,7 @@ def _other_edges(golden: GoldenSet, groups: Sequence[_Group]) -> list[_Group]:
 
 def _first_samples(case: Case, reference: Session) -> Case:
     """A case with its first samples, where the first axis of all inputs is one dynamic dim; else the case."""
-    leading_dims = {spec.shape[0] if spec.shape else None for spec in reference.inputs}
-    if len(leading_dims) == 1 and all(isinstance(dim, str) for dim in leading_dims):
+    if leading_dim(reference.inputs) is not None:
         return replace(case, inputs={name: array[:MOST_SAMPLES] for name, array in case.inputs.items()})
     return case
 

@@ -186,6 +186,8 @@ PADDING = "padding"
 RANDOM_INPUTS = "random inputs"
 # The name of a check that measured nothing: no value, no limit, and an engine that has one is not proven.
 UNMEASURED = "not measured"
+# The check of calls that time ended before their number was made, on a machine that was busy.
+CUT_SHORT = "cut short"
 _KEY = object()
 
 
@@ -348,6 +350,7 @@ def judge(checks: Sequence[Check], cannot_run: str | None = None) -> tuple[Verdi
         for check in checks
         if check.name == UNSEEN_CLASSES
     ]
+    unjudged_texts += [f"{check.case} after {check.value:g}" for check in checks if check.name == CUT_SHORT]
     summary = f"{pluralize(len(checks), 'check')} passed"
     suffix = _describe_waived(checks) + (f"; not judged: {join_first(unjudged_texts)}" if unjudged_texts else "")
     if any(check.name == RANDOM_INPUTS for check in checks):

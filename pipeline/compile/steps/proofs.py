@@ -40,6 +40,7 @@ from validation.metrics.tasks.terms import TaskMetric
 if TYPE_CHECKING:
     from builders.reference import ReferenceSession
     from pipeline.spec.model import ModelSpec
+    from validation.calls.checks import Allowance
     from validation.comparison.sessions import Opener
     from validation.fuzz.run import FuzzSides
     from validation.golden.golden_set import Case, GoldenSet
@@ -192,23 +193,20 @@ class ExtraCalls:
         golden: "GoldenSet",
         graph: Path,
         golden_passed: bool,
-        compared_s: float,
+        allowance: "Allowance",
     ) -> tuple[Check, ...]:
         """Checks of calls at other magnitudes and sizes, and of repeated calls.
 
-        golden_passed, compared_s: whether the comparison on the golden set passed, and its seconds. Magnitudes, and
-        sizes between those of the golden set, are tried only where it did.
+        golden_passed: whether the comparison on the golden set passed. Magnitudes, and sizes between those of the
+        golden set, are tried only where it did.
         """
-        from validation.calls.checks import Allowance, call_checks, magnitude_checks
+        from validation.calls.checks import call_checks, magnitude_checks
 
-        shapes, allowance = (self.shapes.inputs, self.shapes.dims), Allowance.of(self.seconds, compared_s)
-
-        def bits() -> bool:
-            return self.bitwise or repeats_bits(request, graph)
-
-        thread_safe = discovery.capabilities_of(request.backend).thread_safe
-        checks = magnitude_checks(pair, shapes, golden, allowance) if golden_passed else ()
-        return (*checks, *call_checks(pair, shapes, golden, request.seed, allowance, bits, golden_passed, thread_safe))
+        shapes = self.shapes.inputs, self.shapes.dims
+        others = magnitude_checks(pair, shapes, golden, allowance) if golden_passed else ()
+        shared = discovery.capabilities_of(request.backend).thread_safe, others
+        calls = pair, shapes, golden, request.seed, allowance
+        return tuple(call_checks(*calls, lambda: self.bitwise or repeats_bits(request, graph), golden_passed, *shared))
 
 
 @dataclass(frozen=True)
@@ -253,15 +251,16 @@ class CheckEngine:
 
     def compare(self, actual: Session, context: WorkerContext) -> Proof:
         """The checks of a session in the engine's place."""
-        from validation.calls.checks import padding_checks
+        from validation.calls.checks import Allowance, padding_checks
         from validation.comparison.sessions import drift_checks
         from validation.comparison.tasks import check_free_running, lift_limits, limits_at_other_sizes, step_spreads
-        from validation.fuzz.run import FuzzSides
+        from validation.fuzz.run import FuzzSides, excuse_ties
         from validation.limits.budget import default_budget
         from validation.metrics.tally import Along
 
-        store, course, started_s = open_store(context.store), Along(), time.perf_counter()
         request, workdir = self.engine.request, context.workdir
+        clock = time.process_time if request.target.is_cpu else time.perf_counter
+        store, course, started_s = open_store(context.store), Along(), clock()
         golden = golden_set(store, self.golden, workdir)
         spreads = step_spreads(golden, course)
         graph = runnable(fetch_graph(store, request.model, workdir / "graph.onnx"), request.precision)
@@ -281,10 +280,11 @@ class CheckEngine:
                 reference, actual, request.precision, staged_limits, budget, None, usual, size_limits, reads_nan(graph),
                 case_limits,
             )  # fmt: skip
-            compared_s = time.perf_counter() - started_s
+            checks = tuple(excuse_ties(checks, golden, fuzz_sides))
             if self.calls:
                 golden_passed = all(check.passed for check in checks)
-                checks += self.calls.check(request, fuzz_sides, golden, graph, golden_passed, compared_s)
+                allowance = Allowance(self.calls.seconds, clock() - started_s, clock)
+                checks += self.calls.check(request, fuzz_sides, golden, graph, golden_passed, allowance)
             if self.padding:
                 checks += tuple(padding_checks(actual, request, self.padding, golden, staged_limits))
             if self.contract:

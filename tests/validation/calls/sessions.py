@@ -1,7 +1,7 @@
 """Sessions with a place for what an engine may do wrongly between calls, and a clock that only calls move."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -155,7 +155,8 @@ def tried(
     """The checks of calls by name. seconds: looks at the clock cost a millisecond each, unless it is another one."""
     limits = budgets or Budgets(BUDGET)
     pair = FuzzSides(reference or Linear(), candidate, "fp32", StagedLimits.of(limits), limits.default)  # type: ignore[arg-type]
-    allowance = replace(Allowance.of(seconds, 0.0), clock=clock or ticking())
+    clock = clock or ticking()
+    allowance = Allowance(seconds, 0.0, clock, clock)
     return {check.name: check for check in call_checks(pair, shapes, golden, seed, allowance, bits, shared=shared)}
 
 

@@ -12,7 +12,7 @@ from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import Dim, TensorSpec
 from tests.validation.calls.sessions import BUDGET, SEEN, Buffers, Nth, Overwriting, Raising, failed, tried
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Linear
-from validation.calls.checks import FEW_CALLS, VALUES_SEED, Allowance, _measure_errors, call_checks, magnitude_checks
+from validation.calls.checks import CALLS, VALUES_SEED, Allowance, _measure_errors, call_checks, magnitude_checks
 from validation.calls.repeated import pool_of
 from validation.fuzz.cases import Groups, make, parse_only
 from validation.fuzz.run import FuzzSides
@@ -21,7 +21,7 @@ from validation.limits.budget import Budgets, OutputLimits, StagedLimits
 
 NAMES = {"sizes", "calls repeated", "calls outputs", "calls inputs", "calls refilled"}
 FREE = replace(BUDGET, max_rel=None, sqnr_db=30.0, centered_sqnr_db=None, slice_sqnr_db=None)
-UNHURRIED = Allowance(0.0, 0.0, 0.0, lambda: 0.0)
+UNHURRIED = Allowance(None, 0.0, lambda: 0.0, lambda: 0.0)
 
 
 def rolled(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -166,11 +166,10 @@ def test_a_fault_that_comes_again_is_counted_and_its_first_call_is_named() -> No
 def test_the_calls_that_a_fast_engine_gets_by_default_show_rare_faults(wrong) -> None:
     def calls_of(candidate: object) -> Check:
         pair = FuzzSides(Linear(), candidate, "fp32", StagedLimits.of(BUDGET), BUDGET)  # type: ignore[arg-type]
-        enough = Allowance(-1.0, 0.0, few_s=1.0, clock=lambda: 0.0)  # as fast as a clock can tell
-        checks = call_checks(pair, (SPECS, DIMS), SEEN, 0, enough, lambda: True, sizes=False)
+        checks = call_checks(pair, (SPECS, DIMS), SEEN, 0, UNHURRIED, lambda: True, sizes=False)
         return next(check for check in checks if check.name == "calls repeated")
 
-    assert calls_of(Linear()).passed and f"{FEW_CALLS} calls" in calls_of(Linear()).note
+    assert calls_of(Linear()).passed and f"{CALLS.most} calls" in calls_of(Linear()).note
     assert not calls_of(Nth(rolled, wrong)).passed
 
 
@@ -311,7 +310,7 @@ def test_no_mixture_hides_a_fault_of_a_later_one(hides: str, first: object, late
             replace(BUDGET, slice_sqnr_db=0.0) if hides == "excuse" and len(batches) == 1 else BUDGET
         )
 
-    assert moved(Linear(late), reference=Linear(lambda x, y: y * units), case_limits=own)[0].case.endswith("draw=8")
+    assert moved(Linear(late), reference=Linear(lambda x, y: y * units), case_limits=own)[0].case.endswith("draw=6")
 
 
 def test_a_batch_is_measured_by_its_worst_element_too(recwarn: pytest.WarningsRecorder) -> None:
@@ -398,5 +397,5 @@ def test_what_is_ill_conditioned_or_not_finite_there_is_not_judged() -> None:
             right = len(x) == mixed or (x == x[:1]).all() or not np.isfinite(x).all()
             return super().run({"x": x * np.float32(1 if right else 1 + 1e-6)})
 
-    assert "golden data repeated, nan, infinite, mixed;" in moved(Other(), reference=Wild())[0].note
+    assert "golden data repeated, nan, infinite, mixed, stretched;" in moved(Other(), reference=Wild())[0].note
     assert not moved(Linear(lambda x, y: y + 1))[0].passed, "what is well-conditioned is judged"

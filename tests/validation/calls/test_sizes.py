@@ -1,13 +1,12 @@
 """Sizes between those of the golden set: every one of a small grid, a part of a large one, within the time."""
 
 import math
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import pytest
 
-from enginesmith.core.reports.proof import UNMEASURED
+from enginesmith.core.reports.proof import CUT_SHORT, UNMEASURED, judge
 from enginesmith.core.types import Dim, TensorSpec
 from tests.validation.calls.sessions import (
     BUDGET,
@@ -23,16 +22,17 @@ from tests.validation.calls.sessions import (
 )
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, Fault, Linear
 from validation.calls.checks import (
-    FEW_CALLS,
-    FEW_S,
-    GRID_S,
-    LEAST_CALLS,
-    LEAST_SIZES,
+    CALLS,
+    MIXTURES,
     MOST_ENUMERATED,
-    SHARE,
+    SIZES,
     VALUES_SEED,
     Allowance,
+    Counts,
+    Tries,
+    call_checks,
     inner_sizes,
+    magnitude_checks,
 )
 from validation.comparison.sessions import golden_drifts
 from validation.fuzz.cases import Groups, parse_only
@@ -128,9 +128,6 @@ def test_a_size_that_the_graph_itself_cannot_do_is_no_fault_and_is_told() -> Non
     assert failed(checks) == set()
     assert "not judged: the graph itself does not run" in checks["sizes"].note
     assert failed(tried(Grid(refuses=odd), Grid(), **GRID)) == {"sizes"}
-
-
-def test_sizes_of_which_the_graph_can_do_none_show_nothing() -> None:
     never = Grid(refuses=lambda height: True)
     checks = tried(never, Grid(refuses=lambda height: True), **GRID)
     assert "sizes" not in checks
@@ -139,7 +136,7 @@ def test_sizes_of_which_the_graph_can_do_none_show_nothing() -> None:
 
 @pytest.mark.parametrize("what", [ValueError("no kernel"), None])
 def test_what_a_session_raises_at_a_size_is_a_failed_check(what: object) -> None:
-    checks = tried(Raising(what, lambda n: n == 3))
+    checks = tried(Raising(what, lambda n: n == 11))
     assert failed(checks) == {"sizes"}
 
 
@@ -169,9 +166,8 @@ def test_a_model_without_dims_has_no_sizes_and_its_calls_are_repeated() -> None:
     checks = tried(Linear(), golden=golden, shapes=(specs, ()))
     assert set(checks) == {"calls repeated", "calls outputs", "calls inputs", "calls refilled"}
     assert failed(checks) == set()
-    assert (
-        failed(tried(wrong_at(4), golden=golden, shapes=(specs, ()))) == set()
-    )  # always the same: no business of calls
+    always = tried(wrong_at(4), golden=golden, shapes=(specs, ()))
+    assert failed(always) == set(), "always the same: no business of calls"
 
 
 def test_the_time_is_kept_whatever_a_call_costs_and_the_report_says_how_far_it_went() -> None:
@@ -186,11 +182,11 @@ def test_the_time_is_kept_whatever_a_call_costs_and_the_report_says_how_far_it_w
     clock, sizes, calls = timed(1.0, 0.01, seconds=10.0)  # the graph is slow: half of the time is for sizes
     assert sizes.startswith("4 of 12 sizes in 4 s")
     assert clock.calls.count("graph") == 4
-    assert clock.now == pytest.approx(10.0, abs=0.05)
+    assert clock.now == pytest.approx(10.1, abs=0.05)
     assert "calls with 8 inputs in 6 s" in calls
     clock, sizes, calls = timed(60.0, 60.0, seconds=1.0)  # both are: the least of each
-    assert (clock.calls.count("graph"), clock.calls.count("engine")) == (LEAST_SIZES, LEAST_SIZES + LEAST_CALLS + 5)
-    assert f"{LEAST_CALLS} calls" in calls and "1 of 100 calls would be missed with a probability of 0.85" in calls
+    assert (clock.calls.count("graph"), clock.calls.count("engine")) == (1, 1 + CALLS.least + 5)
+    assert f"{CALLS.least} calls" in calls and "1 of 100 calls would be missed with a probability of 0.85" in calls
     clock, sizes, calls = timed(1e-4, 1e-4, seconds=1.0)  # cheap: all sizes, and the rest is for calls
     assert "12 of 12 sizes" in sizes
     assert clock.calls.count("engine") > 9000
@@ -207,7 +203,7 @@ def test_the_order_is_the_same_and_only_its_end_moves() -> None:
                 return super().run(inputs)
 
         tried(Watched(), seconds=seconds, seed=5)
-        return seen[12:-4]  # after the sizes, before arrays are refilled
+        return seen[20:-4]  # after the first calls and the sizes, before arrays are refilled
 
     short, long = order(0.1), order(0.4)
     assert len(short) < len(long)
@@ -215,37 +211,38 @@ def test_the_order_is_the_same_and_only_its_end_moves() -> None:
     assert len({size for _, size in short}) == 4 and len({data for data, _ in short}) == 8
 
 
-def test_cheap_engines_get_many_sizes_and_a_few_calls_whatever_the_share_is() -> None:
-    clock = Clock()
-    default = replace(Allowance.of(None, 0.1), clock=clock)
-    assert default.seconds == pytest.approx(SHARE * 0.1)
-    sizes, calls = default.sizes(), default.calls(0.0)
-    clock.now = 0.9 * FEW_S
-    assert sizes(100) and calls(FEW_CALLS - 1) and not calls(FEW_CALLS)
-    clock.now = 1.1 * GRID_S
-    assert not sizes(100) and not calls(FEW_CALLS - 1)
-    assert sizes(LEAST_SIZES - 1) and calls(LEAST_CALLS - 1) and not calls(LEAST_CALLS)
+def count_tries(counts: Counts, each_s: float, compared_s: float = 0.0, busy: float = 1.0) -> tuple[int, bool]:
+    """How many tries of so much CPU time are made, and whether the time ended them. busy: time by CPU time."""
+    clock, wall = Clock(), Clock()
+    done, tries = 0, Tries(counts, Allowance(None, compared_s, clock, wall))
+    while tries.more(done):
+        done += 1
+        clock.now, wall.now = done * each_s, done * each_s * busy
+    return done, tries.is_cut
 
 
-def test_the_share_grows_with_the_comparison_and_a_spec_decides_exactly() -> None:
-    assert Allowance.of(None, 100.0).seconds == pytest.approx(10.0)
-    for asked, wanted in ((None, 10.0), (3.0, 3.0), (0.01, 0.01)):
-        clock = Clock()
-        allowed = replace(Allowance.of(asked, 100.0), clock=clock)
-        sizes, calls = allowed.sizes(), allowed.calls(0.0)
-        clock.now = 0.49 * wanted
-        assert sizes(1000) and calls(1000)
-        clock.now = 0.51 * wanted
-        assert not sizes(1000) and calls(1000)
-        clock.now = 1.01 * wanted
-        assert not calls(1000) and not calls(FEW_CALLS - 1)
+@pytest.mark.parametrize("counts", [SIZES, CALLS])
+def test_cheap_tries_are_made_by_number_and_dear_ones_by_their_cpu_time(counts: Counts) -> None:
+    cheap_s = counts.seconds / counts.most
+    for busy in (1, 7):
+        assert count_tries(counts, cheap_s, busy=busy) == count_tries(counts, 1.4 * cheap_s, 1.0, busy)
+        assert count_tries(counts, cheap_s, busy=busy) == (counts.most, False)
+        assert count_tries(counts, 100.0, busy=busy) == (counts.least, False)
+        dear_counts = {count_tries(counts, each_s, 6400 / counts.share, busy) for each_s in (80, 100, 120)}
+        assert dear_counts == {(64, False)}, "a step of two hides what differs between machines"
+    assert count_tries(counts, cheap_s, busy=50)[1], "a machine that is busier than that is told of"
+    assert count_tries(MIXTURES, MIXTURES.seconds / 100) == (3 * 32, False)
 
 
-def test_what_would_end_too_late_is_not_begun() -> None:
-    clock = Clock()
-    sizes = replace(Allowance.of(10.0, 0.0), clock=clock).sizes()
-    clock.now = 3.0
-    assert not sizes(1) and sizes(2)
+def test_what_time_ended_is_told_in_the_report_and_in_the_verdict() -> None:
+    wall = Clock()
+    pair = FuzzSides(Linear(), wall.timed(Linear(), "", 60.0), "fp32", StagedLimits.of(BUDGET), BUDGET)
+    allowance = Allowance(None, 0.0, lambda: 0.0, wall)
+    others = magnitude_checks(pair, (SPECS, DIMS), SEEN, allowance)
+    checks = list(call_checks(pair, (SPECS, DIMS), SEEN, 0, allowance, lambda: True, others=others))
+    assert [check.case for check in checks if check.name == CUT_SHORT] == ["mixed samples", "sizes", "repeated calls"]
+    told = "not judged: mixed samples after 41, sizes after 1, repeated calls after 16"
+    assert judge(checks) == ("proven", f"{len(checks)} checks passed; {told}")
 
 
 def test_groups_of_a_stored_golden_set_are_read_when_they_are_asked_for(tmp_path) -> None:

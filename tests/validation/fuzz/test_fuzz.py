@@ -1,17 +1,21 @@
 """Fuzzing: the draw is reproducible and covers the boundaries; each planted fault is found, and made small."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from enginesmith.core.codec import encode_document
 from enginesmith.core.errors import InputError, ModelError
+from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import Dim, TensorSpec
 from tests.validation.fuzz.sessions import DIMS, GOLDEN, SPECS, WEIGHTS, Fault, Linear
 from validation.fuzz.cases import VALUES, FuzzCase, boundaries, draw, just_outside, make, parse_only
-from validation.fuzz.run import FuzzedCase, FuzzOutcome, FuzzReport, FuzzSides, _list_sound, fuzz, shrink
-from validation.limits.budget import StagedLimits, default_budget
+from validation.fuzz.run import FuzzedCase, FuzzOutcome, FuzzReport, FuzzSides, _list_sound, excuse_ties, fuzz, shrink
+from validation.golden.golden_set import freeze
+from validation.limits.budget import Budgets, OutputLimits, StagedLimits, default_budget
+from validation.limits.rounding import Decisions
 
 BUDGET = default_budget("engine", "fp32")
 
@@ -208,3 +212,19 @@ def test_integers_keep_to_the_range_of_the_golden_data() -> None:
     assert set(drawn["denormal"].flat) <= {5, 6, 7, 8, 9}
     assert set(drawn["mixed"].flat) <= {5, 6, 7, 8, 9} and 5 in drawn["mixed"][:, 1:]
     assert {value.dtype for value in drawn.values()} == {np.dtype(np.int64)}
+
+
+@pytest.mark.parametrize(("changed", "precision"), [(2, "int8"), (3, "int8"), (2, "fp32")])
+def test_integers_that_differ_at_an_edge_pass_where_honest_rounding_changes_as_many(changed, precision) -> None:
+    class Ids(Linear):
+        def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            ids = super().run(inputs)["y"].argmax(-1)
+            return {"y": ids + (np.arange(len(ids)) < (changed if self.most and len(ids) == 16 else 0))}
+
+    golden = freeze(GOLDEN, SPECS, DIMS, Ids().run)
+    limits = OutputLimits(Budgets(BUDGET, decisions={"y": Decisions(0, 16)}))
+    sides = FuzzSides(Ids(), Ids(most=16), precision, StagedLimits(limits), BUDGET, case_limits=lambda _: limits)
+    check = Check("engine", "agreement", "y", "batch=16", 0.8, 1.0, False)
+    others = replace(check, case="golden"), replace(check, name="sqnr_db")
+    passed = [each.passed for each in excuse_ties([check, *others], golden, sides)]
+    assert passed == [(changed, precision) == (2, "int8"), False, False]

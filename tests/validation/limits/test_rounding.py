@@ -83,6 +83,7 @@ def test_an_engine_that_decides_by_other_weights_fails(operator: str, tmp_path: 
         (Decisions(5, 1000, 5), 0.99),
         (Decisions(0, 50, 1, 950), 0.9144),  # of 50 elements without one, up to 8.8 % of the others
         (Decisions(0, 0), 0.0),
+        *((Decisions(0, count), share) for count, share in ((16, 0.875), (8, 0.875), (5, 0.8), (1, 1.0))),
     ],
 )
 def test_the_limit_of_golden_cases(found: Decisions, golden: float) -> None:
