@@ -98,7 +98,7 @@ def test_an_engine_without_its_weights_says_whose_it_takes():
 @pytest.mark.parametrize("backend", [TensorRT(), TensorRTRTX()])
 def test_nothing_is_imported_for_an_engine_that_does_not_fit(tmp_path, monkeypatch, backend):
     monkeypatch.setattr("enginesmith.core.hardware.cuda.gpus", lambda: (gpu(0, 8, 9),))
-    monkeypatch.setattr(type(backend), "_import", lambda self: pytest.fail("imported"))
+    monkeypatch.setattr("builders.backends.tensorrt.build.load_runtime", lambda _: pytest.fail("imported"))
     monkeypatch.setattr(type(backend), "versions", lambda self: {self.name: "99.1"})
     engine = graphs.an_engine(tmp_path, b"plan", backend.name)
     old = dataclasses.replace(engine.request, toolchain=((backend.name, "1.2.3"),))

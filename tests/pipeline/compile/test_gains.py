@@ -3,9 +3,9 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
 
 from tests.pipeline.projects import Project
+from tests.pipeline.quantization.small_nets import build
 
 # A CPU that no machine of the tests is: its speed is modelled. int4 weights are multiplied as floats there.
 ELSEWHERE, HERE = "arm64", "cpu"
@@ -15,13 +15,9 @@ UNIT = f"{ELSEWHERE} int4 onnxruntime"
 @pytest.fixture
 def wide(project: Project) -> Project:
     """A product of as many rows as make it compute-bound, in fp32 and int4."""
-    weight = numpy_helper.from_array(np.random.default_rng(0).standard_normal((128, 128)).astype(np.float32), "w")
-    value_infos = [helper.make_tensor_value_info(name, 1, ["batch", 128]) for name in ("x", "y")]
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"], "product")], "g", value_infos[:1], value_infos[1:]
-    )
-    graph.initializer.append(weight)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)]), project.folder / "tiny.onnx")
+    weights: dict[str, object] = {"w": np.random.default_rng(0).standard_normal((128, 128))}
+    model = build("float[batch,128] x", "float[batch,128] y", "y = MatMul(x, w)", weights, opset=21)
+    onnx.save(model, project.folder / "tiny.onnx")
     samples = np.random.default_rng(1).standard_normal((32, 128)).astype(np.float32)
     np.savez(project.folder / "golden.npz", x=samples)
     np.savez(project.folder / "calibration.npz", x=samples[::-1] / 2)

@@ -45,9 +45,6 @@ def test_a_budget_gets_the_most_accurate_point() -> None:
     assert find_within(POINTS, 4.9, "measured") == BEND and find_within(POINTS, 100, "measured") == EXACT
     with pytest.raises(DataError, match=r"out of reach: the fastest point takes 1 ms, at 20\.0 dB.*\(measured\)"):
         find_within(POINTS, 0.9, "measured")
-
-
-def test_steps_double_up_to_all() -> None:
     assert list_depths(11) == [0, 1, 2, 4, 8, 11] and list_depths(1) == [0, 1]
 
 
