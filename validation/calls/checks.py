@@ -99,14 +99,16 @@ class Allowance:
 
 class Tries:
     """Tries that begin now. wall_s: seconds that end them, in place of the counts; None: CEILING times their seconds.
-    is_cut: whether these ended tries that the counts allow."""
+    done: how many were made before, which count as tries and cost none of the seconds.  is_cut: whether these ended
+    tries that the counts allow."""
 
-    def __init__(self, counts: Counts, allowance: Allowance, wall_s: float | None = None) -> None:
+    def __init__(self, counts: Counts, allowance: Allowance, wall_s: float | None = None, done: int = 0) -> None:
         self._allowance, self._start_s, self._wall_start_s = allowance, allowance.clock(), allowance.wall()
         self._bounds = (counts.most, counts.seconds), (math.inf, counts.share * allowance.compared_s)
-        self._least, self._goal = counts.least, counts.least if wall_s is None else math.inf
+        self._least = max(counts.least, done + 1)
+        self._goal = self._least if wall_s is None else math.inf
         self.wall_s = CEILING * max(seconds for _, seconds in self._bounds) if wall_s is None else wall_s
-        self._mark, self.is_cut = (0, self._start_s), False
+        self._done_before, self._mark, self.is_cut = done, (done, self._start_s), False
 
     def more(self, done: int) -> bool:
         """Whether to make another after so many: not one that would end too late, if it takes as long as the others."""
@@ -117,7 +119,8 @@ class Tries:
             each_s, self._mark = (now_s - last_s) / (done - last_done), (done, now_s)  # the first ones take longer
             goals = ((min(2 * done, most), self._start_s - now_s + STEP * seconds) for most, seconds in self._bounds)
             self._goal = max((goal for goal, rest_s in goals if (goal - done) * each_s < rest_s), default=done)
-        is_late = (self._allowance.wall() - self._wall_start_s) * (done + 1) / done > self.wall_s
+        done_since = done - self._done_before
+        is_late = (self._allowance.wall() - self._wall_start_s) * (done_since + 1) / done_since > self.wall_s
         self.is_cut = done < self._goal < math.inf and is_late
         return done < self._goal and not is_late
 
@@ -386,7 +389,7 @@ def call_checks(
             yield _check(outcomes, dims, point_count, allowance.wall() - start_s)
             yield from _cut_checks(tries, "sizes", len(outcomes))
     calls_start_s = allowance.wall()
-    tries = Tries(CALLS, allowance, asked_s and start_s + asked_s - calls_start_s)
+    tries = Tries(CALLS, allowance, asked_s and start_s + asked_s - calls_start_s, repeats.calls)
     repeats.run(pool, seed, tries.more)
     yield from repeats.checks(pool, allowance.wall() - calls_start_s)
     yield from _cut_checks(tries, "repeated calls", repeats.calls)
