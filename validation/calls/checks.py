@@ -47,8 +47,8 @@ from validation.limits.budget import StagedLimits
 # (McKay, Beckman and Conover, "A Comparison of Three Methods for Selecting Values of Input Variables", 1979); then the
 # rest of the grid where it is small, and random points of a large one.
 
-# The number of tries is doubled where they then take at most so many times the seconds allowed. No other is begun after
-# CEILING times these seconds have passed, which the report says: a machine that is that busy tries less.
+# The number of tries is doubled where they then take at most so many times the seconds allowed. None is begun that would
+# end after CEILING times these seconds, which the report says: on a busy machine, or of an engine that waits.
 STEP, CEILING = math.sqrt(2), 30.0
 # The share of the seconds that a spec asks for which sizes get; calls get the rest.
 SIZES_SHARE = 0.5
@@ -128,7 +128,7 @@ class Tries:
 def _cut_checks(tries: Tries, case: str, done: int) -> Iterator[Check]:
     """The check that says that the time ended tries early; none where it did not. case: of what."""
     if tries.is_cut:
-        note = f"no other was begun after {tries.wall_s:.2g} s, since the machine was busy"
+        note = f"no other was begun: it would have ended after more than {tries.wall_s:.2g} s"
         yield Check("engine", CUT_SHORT, "", case, float(done), None, True, note)
 
 

@@ -246,6 +246,7 @@ def test_what_time_ended_is_told_in_the_report_and_in_the_verdict() -> None:
     others = magnitude_checks(pair, (SPECS, DIMS), SEEN, allowance)
     checks = list(call_checks(pair, (SPECS, DIMS), SEEN, 0, allowance, lambda: True, others=others))
     assert [check.case for check in checks if check.name == CUT_SHORT] == ["mixed samples", "sizes", "repeated calls"]
+    assert all("busy" not in check.note for check in checks), "which was not measured"
     told = "not judged: mixed samples after 41, sizes after 1, repeated calls after 16"
     assert judge(checks) == ("proven", f"{len(checks)} checks passed; {told}")
 
