@@ -40,8 +40,10 @@ from validation.limits.budget import StagedLimits
 
 # The calls that every engine is proven with beside its golden set are so many by number where they are cheap. Where
 # they are dear, they are as many as a share of the comparison with the graph allows: of this process's CPU time, which
-# depends little on what else the machine does; of an engine on a GPU, of its time. The number is doubled or not, so
-# that it does not follow small differences of time. Their order never changes.
+# depends little on what else the machine does; of an engine on a GPU, of its time. CPU time is that of all threads: an
+# engine whose threads spin on many cores is dear sooner than on few, and its share is that of a comparison in which
+# they spin too. The number is doubled or not, so that it does not follow small differences of time. Their order never
+# changes.
 #
 # Sizes are drawn once per seed. First a Latin hypercube, so that each size of each dim comes before any comes often
 # (McKay, Beckman and Conover, "A Comparison of Three Methods for Selecting Values of Input Variables", 1979); then the
