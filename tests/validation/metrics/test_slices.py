@@ -227,17 +227,19 @@ def test_an_empty_output_has_no_sums(shape):
         assert slices is not None and all(not sums.error_sq.any() for sums in slices.axes.values())
 
 
-@pytest.mark.parametrize(("size", "scale", "offset", "times", "allowed"), [
-    (300, 1e-2, 0, 1, False), (300, 2e-3, 0, 1, True), (30, 1e-4, 0, 1, False),
-    (30, 1e-4, 10, 3.9, True), (30, 1e-4, 10, 8, False), (30, 1e-2, 10, 1, False), (30, 1e-4, 0.01, 1, False),
+@pytest.mark.parametrize(("size", "scale", "offset", "lost", "times", "allowed"), [
+    (300, 1e-2, 0, 0.8, 1, False), (300, 2e-3, 0, 0.8, 1, True), (30, 1e-4, 0, 0.8, 1, False),
+    (300, 2e-3, 0, 0.2, 5, False), (30, 1e-4, 10, 0.2, 5, False),  # a slice of zeros where honest rounding has 14 dB
+    (30, 1e-4, 10, 0.8, 3.9, True), (30, 1e-4, 10, 0.8, 8, False), (30, 1e-2, 10, 0.8, 1, False),
+    (30, 1e-4, 0.01, 0.8, 1, False),
 ])  # fmt: skip
 def test_honest_rounding_may_lose_the_variation_of_a_slice_that_is_faint_among_many_or_beside_its_values(
-    size, scale, offset, times, allowed
+    size, scale, offset, lost, times, allowed
 ):
     one = np.arange(size) == 3
     expected = noisy((64, size), 0)[0] * np.where(one, scale, 1)
     slices, honest = (
-        measure(expected + offset * one, expected + (offset + factor * 0.8 * expected) * one, samples=64).slices
+        measure(expected + offset * one, expected + (offset + factor * lost * expected) * one, samples=64).slices
         for factor in (times, 1.0)
     )
     found = worst_slice(slices, 1.0, honest=honest, rounded=False)
