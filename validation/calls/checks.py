@@ -49,7 +49,7 @@ from validation.limits.budget import StagedLimits
 # (McKay, Beckman and Conover, "A Comparison of Three Methods for Selecting Values of Input Variables", 1979); then the
 # rest of the grid where it is small, and random points of a large one.
 
-# The number of tries is doubled where they then take at most so many times the seconds allowed. None is begun that would
+# The number of tries is doubled where they then take at most so many times the seconds allowed. None begins that would
 # end after CEILING times these seconds, which the report says: on a busy machine, or of an engine that waits.
 STEP, CEILING = math.sqrt(2), 30.0
 # The share of the seconds that a spec asks for which sizes get; calls get the rest.
