@@ -40,15 +40,17 @@ from validation.limits.budget import StagedLimits
 
 # The calls that every engine is proven with beside its golden set are so many by number where they are cheap. Where
 # they are dear, they are as many as a share of the comparison with the graph allows: of this process's CPU time, which
-# depends little on what else the machine does; of an engine on a GPU, of its time. The number is doubled or not, so
-# that it does not follow small differences of time. Their order never changes.
+# depends little on what else the machine does; of an engine on a GPU, of its time. CPU time is that of all threads: an
+# engine whose threads spin on many cores is dear sooner than on few, and its share is that of a comparison in which
+# they spin too. The number is doubled or not, so that it does not follow small differences of time. Their order never
+# changes.
 #
 # Sizes are drawn once per seed. First a Latin hypercube, so that each size of each dim comes before any comes often
 # (McKay, Beckman and Conover, "A Comparison of Three Methods for Selecting Values of Input Variables", 1979); then the
 # rest of the grid where it is small, and random points of a large one.
 
-# The number of tries is doubled where they then take at most so many times the seconds allowed. No other is begun after
-# CEILING times these seconds have passed, which the report says: a machine that is that busy tries less.
+# The number of tries is doubled where they then take at most so many times the seconds allowed. None begins that would
+# end after CEILING times these seconds, which the report says: on a busy machine, or of an engine that waits.
 STEP, CEILING = math.sqrt(2), 30.0
 # The share of the seconds that a spec asks for which sizes get; calls get the rest.
 SIZES_SHARE = 0.5
@@ -99,14 +101,16 @@ class Allowance:
 
 class Tries:
     """Tries that begin now. wall_s: seconds that end them, in place of the counts; None: CEILING times their seconds.
-    is_cut: whether these ended tries that the counts allow."""
+    done: how many were made before, which count as tries and cost none of the seconds.  is_cut: whether these ended
+    tries that the counts allow."""
 
-    def __init__(self, counts: Counts, allowance: Allowance, wall_s: float | None = None) -> None:
+    def __init__(self, counts: Counts, allowance: Allowance, wall_s: float | None = None, done: int = 0) -> None:
         self._allowance, self._start_s, self._wall_start_s = allowance, allowance.clock(), allowance.wall()
         self._bounds = (counts.most, counts.seconds), (math.inf, counts.share * allowance.compared_s)
-        self._least, self._goal = counts.least, counts.least if wall_s is None else math.inf
+        self._least = max(counts.least, done + 1)
+        self._goal = self._least if wall_s is None else math.inf
         self.wall_s = CEILING * max(seconds for _, seconds in self._bounds) if wall_s is None else wall_s
-        self._mark, self.is_cut = (0, self._start_s), False
+        self._done_before, self._mark, self.is_cut = done, (done, self._start_s), False
 
     def more(self, done: int) -> bool:
         """Whether to make another after so many: not one that would end too late, if it takes as long as the others."""
@@ -117,7 +121,8 @@ class Tries:
             each_s, self._mark = (now_s - last_s) / (done - last_done), (done, now_s)  # the first ones take longer
             goals = ((min(2 * done, most), self._start_s - now_s + STEP * seconds) for most, seconds in self._bounds)
             self._goal = max((goal for goal, rest_s in goals if (goal - done) * each_s < rest_s), default=done)
-        is_late = (self._allowance.wall() - self._wall_start_s) * (done + 1) / done > self.wall_s
+        done_since = done - self._done_before
+        is_late = (self._allowance.wall() - self._wall_start_s) * (done_since + 1) / done_since > self.wall_s
         self.is_cut = done < self._goal < math.inf and is_late
         return done < self._goal and not is_late
 
@@ -125,7 +130,7 @@ class Tries:
 def _cut_checks(tries: Tries, case: str, done: int) -> Iterator[Check]:
     """The check that says that the time ended tries early; none where it did not. case: of what."""
     if tries.is_cut:
-        note = f"no other was begun after {tries.wall_s:.2g} s, since the machine was busy"
+        note = f"no other was begun: it would have ended after more than {tries.wall_s:.2g} s"
         yield Check("engine", CUT_SHORT, "", case, float(done), None, True, note)
 
 
@@ -386,7 +391,7 @@ def call_checks(
             yield _check(outcomes, dims, point_count, allowance.wall() - start_s)
             yield from _cut_checks(tries, "sizes", len(outcomes))
     calls_start_s = allowance.wall()
-    tries = Tries(CALLS, allowance, asked_s and start_s + asked_s - calls_start_s)
+    tries = Tries(CALLS, allowance, asked_s and start_s + asked_s - calls_start_s, repeats.calls)
     repeats.run(pool, seed, tries.more)
     yield from repeats.checks(pool, allowance.wall() - calls_start_s)
     yield from _cut_checks(tries, "repeated calls", repeats.calls)

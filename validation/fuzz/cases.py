@@ -214,6 +214,7 @@ def _mix(
             with np.errstate(invalid="ignore"):  # where an infinity, as of a mask, gives NaN, it stays
                 values = array + share * (other.astype(np.float64) - array)
                 values = np.maximum(values, 0) if min(array.min(), other.min()) >= 0 else values
+                values = np.minimum(values, 0) if max(array.max(), other.max()) <= 0 else values
             mixtures[name] = np.where(np.isfinite(values), values, array).astype(array.dtype)
         elif array.dtype.kind in "iu":
             low, high = min(array.min(), other.min()), max(array.max(), other.max())

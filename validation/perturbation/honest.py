@@ -216,8 +216,10 @@ def _collect_honest(groups: Sequence[_Group], group_runs: Sequence[Mapping[tuple
     drifts: dict[tuple[str, str], Drift] = {}
     for (output, kind), known_drifts in drift_lists.items():
         golden_case_drifts = drift_lists.get((output, "golden"), known_drifts)
-        # Edge cases hold few of the golden samples, so their drift is at least that of the golden cases.
-        all_drifts = known_drifts if kind == "golden" else [*known_drifts, *golden_case_drifts]
+        # Edge cases hold few of the golden samples, so their drift is at least that of the golden cases. An edge of its
+        # own had the limits of all edges before: its drift is at least theirs, so that they only loosen.
+        edge_drifts = [*golden_case_drifts, *drift_lists.get((output, "edge"), [])]
+        all_drifts = known_drifts if kind == "golden" else [*known_drifts, *edge_drifts]
         drifts[output, kind] = greatest(all_drifts, golden_case_drifts[0])
     floats = {output: run_sums for output, run_sums in golden.items() if (output, "golden") in drift_lists}
     decisions = {}

@@ -186,7 +186,7 @@ PADDING = "padding"
 RANDOM_INPUTS = "random inputs"
 # The name of a check that measured nothing: no value, no limit, and an engine that has one is not proven.
 UNMEASURED = "not measured"
-# The check of calls that time ended before their number was made, on a machine that was busy.
+# The check of calls that time ended before their number was made.
 CUT_SHORT = "cut short"
 _KEY = object()
 

@@ -211,13 +211,16 @@ def test_the_order_is_the_same_and_only_its_end_moves() -> None:
     assert len({size for _, size in short}) == 4 and len({data for data, _ in short}) == 8
 
 
-def count_tries(counts: Counts, each_s: float, compared_s: float = 0.0, busy: float = 1.0) -> tuple[int, bool]:
-    """How many tries of so much CPU time are made, and whether the time ended them. busy: time by CPU time."""
+def count_tries(
+    counts: Counts, each_s: float, compared_s: float = 0.0, busy: float = 1.0, done: int = 0
+) -> tuple[int, bool]:
+    """How many tries of so much CPU time are made, and whether the time ended them. busy: time by CPU time.  done:
+    tries before, of no time."""
     clock, wall = Clock(), Clock()
-    done, tries = 0, Tries(counts, Allowance(None, compared_s, clock, wall))
+    tries = Tries(counts, Allowance(None, compared_s, clock, wall), done=done)
     while tries.more(done):
         done += 1
-        clock.now, wall.now = done * each_s, done * each_s * busy
+        clock.now, wall.now = clock.now + each_s, wall.now + each_s * busy
     return done, tries.is_cut
 
 
@@ -232,6 +235,8 @@ def test_cheap_tries_are_made_by_number_and_dear_ones_by_their_cpu_time(counts: 
         assert dear_counts == {(64, False)}, "a step of two hides what differs between machines"
     assert count_tries(counts, cheap_s, busy=50)[1], "a machine that is busier than that is told of"
     assert count_tries(MIXTURES, MIXTURES.seconds / 100) == (3 * 32, False)
+    dear_s = CALLS.seconds / 14
+    assert [count_tries(CALLS, dear_s, done=done)[0] for done in (0, 8, 18)] == [16, 16, 19], "those before cost none"
 
 
 def test_what_time_ended_is_told_in_the_report_and_in_the_verdict() -> None:
@@ -241,6 +246,7 @@ def test_what_time_ended_is_told_in_the_report_and_in_the_verdict() -> None:
     others = magnitude_checks(pair, (SPECS, DIMS), SEEN, allowance)
     checks = list(call_checks(pair, (SPECS, DIMS), SEEN, 0, allowance, lambda: True, others=others))
     assert [check.case for check in checks if check.name == CUT_SHORT] == ["mixed samples", "sizes", "repeated calls"]
+    assert all("busy" not in check.note for check in checks), "which was not measured"
     told = "not judged: mixed samples after 41, sizes after 1, repeated calls after 16"
     assert judge(checks) == ("proven", f"{len(checks)} checks passed; {told}")
 

@@ -163,6 +163,9 @@ def test_values_are_what_their_kind_says() -> None:
     real = np.concatenate([group["x"] for group in GOLDEN])
     assert all((real.min(0) <= x).all() and (x <= real.max(0)).all() and np.isin(x, real).mean() < 0.5 for x in mixed)
     assert [(mixed[0] == other).all(1).sum() for other in mixed[1:]] == [3, 0]
+    for sign in (1, -1):
+        signed = [{"x": sign * np.abs(group["x"])} for group in GOLDEN]
+        assert (sign * make(FuzzCase((("batch", 16),), "stretched"), SPECS, signed, 0, "fp32")["x"] >= 0).all()
     hidden = [{"x": np.where(group["x"] > 0, -np.inf, group["x"])} for group in GOLDEN]
     assert np.isneginf(make(FuzzCase((("batch", 8),), "mixed"), SPECS, hidden, 0, "fp32")["x"]).any()
     assert not np.isnan(make(FuzzCase((("batch", 8),), "mixed"), SPECS, hidden, 0, "fp32")["x"]).any()

@@ -46,12 +46,6 @@ def assert_same(slices: Slices, expected, actual, rel=1e-9):
         assert (found.count == expected.size / expected.shape[axis]).all()
 
 
-@given(SHAPES, st.integers(0, 99), st.sampled_from([0.0, 3.0, 1e4]))
-def test_the_sums_are_those_of_the_definitions(shape, seed, offset):
-    expected, actual = noisy(shape, seed, offset)
-    assert_same(measure(expected, actual, samples=shape[0]).slices, expected, actual)
-
-
 @given(SHAPES, st.integers(0, 99), st.lists(st.integers(0, 5), max_size=3))
 def test_merging_cases_gives_the_whole(shape, seed, cuts):
     expected, actual = noisy((6, *shape), seed, 5.0)
@@ -94,11 +88,6 @@ def test_an_offset_costs_no_digits():
     for drift in (whole, merged):
         assert drift.centered_sq == pytest.approx(float(wanted), rel=1e-7)
         assert drift.centered_sqnr_db == pytest.approx(10 * np.log10(float(wanted) / 300))
-
-
-def test_constant_features_have_no_variation_at_all():
-    expected = np.tile(np.float32([288.1, 0, -7.3]), (1000, 1))
-    assert measure(expected, expected + 1, samples=1000).centered_sq == 0
 
 
 def test_sizes_that_differ_are_averaged_over():
@@ -148,21 +137,6 @@ def test_squares_that_float64_cannot_hold(power):
     worse = measure(expected * unit, 2 * expected * unit, samples=20)
     for mixed in (near.merge(worse), worse.merge(near)):
         assert mixed.sqnr_db == pytest.approx(0.0 if power > 0 else near.sqnr_db), "the larger numbers decide"
-
-
-def boxes_and_scores(count=200):
-    rng = np.random.default_rng(0)
-    return np.concatenate([rng.uniform(0, 640, (count, 4)), rng.uniform(0, 1, (count, 1))], axis=1).astype(np.float32)
-
-
-def test_a_small_slice_is_found_beside_large_ones():
-    expected = boxes_and_scores()
-    actual = expected.copy()
-    actual[:, 4] *= np.random.default_rng(1).uniform(0, 1, len(actual))
-    drift = measure(expected, actual, samples=len(expected))
-    worst = worst_slice(drift.slices, 20.0)
-    assert drift.sqnr_db > 50 and str(worst) == "axis 1, index 4" and worst.sqnr_db < 10
-    assert drift.slice_sqnr_db == worst.sqnr_db
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-7])
@@ -227,17 +201,19 @@ def test_an_empty_output_has_no_sums(shape):
         assert slices is not None and all(not sums.error_sq.any() for sums in slices.axes.values())
 
 
-@pytest.mark.parametrize(("size", "scale", "offset", "times", "allowed"), [
-    (300, 1e-2, 0, 1, False), (300, 2e-3, 0, 1, True), (30, 1e-4, 0, 1, False),
-    (30, 1e-4, 10, 3.9, True), (30, 1e-4, 10, 8, False), (30, 1e-2, 10, 1, False), (30, 1e-4, 0.01, 1, False),
+@pytest.mark.parametrize(("size", "scale", "offset", "lost", "times", "allowed"), [
+    (300, 1e-2, 0, 0.8, 1, False), (300, 2e-3, 0, 0.8, 1, True), (30, 1e-4, 0, 0.8, 1, False),
+    (300, 2e-3, 0, 0.2, 5, False), (30, 1e-4, 10, 0.2, 5, False),  # a slice of zeros where honest rounding has 14 dB
+    (30, 1e-4, 10, 0.8, 3.9, True), (30, 1e-4, 10, 0.8, 8, False), (30, 1e-2, 10, 0.8, 1, False),
+    (30, 1e-4, 0.01, 0.8, 1, False),
 ])  # fmt: skip
 def test_honest_rounding_may_lose_the_variation_of_a_slice_that_is_faint_among_many_or_beside_its_values(
-    size, scale, offset, times, allowed
+    size, scale, offset, lost, times, allowed
 ):
     one = np.arange(size) == 3
     expected = noisy((64, size), 0)[0] * np.where(one, scale, 1)
     slices, honest = (
-        measure(expected + offset * one, expected + (offset + factor * 0.8 * expected) * one, samples=64).slices
+        measure(expected + offset * one, expected + (offset + factor * lost * expected) * one, samples=64).slices
         for factor in (times, 1.0)
     )
     found = worst_slice(slices, 1.0, honest=honest, rounded=False)
