@@ -19,7 +19,8 @@ from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.types import BuildRequest
 from pipeline.compile.run_context import Work
 from pipeline.compile.steps import engines
-from pipeline.orchestration.flows import runner
+from pipeline.orchestration.flows import compile_model, runner
+from pipeline.orchestration.flows.api import api_in_reach
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner, as_task, helps
 from pipeline.progress import Progress
 from pipeline.progress.display import Clocks
@@ -140,6 +141,20 @@ def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]], monkeyp
     with pytest.raises(EnginesmithError, match=r"no slot; .* refuses") as caught:
         PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_80"))(unit("sm_80"), Work(None, context()))
     assert not isinstance(caught.value, UnavailableError)
+
+
+def test_a_deployments_run_ends_as_unreachable_by_what_its_context_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, silence = SimpleNamespace(deployment_id="1"), httpx.ReadTimeout("")
+    monkeypatch.setattr(compile_model.FlowRunContext, "get", lambda: SimpleNamespace(flow_run=run))
+    monkeypatch.setattr(compile_model, "runtime", None)  # asks the API
+    for error, message in ((silence, "Prefect's server does not answer (ReadTimeout)"), (UnavailableError("no"), "no")):
+        monkeypatch.setattr(compile_model, "start_executors", raising(error))
+        assert compile_model.compile_model.fn("tiny.yaml").message == message
+    run.deployment_id = None
+    with pytest.raises(UnavailableError, match="no"):
+        compile_model.compile_model.fn("tiny.yaml")
+    with pytest.raises(UnavailableError, match=r"does not answer \(ReadTimeout\)"), api_in_reach():
+        raise silence
 
 
 def test_a_workers_flow_run_does_not_import_prefects_server() -> None:
