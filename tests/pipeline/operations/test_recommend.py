@@ -15,10 +15,6 @@ def engine(unit: str, median_s: float = 1e-3, **changes) -> report.EngineFacts:
     usual = {
         "low_s": 0.95 * median_s,
         "high_s": 1.05 * median_s,
-        "load_s": 0.1,
-        "memory_bytes": 10 << 20,
-        "size_bytes": 1 << 20,
-        "build_s": 1.0,
         "sqnr_db": 100.0,
         "covers": ("cpu",),
     }

@@ -51,6 +51,7 @@ def unit(target: str, action: str = "build") -> Unit:
 )
 def test_only_what_was_out_of_reach_is_tried_again(error: Exception, again: bool) -> None:
     made = as_task(pow, "a step", 2, 5)
+    assert made.name == "pow" and made.task_run_name == "a step" and made.fn() == 32, "it has no parameters"
     assert made.retries == 3 and made.retry_jitter_factor == 0.5 and made.retry_condition_fn is helps
     assert made.retry_delay_seconds == [2.0, 4.0, 8.0]
     assert helps(made, None, Failed(data=error)) is again
