@@ -160,7 +160,7 @@ class _Picture(click.Path):
     """A file that a picture is written into; of another format than .svg it is a usage error."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = super().convert(value, param, ctx)
+        path: Any = super().convert(value, param, ctx)
         if path.suffix.lower() != ".svg":
             self.fail(f"{path}: pictures are written as .svg; name the file so", param, ctx)
         return path
