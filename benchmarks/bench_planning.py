@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing import Value
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import yaml
@@ -144,9 +145,8 @@ def plan_all(folder: Path) -> dict[str, Any]:
     """Plan every spec; figures of this process."""
     begun = time.perf_counter()
     store = SlowStore(open_store(str(folder / "registry")))
-    catalog.store_of = lambda *_: store  # type: ignore[assignment,return-value]
     options = RunOptions(registry=str(folder / "registry"))
-    with gather_specs(str(folder), None) as addresses:
+    with mock.patch.object(catalog, "store_named", lambda _: store), gather_specs(str(folder), None) as addresses:
         rows = catalog.plan_catalog(addresses, options)
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {

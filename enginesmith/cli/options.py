@@ -156,10 +156,17 @@ def path_option(
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
-def require_svg(path: Path) -> None:
-    """Raise InputError for a file of a picture that is no SVG."""
-    if path.suffix.lower() != ".svg":
-        raise InputError(f"{path}: pictures are written as .svg; name the file so")
+class _Picture(click.Path):
+    """A file that a picture is written into; of another format than .svg it is a usage error."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path: Any = super().convert(value, param, ctx)
+        if path.suffix.lower() != ".svg":
+            self.fail(f"{path}: pictures are written as .svg; name the file so", param, ctx)
+        return path
+
+
+SVG = _Picture(path_type=Path, dir_okay=False)
 
 
 # The options that every command takes, before its name and after it. Root contexts keep their values in `ctx.obj`,

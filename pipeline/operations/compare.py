@@ -283,7 +283,8 @@ def compare_alone(lead: EngineFacts, rival: EngineFacts) -> PairedComparison:
 
 def recommend(engines: Sequence[EngineFacts], pairs: Sequence[PairedComparison]) -> Recommendation:
     """The engine to take: the fastest; of those that are as fast the one whose backend builds for most targets of the
-    fleet, then the one with the highest SQNR. pairs: of one engine, `first` in all of them, with each of the others."""
+    fleet, then the one with the highest SQNR where all have one (outputs of ids have none), else the first of them.
+    pairs: of one engine, `first` in all of them, with each of the others."""
     candidates = {engine.unit: engine for engine in engines if engine.runs}
     if not candidates:
         return Recommendation(None, _why_nothing(engines))
@@ -292,10 +293,14 @@ def recommend(engines: Sequence[EngineFacts], pairs: Sequence[PairedComparison])
     if faster_pairs:
         winner = max(faster_pairs, key=lambda pair: pair.ratio or 0.0)
         speed = f"{seconds_text(candidates[winner.second].median_s or 0.0)} per run"
-        return Recommendation(winner.second, f"{speed}; {describe_pair(winner)}")
+        longer = _times_as_long(winner.ratio or 0.0, winner.low, winner.high)
+        return Recommendation(winner.second, f"{speed}; {winner.first}, with the least median alone, takes {longer}")
     tied_pairs = [pair for pair in pairs if pair.verdict != "faster" and not pair.too_noisy]
     fast_engines = [candidates[unit] for unit in (lead, *(pair.second for pair in tied_pairs))]
-    best = max(fast_engines, key=lambda engine: (len(engine.covers), engine.sqnr_db or 0.0))
+    most_targets = max(len(engine.covers) for engine in fast_engines)
+    widest = [engine for engine in fast_engines if len(engine.covers) == most_targets]
+    are_measured = all(engine.sqnr_db is not None for engine in widest)
+    best = max(widest, key=lambda engine: engine.sqnr_db or 0.0) if are_measured else widest[0]
     ties = tuple(engine.unit for engine in fast_engines if engine is not best)
     return Recommendation(best.unit, _reason(best, ties, pairs), ties)
 
@@ -319,11 +324,14 @@ def _reason(best: EngineFacts, ties: Sequence[str], pairs: Sequence[PairedCompar
     runner_up = max((pair for pair in pairs if pair.ratio), key=lambda pair: pair.ratio or 0.0, default=None)
     if runner_up is None or not runner_up.ratio:
         return f"the {'fastest' if pairs else 'only engine that is proven here'}, {speed}"
-    evidence = "by the times that each had alone"
-    if runner_up.low and runner_up.high:
-        evidence = f"95 %: {format_plain(1 / runner_up.high)} to {format_plain(1 / runner_up.low)}"
-    lead = f"{runner_up.second}, takes {format_plain(1 / runner_up.ratio)} times as long ({evidence})"
-    return f"the fastest, {speed}; the next, {lead}"
+    bounds = (1 / runner_up.high, 1 / runner_up.low) if runner_up.low and runner_up.high else (None, None)
+    return f"the fastest, {speed}; the next, {runner_up.second}, takes {_times_as_long(1 / runner_up.ratio, *bounds)}"
+
+
+def _times_as_long(ratio: float, low: float | None, high: float | None) -> str:
+    if low is None or high is None:
+        return f"{format_plain(ratio)} times as long (by the times that each had alone)"
+    return f"{format_plain(ratio)} times as long (95 %: {format_plain(low)} to {format_plain(high)})"
 
 
 COLUMNS = ("engine", "status", "median", "items/s", "load", "memory", "file", "build", "SQNR", "targets")

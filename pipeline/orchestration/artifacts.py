@@ -21,6 +21,11 @@ def api_problem(error: Exception, url: str | None) -> str | None:
     return None
 
 
+def error_text(error: Exception) -> str:
+    """An error of Prefect's client in words; httpx gives a timeout none."""
+    return str(error) or type(error).__name__
+
+
 def show_table(key: str, description: str, rows: Sequence[Json]) -> None:
     """Post a table. One without rows says so: otherwise an old table would be the newest of its key."""
     from prefect.artifacts import create_table_artifact

@@ -20,7 +20,7 @@ from enginesmith.registry.rollouts.rollout_state import Rollout
 from enginesmith.registry.store.base import Store
 from pipeline.canary.automatic import CanaryRequest
 from pipeline.intake.registration import Place, bundle_of, named_files, place_at, register
-from pipeline.orchestration.artifacts import api_problem
+from pipeline.orchestration.artifacts import api_problem, error_text
 from pipeline.orchestration.catalog import spec_files, without_graphs
 from pipeline.orchestration.gpu_workers import (
     ADVANCED,
@@ -121,7 +121,7 @@ def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEve
         if problem := api_problem(error, server_url):
             raise UnavailableError(f"{event} was not sent: {problem}") from error
         raise UnavailableError(
-            f"{event} did not reach the Prefect server at {server_url} ({error or type(error).__name__}); start it, or "
+            f"{event} did not reach the Prefect server at {server_url} ({error_text(error)}); start it, or "
             "correct PREFECT_API_URL, and run this again"
         ) from error
     return SentEvent(str(prefect_event.id), event, server_url)

@@ -337,10 +337,12 @@ def _unfinished(store: Store, model: str, channel: str) -> Rollout:
 
 
 def list_wave_states(rollout: Rollout) -> Iterator[tuple[Slice, int, str]]:
-    """Of each wave who it is for, the least seconds that it lasts, and its state: 'passed', 'open', 'to come', 'never',
-    or that of a rollout which does not run in it."""
+    """Of each wave who it is for, the least seconds that it lasts, and its state: 'passed', 'opening', 'open',
+    'to come', 'never', or that of a rollout which does not run in it."""
     for index, (wave, soak_s) in enumerate(zip(rollout.plan.waves, rollout.plan.soaks_s, strict=True)):
-        state: str = "open" if rollout.state == "running" else rollout.state
+        state: str = rollout.state
+        if state == "running":
+            state = "open" if rollout.is_open else "opening"
         if index < rollout.wave or rollout.state == "done":
             state = "passed"
         elif index > rollout.wave:
@@ -385,7 +387,7 @@ class RolloutStatus:
     def list_waves(self) -> list[list[str]]:
         """A row for each wave: number, who, least time in seconds, state."""
         return [
-            [str(number), self._describe_wave(wave), f"{soak_s} s", self._open_wave() if state == "open" else state]
+            [str(number), self._describe_wave(wave), f"{soak_s} s", self._describe_state(state)]
             for number, (wave, soak_s, state) in enumerate(list_wave_states(self.rollout), 1)
         ]
 
@@ -395,10 +397,12 @@ class RolloutStatus:
             return str(wave)
         return f"{wave}, at most {wave.share_ppm * nodes // WHOLE} of {nodes}"
 
-    def _open_wave(self) -> str:
+    def _describe_state(self, state: str) -> str:
         rollout = self.rollout
-        if not rollout.is_open:
+        if state == "opening":
             return f"opening: {', '.join(map(str, rollout.reach))}"
+        if state != "open":
+            return state
         if rollout.soaking is None:
             return "open; no controller has polled since"
         return f"open for {(self.now - parse_time(rollout.soaking)).total_seconds():.0f} s"

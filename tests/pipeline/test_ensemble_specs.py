@@ -48,7 +48,7 @@ def test_what_does_not_fit_is_told_with_its_line(path: str, value: Any, told: st
 
 
 def test_connections_that_nobody_filled_in_are_told(tmp_path: Path) -> None:
-    told = "connections: null: nothing is filled in; write a line for each input of a graph"
+    told = "nothing is filled in; write a line for each input of a graph that takes another's output, or {} where"
     assert_refused(write_ensemble(tmp_path / "project", {**PAIR, "connections": None}), told)
 
 

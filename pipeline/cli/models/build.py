@@ -25,6 +25,7 @@ from enginesmith.core.codec import encode
 from enginesmith.core.errors import IntegrityError
 from enginesmith.core.names import parse_reference
 from enginesmith.core.parsing import user
+from enginesmith.core.state import ENSEMBLE
 from enginesmith.core.text import format_metrics
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import DEFAULT_REGISTRY
@@ -37,6 +38,7 @@ from pipeline.cli.models.init import MODELS, draft_spec
 from pipeline.cli.run_options import Building, run_options, shown_progress
 
 if TYPE_CHECKING:
+    from enginesmith.registry.manifest import EngineEntry
     from pipeline.compile.ensembles.assembly import EnsembleForecast
     from pipeline.compile.forecast import Forecast
     from pipeline.orchestration.run import RunOptions
@@ -264,8 +266,21 @@ def _show_place(outcome: "Outcome") -> None:
 
 
 def _print_engines(outcome: "Outcome") -> None:
-    engines = [(replace(engine.entry, size_bytes=engine.size_bytes), engine.metrics) for engine in outcome.engines]
+    engines = []
+    for engine in outcome.engines:
+        reason = "; ".join(filter(None, (engine.entry.reason, _limited_to(engine.entry))))
+        engines.append((replace(engine.entry, size_bytes=engine.size_bytes, reason=reason), engine.metrics))
     print_engines(engines, f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else ""))
+
+
+def _limited_to(entry: "EngineEntry") -> str:
+    """'opens in TensorRT for RTX only', of an engine for GPUs that one runtime alone opens; else ''."""
+    from builders.backends.discovery import capabilities_of
+
+    if not entry.usable or entry.hardware.is_cpu or entry.backend == ENSEMBLE:
+        return ""
+    opened_by = capabilities_of(entry.backend).opened_by
+    return f"opens in {opened_by[0]} only" if len(opened_by) == 1 else ""
 
 
 @dataclass(frozen=True, kw_only=True)

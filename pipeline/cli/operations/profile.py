@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from enginesmith.cli.options import (
-    FILE,
+    SVG,
     EngineChoice,
     Option,
     command,
@@ -16,7 +16,6 @@ from enginesmith.cli.options import (
     emit_json,
     number_option,
     reference_argument,
-    require_svg,
     say,
     takes,
 )
@@ -43,13 +42,11 @@ def show_series(model: str, buckets: Sequence[str], out: Path | None, registry: 
     """Print the recorded series of a model, and where their level changed. buckets: only these; none means all.
 
     A change is shown with the version, toolchain or driver that came with it. Raises UnknownNameError where there is no
-    such series, InputError for `out` of another format than .svg.
+    such series.
     """
     from enginesmith.registry.latency_series import list_series, models_with_series
     from pipeline.regressions.trend import find_trend
 
-    if out is not None:
-        require_svg(out)
     store = open_store(registry)
     trends = [find_trend(series) for series in list_series(store, check_model(model))]
     bucket_names = [" ".join(bucket.replace(",", " ").split()) for bucket in buckets]
@@ -124,7 +121,7 @@ class _ProfileOptions:
     ] = False
     out: Annotated[
         Path | None,
-        Option("With --series: draw the times of the first series into this file (.svg).", type=FILE),
+        Option("With --series: draw the times of the first series into this file (.svg).", type=SVG),
     ] = None
 
     def check(self) -> None:

@@ -9,19 +9,17 @@ import click
 
 from enginesmith.cli.options import (
     COUNT,
-    FILE,
     POSITIVE,
+    SVG,
     EngineChoice,
     Option,
     ShortTime,
     command,
     emit,
     emit_json,
-    path_option,
     percent,
     precision_option,
     reference_argument,
-    require_svg,
     say,
     spec_argument,
     takes,
@@ -92,7 +90,7 @@ class _BucketsOptions:
     ] = None
     choice: EngineChoice
     seconds: Annotated[float, Option("Seconds to time each size.", type=click.FloatRange(0, 3600, min_open=True))] = 0.3
-    out: Annotated[Path | None, Option("Also draw a picture (.svg) into this file.", type=FILE)] = None
+    out: Annotated[Path | None, Option("Also draw a picture (.svg) into this file.", type=SVG)] = None
     write: Annotated[bool, Option("Write the buckets into SPEC; the rest of the file is unchanged.")] = False
 
 
@@ -114,8 +112,6 @@ def buckets(spec: str, options: _BucketsOptions, stated_registry: str | None, qu
     reference, out_path = options.engine or options.latencies, options.out
     if options.engine and options.latencies:
         raise InputError("give --engine, to time it, or --latencies, to take what is on record")
-    if out_path is not None:
-        require_svg(out_path)
     bucket_options = BucketOptions(
         options.dims,
         options.most,
@@ -215,7 +211,7 @@ class _CapacityOptions:
     ] = None
     precision: Annotated[str | None, precision_option("all")] = None
     out: Annotated[
-        Path | None, Option("With --prices: draw cost against p99 limit into this file (.svg).", type=FILE)
+        Path | None, Option("With --prices: draw cost against p99 limit into this file (.svg).", type=SVG)
     ] = None
 
 
@@ -239,8 +235,6 @@ def capacity(
     out_path, overheads = options.out, (options.batch_overhead, options.request_overhead)
     if out_path and not options.prices:
         raise click.UsageError("the picture is of costs: give --prices")
-    if out_path:
-        require_svg(out_path)
     server = None if overheads == (None, None) else ServerOverhead(overheads[0] or 0.0, overheads[1] or 0.0)
     terms = CapacityTerms(
         CapacityDemand(options.rate, options.headroom, options.spare),
@@ -322,7 +316,7 @@ def _cost(value: float, low: float, high: float | None, currency: str) -> str:
     show_default="the model that TRAFFIC names",
     help="Recorded model: its spec (a .yaml file or registered:MODEL) or a version (REF).",
 )
-@path_option("--out", "Also draw a picture (.svg) into this file.", dir_okay=False)
+@click.option("--out", type=SVG, help="Also draw a picture (.svg) into this file.")
 def traffic(place: Path, model: str | None, registry: str, out: Path | None, as_json: bool) -> None:
     """Show the input sizes, rates and bursts of recorded requests.
 
@@ -334,8 +328,6 @@ def traffic(place: Path, model: str | None, registry: str, out: Path | None, as_
     from pipeline.traffic.place import read_place
     from pipeline.traffic.summary import summarize
 
-    if out is not None:
-        require_svg(out)
     spec = _model_of(place, model, registry)
     recorded_traffic = read_place(place, spec.tensors(), spec.model)
     dims = spec.named_dims()

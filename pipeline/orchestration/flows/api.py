@@ -13,7 +13,7 @@ from prefect.settings import PREFECT_API_URL
 from pydantic import ValidationError
 
 from enginesmith.core.errors import UnavailableError
-from pipeline.orchestration.artifacts import api_problem
+from pipeline.orchestration.artifacts import api_problem, error_text
 
 
 @contextmanager
@@ -26,7 +26,8 @@ def api_in_reach(remedy: str = "start its server, or correct PREFECT_API_URL") -
             raise UnavailableError(problem) from error
         if not is_away(error):
             raise
-        raise UnavailableError(f"Prefect: {PREFECT_API_URL.value()} does not answer ({error}); {remedy}") from error
+        problem = f"Prefect: {PREFECT_API_URL.value()} does not answer ({error_text(error)})"
+        raise UnavailableError(f"{problem}; {remedy}") from error
 
 
 def is_away(error: BaseException | None) -> bool:

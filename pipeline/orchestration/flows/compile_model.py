@@ -9,12 +9,13 @@ from typing import Literal
 
 from prefect import flow, get_run_logger, runtime
 from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_LEVEL, temporary_settings
 from prefect.states import Failed
 
 from enginesmith.core.errors import EnginesmithError, UnavailableError
 from pipeline.orchestration import watch
-from pipeline.orchestration.artifacts import show_table
+from pipeline.orchestration.artifacts import error_text, show_table
 from pipeline.orchestration.catalog import compile_any
 from pipeline.orchestration.flows.api import api_in_reach, is_away, start_server
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner
@@ -56,9 +57,13 @@ def compile_model(
         show(compiled)
         send_published(compiled)
     except Exception as error:
-        if runtime.deployment.id is None or not (isinstance(error, UnavailableError) or is_away(error)):
+        # Not `runtime.deployment.id`: it asks the API, whose failure would hide this error.
+        run = FlowRunContext.get()
+        of_deployment = run and run.flow_run and run.flow_run.deployment_id
+        if not of_deployment or not (isinstance(error, UnavailableError) or is_away(error)):
             raise
-        return Failed(name="Unreachable", message=str(error), data=error)
+        message = f"Prefect's server does not answer ({error_text(error)})" if is_away(error) else str(error)
+        return Failed(name="Unreachable", message=message, data=error)
     if compiled.outcome.version is None:
         return Failed(message="nothing was published, because no engine passed", data=compiled.outcome)
     return compiled.outcome

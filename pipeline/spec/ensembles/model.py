@@ -224,7 +224,8 @@ class EnsembleSpec(SpecFile):
     @classmethod
     def _filled_in(cls, connections: object) -> object:
         if connections is None:
-            raise ValueError("nothing is filled in; write a line for each input of a graph that takes another's output")
+            lines_text = "write a line for each input of a graph that takes another's output"
+            raise ValueError(f"nothing is filled in; {lines_text}, or {{}} where graphs stand side by side")
         return connections
 
     def named_files(self) -> Iterator[tuple[Loc, str]]:

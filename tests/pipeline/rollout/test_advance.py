@@ -116,7 +116,8 @@ def test_a_pause_is_no_part_of_a_waves_time():
 
 
 def test_a_wave_opens_in_steps_of_which_one_comes_at_each_look():
-    store, _ = fleet.running("5%", "100%", step=20_000)
+    store, rollout = fleet.running("5%", "100%", step=20_000)
+    assert [state for _, _, state in operations.list_wave_states(rollout)] == ["opening", "to come"]
     shares = [fleet.look(store, seconds).rollout.reach[0].share_ppm for seconds in (0, 29, 30, 31, 200, 201)]
     assert shares == [20_000, 20_000, 40_000, 40_000, 50_000, 50_000]  # a late controller makes no larger step
     assert fleet.look(store, 799).action == "waiting" and fleet.look(store, 800).action == "wave"

@@ -1,5 +1,7 @@
 """`enginesmith build`: what it refuses before it begins, and what it says of what failed."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -115,6 +117,13 @@ def test_what_failed_is_told_with_its_remedies_and_no_proposal_of_many_rules(cap
         *("  which node (quantization): many", f"graph fp16 passes {advice}", *(f"note: {hint}" for hint in HINTS[1:])),
         *("tiny: nothing was published, because no engine passed", "report: p"),
     ]
+
+
+def test_an_engine_that_one_runtime_alone_opens_names_it(capsys):
+    entry = EngineEntry("sm_89", "fp16", "tensorrt-rtx", "unproven", "no GPU", compute_capability=(8, 9))
+    for opened_by, said in (("tensorrt-rtx", "no GPU; opens in TensorRT for RTX only"), ("tensorrt", "no GPU\n")):
+        show_outcome(Outcome("tiny", None, False, (UnitResult(replace(entry, backend=opened_by)),), {}, page="p"))
+        assert said in capsys.readouterr().out
 
 
 def test_a_plan_of_refusals_alone_ends_with_1(project: Project) -> None:

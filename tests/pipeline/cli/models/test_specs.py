@@ -1,4 +1,4 @@
-"""`enginesmith init`, `schema`, `register` and `catalog`."""
+"""`enginesmith init`, `register` and `catalog`."""
 
 import json
 import shutil
@@ -28,13 +28,6 @@ def test_the_starter_spec_is_a_good_one(project: Project) -> None:
     named = {word.rstrip(",") for words in comments for word in words[1:3]}
     assert set(PRECISIONS) <= named, "each precision, with a word about it"
     assert exit_code("init", path) == 2, "an existing file is not overwritten"
-
-
-def test_the_schema_that_is_printed_is_that_of_a_spec(capsys: pytest.CaptureFixture[str]) -> None:
-    assert exit_code("debug", "schema") == 0
-    schema = json.loads(capsys.readouterr().out)
-    assert schema["title"] == "Enginesmith model spec"
-    assert "canary" in schema["$defs"]["Validation"]["properties"]
 
 
 def test_register_without_a_server_keeps_the_spec_and_ends_with_3(project):

@@ -58,13 +58,6 @@ def test_an_error_in_a_task_is_one_message_in_an_empty_home_too(project: Project
     assert done.returncode == 2 and "Traceback" not in done.stderr and "tiny.onnx" in done.stderr
 
 
-def test_a_task_has_no_parameters_and_the_name_of_its_unit() -> None:
-    from pipeline.orchestration.flows.runner import as_task
-
-    made = as_task(pow, "build sm_89 int8", 2, 5)
-    assert made.name == "pow" and made.task_run_name == "build sm_89 int8" and made.fn() == 32
-
-
 def test_a_prefect_api_that_does_not_answer_is_one_message_and_exit_code_3(project: Project) -> None:
     command = [sys.executable, "-m", "enginesmith", "build", str(project.spec), "--registry", str(project.registry)]
     environment = {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api"}

@@ -19,7 +19,8 @@ from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.types import BuildRequest
 from pipeline.compile.run_context import Work
 from pipeline.compile.steps import engines
-from pipeline.orchestration.flows import runner
+from pipeline.orchestration.flows import compile_model, runner
+from pipeline.orchestration.flows.api import api_in_reach
 from pipeline.orchestration.flows.runner import FlowProgress, PrefectRunner, as_task, helps
 from pipeline.progress import Progress
 from pipeline.progress.display import Clocks
@@ -50,6 +51,7 @@ def unit(target: str, action: str = "build") -> Unit:
 )
 def test_only_what_was_out_of_reach_is_tried_again(error: Exception, again: bool) -> None:
     made = as_task(pow, "a step", 2, 5)
+    assert made.name == "pow" and made.task_run_name == "a step" and made.fn() == 32, "it has no parameters"
     assert made.retries == 3 and made.retry_jitter_factor == 0.5 and made.retry_condition_fn is helps
     assert made.retry_delay_seconds == [2.0, 4.0, 8.0]
     assert helps(made, None, Failed(data=error)) is again
@@ -140,6 +142,20 @@ def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]], monkeyp
     with pytest.raises(EnginesmithError, match=r"no slot; .* refuses") as caught:
         PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_80"))(unit("sm_80"), Work(None, context()))
     assert not isinstance(caught.value, UnavailableError)
+
+
+def test_a_deployments_run_ends_as_unreachable_by_what_its_context_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, silence = SimpleNamespace(deployment_id="1"), httpx.ReadTimeout("")
+    monkeypatch.setattr(compile_model.FlowRunContext, "get", lambda: SimpleNamespace(flow_run=run))
+    monkeypatch.setattr(compile_model, "runtime", None)  # asks the API
+    for error, message in ((silence, "Prefect's server does not answer (ReadTimeout)"), (UnavailableError("no"), "no")):
+        monkeypatch.setattr(compile_model, "start_executors", raising(error))
+        assert compile_model.compile_model.fn("tiny.yaml").message == message
+    run.deployment_id = None
+    with pytest.raises(UnavailableError, match="no"):
+        compile_model.compile_model.fn("tiny.yaml")
+    with pytest.raises(UnavailableError, match=r"does not answer \(ReadTimeout\)"), api_in_reach():
+        raise silence
 
 
 def test_a_workers_flow_run_does_not_import_prefects_server() -> None:
