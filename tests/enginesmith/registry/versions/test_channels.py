@@ -14,7 +14,7 @@ from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import channel_key, pin_key
 from enginesmith.registry.versions import channel_state, channels, lookup
-from enginesmith.registry.versions.channel_state import read_history
+from enginesmith.registry.versions.channel_state import ChannelHistory, Move, read_history
 from tests.enginesmith.registries import engine, on_each_store, publish_engines, report, run_together
 from tests.enginesmith.registry.memory import MemoryStore, mark_late
 
@@ -53,6 +53,20 @@ def test_a_rollback_leads_to_another_version(store: Store) -> None:
     for manifest, proven_only in ((one, False), (two, False), (two, True)):
         channels.promote(store, manifest, "stable", proven_only=proven_only)
     assert channels.rollback(store, "digits", "stable").version == "1"
+
+
+@pytest.mark.parametrize(
+    ("moves", "active"),
+    [("A Z B B -B", "A Z B"), ("A B B -B -A", "A"), ("A B -A", "A"), ("A B A -B", "A B"), ("A B B -A B", "A B")],
+)
+def test_histories_of_older_releases_have_rollbacks_to_the_version_that_was_served(moves: str, active: str) -> None:
+    history = ChannelHistory(
+        tuple(
+            Move(name[-1], name[-1], "", action="rollback" if name.startswith("-") else "promote")
+            for name in moves.split()
+        )
+    )
+    assert " ".join(move.version for move in history.active_promotions()) == active
 
 
 def test_rolling_back_what_never_was(store: Store) -> None:
