@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -191,12 +193,24 @@ def wrong():
 """
 
 
+def test_a_process_is_told_when_it_was_started(tmp_path, monkeypatch):
+    """The system's own times of starts may be off by a second."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(loading.subprocess, "run", lambda command, **_: commands.append(command) or sys.exit())
+    before = time.monotonic()
+    with pytest.raises(SystemExit):
+        measure_start("net:build", tmp_path / "net.cache")
+    assert before <= float(commands[0][-1]) <= time.monotonic()
+
+
 @pytest.mark.slow
 def test_a_process_out_of_a_cache_compiles_nothing_and_is_measured(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET.format(factor=2))
     cache = tmp_path / "net.cache"
+    before = time.monotonic()
     found = measure_start("net:build", cache)
+    assert 0 < found.cold_s + found.warm_s < time.monotonic() - before
     assert found.compiled_again == 0 and 0 < found.to_json()["warm_of_cold"] < 1
     requires = read_requirements(cache)
     assert requires[0] == Cpu("cpu", this_kind().name) and requires[-1] == Installation(FACTS)
