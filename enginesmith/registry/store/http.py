@@ -300,12 +300,11 @@ class HttpStore(ObjectStore):
 
     put_file = put_and_digest_file = put_bytes = create = replace = remove = discard = _refuse
     rehash = sizes = stamps = now = _refuse
+    remedy: ClassVar[str] = "run `enginesmith registry fsck` at the registry itself"
 
     def lost_error(self, digest: str) -> IntegrityError:
         """See `Store.lost_error`."""
-        return IntegrityError(
-            f"{self.uri} does not have blob {digest}; run `enginesmith registry fsck` at the registry itself"
-        )
+        return IntegrityError(f"{self.uri} does not have blob {digest}; {self.remedy}")
 
 
 def open_http(uri: str, *, create: bool, attempts: int | None = None) -> HttpStore:

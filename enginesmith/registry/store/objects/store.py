@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, UndecidedError, digest_of_bytes
 from enginesmith.registry.store import files, layout
@@ -152,6 +152,8 @@ class ObjectStore(Store):
 
     bucket: api.BucketApi
     near = False  # see `Store.near`
+    # What helps where a blob is damaged.
+    remedy: ClassVar[str] = "run `enginesmith registry fsck --repair`, then build again"
 
     @property
     def place(self) -> BucketPlace:
@@ -222,8 +224,7 @@ class ObjectStore(Store):
                 if refusal.status == api.ABSENT:
                     raise self.lost_error(digest) from refusal
                 raise IntegrityError(
-                    f"blob {digest} of {self.uri} ends before it should; run `enginesmith registry fsck --repair`, "
-                    "then build again"
+                    f"blob {digest} of {self.uri} ends before it should, or the server has no ranges; {self.remedy}"
                 ) from refusal
 
         with closing(reading.Range(self.bucket, layout.blob_key(digest), offset, size)) as blob_range:
@@ -332,8 +333,7 @@ class ObjectStore(Store):
             if actual_digest == digest:
                 return actual_digest
         raise IntegrityError(
-            f"blob {digest} of {self.uri} holds other bytes (their digest is {actual_digest}); "
-            "run `enginesmith registry fsck --repair`, then build again"
+            f"blob {digest} of {self.uri} holds other bytes (their digest is {actual_digest}); {self.remedy}"
         )
 
     def _copy_from_cache(self, cache: BlobCache, digest: str, sink: BinaryIO) -> bool:
