@@ -142,6 +142,8 @@ def _is_sound(bucket: api.BucketApi, key: str, facts: api.ObjectFacts, source: a
 # The store in a bucket (`enginesmith.registry.store.base.Store` documents the methods), and its opening and making.
 
 _DISCARDED = "discarded"
+# A larger corrupt blob is not kept: its bytes would have to pass through a temporary file here.
+_MOST_KEPT_BYTES = 256 << 20
 # Attempts when a registry is opened: few, since a wrong endpoint is likelier than a passing fault.
 _ATTEMPTS = 4
 
@@ -295,15 +297,18 @@ class ObjectStore(Store):
             raise UnavailableError(f"there is no registry at {self.locator(layout.MARKER)}; check the URI") from refusal
 
     def discard(self, digest: str) -> None:
-        """See `Store.discard`. Puts what was read into discarded/; a blob that was replaced since is not deleted."""
+        """See `Store.discard`. Puts what was read into discarded/, unless it is over 256 MiB: then it is only deleted.
+        A blob that was replaced since is not deleted."""
         key = layout.blob_key(digest)
         if (attributes := reading.head(self.bucket, key)) is None:
             return
         with files.reachable(f"moving {key} away"), suppress(api.Declined), tempfile.TemporaryFile() as stream:
-            stored_digest = reading.stream_blob(self.bucket, key, stream)
+            is_kept = attributes.size <= _MOST_KEPT_BYTES
+            stored_digest = reading.stream_blob(self.bucket, key, stream if is_kept else reading.HashingSink())
             if stored_digest != digest:
-                source = api.UploadSource(stream, stream.tell(), files.BlobDigest(stored_digest))
-                put(self.bucket, f"{_DISCARDED}/{digest}", source)
+                if is_kept:
+                    source = api.UploadSource(stream, stream.tell(), files.BlobDigest(stored_digest))
+                    put(self.bucket, f"{_DISCARDED}/{digest}", source)
                 api.ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, attributes.tag))
 
     def strays(self) -> tuple[str, ...]:
