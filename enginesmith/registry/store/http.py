@@ -82,6 +82,8 @@ def parse_location(text: str, attempts: int | None = None) -> HttpLocation:
 TOKEN_FILE = "ENGINESMITH_CACHE_TOKEN_FILE"  # noqa: S105 - the name of a variable
 # Idle connections that are kept for each server.
 _KEPT = 32
+# The object is not had here: absent, larger than a proxy takes (413), or damaged where it reads from (422).
+_MISSING = (api.ABSENT, 410, 413, 422)
 _PASSING = (408, 429, 500, 502, 504)
 # What http.client raises for a request; ValueError, where it reads a number from a header that was cut off.
 FAILURES = (OSError, HTTPException, ValueError)
@@ -155,8 +157,10 @@ def _send(place: HttpLocation, method: str, key: str, headers: Mapping[str, str]
     if (status := answer.response.status) in (200, 206, 304):
         return answer
     answer.close()
-    if status in (api.ABSENT, 410, api.NO_RANGE):
-        raise Declined(api.NO_RANGE if status == api.NO_RANGE else api.ABSENT, "not there")
+    if status == api.NO_RANGE:
+        raise Declined(api.NO_RANGE, "no range")
+    if status in _MISSING:
+        raise Declined(api.ABSENT, "not there")
     if status == 503 or status in _PASSING:
         raise Failed(f"the server is overloaded or failing ({status}); run again later", passing=status != 503)
     if status in (401, 407):

@@ -104,13 +104,15 @@ def read_range(store: Store, digest: str, start: int, size: int) -> bytes:
     return bytes(data)
 
 
-def test_what_it_reads_is_what_the_registry_has(store: Store, behind: HttpStore, tmp_path: Path) -> None:
+def test_what_it_reads_is_what_the_registry_has(store: Store, site: Site, behind: HttpStore, tmp_path: Path) -> None:
     key, digest = channel_key("digits", "stable"), store.put_bytes(bytes(range(256)) * 40)
     assert behind.read(key) == store.read(key) and behind.read("models/none.json") is None
     data, tag = behind.read_if_changed(key, "")
     assert data == store.read(key) and behind.read_if_changed(key, tag) == (None, tag)
     assert behind.read_blob(digest) == store.read_blob(digest) == behind.path(digest).read_bytes()
     assert behind.stored_size(digest) == 10240 and not behind.has("0" * 64)
+    site.fault = ["410", "413", "422"]
+    assert [behind.read(key) for _ in range(3)] == [None] * 3
     assert read_range(behind, digest, 100, 300) == store.read_blob(digest)[100:400]
     behind.fetch(digest, tmp_path / "there")
     assert (tmp_path / "there").read_bytes() == store.read_blob(digest)
