@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from enginesmith.core import parsing
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
-from enginesmith.registry.store.layout import MARKER, MAX_DOCUMENT_BYTES, check_format, is_key
+from enginesmith.registry.store.layout import MARKER, MAX_DOCUMENT_BYTES, MAX_KEYS, check_format, is_key
 from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects.api import Declined, Failed, ListedObject, ListedPage, ObjectFacts
 from enginesmith.registry.store.objects.place import BucketPlace
@@ -269,28 +269,39 @@ class HttpBucket(api.ByMd5):
     def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:  # noqa: ARG002 - there is one page
         """See `BucketApi.page`: a request for each folder. Sizes and times are not known.
 
-        Raises IntegrityError for what is no list, and for folders without an end.
+        Raises IntegrityError for what is no list, and for folders or keys without an end.
         """
-        if prefix.count("/") > _MOST_FOLDERS:
-            raise IntegrityError(f"{self.place.uri} lists folders in folders without an end; is it a registry?")
+        objects, folders, pending = list[ListedObject](), list[str](), [prefix]
+        while pending:
+            folder = pending.pop()
+            if folder.count("/") > _MOST_FOLDERS:
+                raise IntegrityError(f"{self.place.uri} lists folders in folders without an end; is it a registry?")
+            for name, is_folder in api.ask(self, "listing", lambda folder=folder: self._entries(folder)):  # type: ignore[misc]
+                if is_folder:
+                    folders.append(f"{folder}{name}/")
+                    pending += folders[-1:] if deep else []
+                else:
+                    objects.append(ListedObject(f"{folder}{name}", 0, "", _SOME_TIME))
+            if (key_count := len(objects) + len(folders)) > MAX_KEYS:
+                raise IntegrityError(f"{self.place.locator(prefix)} is listed without end: {key_count} keys so far")
+        return ListedPage(tuple(objects), () if deep else tuple(folders), "")
+
+    def _entries(self, folder: str) -> set[tuple[str, bool]]:
+        """The names in a folder, and whether each is one; none of an absent one. Raises IntegrityError, Failed."""
         try:
-            rows = parsing.load_json(self.get(prefix, "", MAX_DOCUMENT_BYTES)[0])
+            rows = parsing.load_json(self.get(folder, "", MAX_DOCUMENT_BYTES)[0])
             entries = {(str(row["name"]), row["type"] == "directory") for row in rows}
-        except (Declined, ValueError, RecursionError, LookupError, TypeError) as error:
-            if isinstance(error, Declined) and error.status == api.ABSENT:
-                return ListedPage((), (), "")
+        except Declined as refusal:
+            if refusal.status == api.ABSENT:
+                return set()
+            reason = f"over {MAX_DOCUMENT_BYTES} bytes" if refusal.status == api.TOO_LARGE else str(refusal)
+            raise IntegrityError(f"{self.place.uri} answers '{folder}' with no list of names: {reason}") from refusal
+        except (ValueError, RecursionError, LookupError, TypeError) as error:
             raise IntegrityError(
-                f"{self.place.uri} answers '{prefix}' with no JSON list of names; with nginx, turn on `autoindex` and "
+                f"{self.place.uri} answers '{folder}' with no JSON list of names; with nginx, turn on `autoindex` and "
                 "`autoindex_format json`"
             ) from error
-        valid_entries = [
-            (f"{prefix}{name}", is_folder) for name, is_folder in entries if is_key(name) and "/" not in name
-        ]
-        objects = [ListedObject(name, 0, "", _SOME_TIME) for name, is_folder in valid_entries if not is_folder]
-        folders = tuple(f"{name}/" for name, is_folder in valid_entries if is_folder)
-        for folder in folders if deep else ():
-            objects += api.ask(self, "listing", lambda folder=folder: self.page(folder, "", deep=True)).objects  # type: ignore[misc]
-        return ListedPage(tuple(objects), () if deep else folders, "")
+        return {(name, is_folder) for name, is_folder in entries if is_key(name) and "/" not in name}
 
 
 def _starts_at(response: HTTPResponse, content_range: str) -> bool:

@@ -126,7 +126,7 @@ def test_it_lists_what_the_folder_lists_by_nginx_autoindex(store: Store, behind:
         assert list(behind.children(prefix)) == list(store.children(prefix))
 
 
-def test_what_a_server_lists_is_not_believed(behind: HttpStore, site: Site) -> None:
+def test_what_a_server_lists_is_not_believed(behind: HttpStore, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     for listed in (b"<html>", b'{"name": "a"}', b'["a"]', b"[" * 100_000, b'[{"name": "a"}]'):
         site.fault, site.listed = ["listed"], listed
         with pytest.raises(IntegrityError, match="autoindex_format json"):
@@ -138,6 +138,13 @@ def test_what_a_server_lists_is_not_believed(behind: HttpStore, site: Site) -> N
     assert list(behind.children("models/")) == ["c"]
     site.fault, site.listed = ["listed"] * 99, b'[{"name": "a", "type": "directory"}]'
     with pytest.raises(IntegrityError, match="without an end"):
+        list(behind.list("models/"))
+    monkeypatch.setattr(http_store, "MAX_KEYS", 3)
+    site.fault, site.listed = ["listed"] * 99, b'[{"name": "a", "type": "file"}, {"name": "b", "type": "directory"}]'
+    with pytest.raises(IntegrityError, match="listed without end: 4 keys so far"):
+        list(behind.list("models/"))
+    monkeypatch.setattr(http_store, "MAX_DOCUMENT_BYTES", 9)
+    with pytest.raises(IntegrityError, match="no list of names: over 9 bytes"):
         list(behind.list("models/"))
 
 
