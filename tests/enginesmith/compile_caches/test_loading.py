@@ -208,9 +208,7 @@ def test_a_process_out_of_a_cache_compiles_nothing_and_is_measured(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET.format(factor=2))
     cache = tmp_path / "net.cache"
-    before = time.monotonic()
     found = measure_start("net:build", cache)
-    assert 0 < found.cold_s + found.warm_s < time.monotonic() - before
     assert found.compiled_again == 0 and 0 < found.to_json()["warm_of_cold"] < 1
     requires = read_requirements(cache)
     assert requires[0] == Cpu("cpu", this_kind().name) and requires[-1] == Installation(FACTS)

@@ -15,7 +15,7 @@ from enginesmith.registry.store import http as http_store
 from enginesmith.registry.store.base import Store, absolute_uri, open_store, split_places
 from enginesmith.registry.store.files import read_error_counts
 from enginesmith.registry.store.http import HttpStore
-from enginesmith.registry.store.layout import blob_key, channel_key
+from enginesmith.registry.store.layout import channel_key
 from enginesmith.registry.store.objects import api
 from tests.enginesmith.object_stores.servers import serving
 from tests.enginesmith.registries import engine, flip, publish_engines
@@ -240,7 +240,6 @@ def test_a_token_goes_with_each_request_and_is_read_anew(behind, site, tmp_path,
         ("http://", "no host"),
         ("http://cache:port/", "not a URI"),
         ("http://cache/../x", "prefix"),
-        ("ftp://cache/", "scheme 'ftp'"),
         ("a,,b", "not a path"),
     ],
 )
@@ -270,12 +269,6 @@ def test_a_serving_node_reads_by_the_standard_library_alone(site: Site) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, site.url], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
-
-
-def test_blobs_lie_where_they_lie_in_a_folder(behind: HttpStore, site: Site) -> None:
-    digest = "ab" * 32
-    behind.has(digest)
-    assert site.seen[-1][:2] == ("HEAD", f"/{blob_key(digest)}")
 
 
 def test_a_fork_closes_its_copies_of_idle_connections(behind: HttpStore) -> None:

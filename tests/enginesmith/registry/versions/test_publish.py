@@ -105,7 +105,7 @@ def test_a_version_that_the_next_listing_does_not_show_is_not_published_again(st
 def test_a_wanted_version_is_taken_kept_and_never_changed(store: Store) -> None:
     assert publish_engines(store, [engine(store)], "a", wanted="1.0").version == "1.0"
     assert publish_engines(store, [engine(store)], "a", wanted="1.0").existed
-    with pytest.raises(ConflictError, match=r"digits@1\.0 exists with other content"):
+    with pytest.raises(ConflictError, match=r"^digits@1\.0 exists with other content"):
         publish_engines(store, [engine(store)], "b", wanted="1.0")
     assert leases.list_leases(store) == []
     with pytest.raises(ConflictError, match="other results"):
