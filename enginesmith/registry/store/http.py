@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from enginesmith.core import parsing
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
-from enginesmith.registry.store.layout import MARKER, MAX_DOCUMENT_BYTES, check_format, is_key
+from enginesmith.registry.store.layout import MARKER, MAX_DOCUMENT_BYTES, MAX_KEYS, check_format, is_key
 from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects.api import Declined, Failed, ListedObject, ListedPage, ObjectFacts
 from enginesmith.registry.store.objects.place import BucketPlace
@@ -82,6 +82,8 @@ def parse_location(text: str, attempts: int | None = None) -> HttpLocation:
 TOKEN_FILE = "ENGINESMITH_CACHE_TOKEN_FILE"  # noqa: S105 - the name of a variable
 # Idle connections that are kept for each server.
 _KEPT = 32
+# The object is not had here: absent, larger than a proxy takes (413), or damaged where it reads from (422).
+_MISSING = (api.ABSENT, 410, 413, 422)
 _PASSING = (408, 429, 500, 502, 504)
 # What http.client raises for a request; ValueError, where it reads a number from a header that was cut off.
 FAILURES = (OSError, HTTPException, ValueError)
@@ -155,8 +157,10 @@ def _send(place: HttpLocation, method: str, key: str, headers: Mapping[str, str]
     if (status := answer.response.status) in (200, 206, 304):
         return answer
     answer.close()
-    if status in (api.ABSENT, 410, api.NO_RANGE):
-        raise Declined(api.NO_RANGE if status == api.NO_RANGE else api.ABSENT, "not there")
+    if status == api.NO_RANGE:
+        raise Declined(api.NO_RANGE, "no range")
+    if status in _MISSING:
+        raise Declined(api.ABSENT, "not there")
     if status == 503 or status in _PASSING:
         raise Failed(f"the server is overloaded or failing ({status}); run again later", passing=status != 503)
     if status in (401, 407):
@@ -265,28 +269,39 @@ class HttpBucket(api.ByMd5):
     def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:  # noqa: ARG002 - there is one page
         """See `BucketApi.page`: a request for each folder. Sizes and times are not known.
 
-        Raises IntegrityError for what is no list, and for folders without an end.
+        Raises IntegrityError for what is no list, and for folders or keys without an end.
         """
-        if prefix.count("/") > _MOST_FOLDERS:
-            raise IntegrityError(f"{self.place.uri} lists folders in folders without an end; is it a registry?")
+        objects, folders, pending = list[ListedObject](), list[str](), [prefix]
+        while pending:
+            folder = pending.pop()
+            if folder.count("/") > _MOST_FOLDERS:
+                raise IntegrityError(f"{self.place.uri} lists folders in folders without an end; is it a registry?")
+            for name, is_folder in api.ask(self, "listing", lambda folder=folder: self._entries(folder)):  # type: ignore[misc]
+                if is_folder:
+                    folders.append(f"{folder}{name}/")
+                    pending += folders[-1:] if deep else []
+                else:
+                    objects.append(ListedObject(f"{folder}{name}", 0, "", _SOME_TIME))
+            if (key_count := len(objects) + len(folders)) > MAX_KEYS:
+                raise IntegrityError(f"{self.place.locator(prefix)} is listed without end: {key_count} keys so far")
+        return ListedPage(tuple(objects), () if deep else tuple(folders), "")
+
+    def _entries(self, folder: str) -> set[tuple[str, bool]]:
+        """The names in a folder, and whether each is one; none of an absent one. Raises IntegrityError, Failed."""
         try:
-            rows = parsing.load_json(self.get(prefix, "", MAX_DOCUMENT_BYTES)[0])
+            rows = parsing.load_json(self.get(folder, "", MAX_DOCUMENT_BYTES)[0])
             entries = {(str(row["name"]), row["type"] == "directory") for row in rows}
-        except (Declined, ValueError, RecursionError, LookupError, TypeError) as error:
-            if isinstance(error, Declined) and error.status == api.ABSENT:
-                return ListedPage((), (), "")
+        except Declined as refusal:
+            if refusal.status == api.ABSENT:
+                return set()
+            reason = f"over {MAX_DOCUMENT_BYTES} bytes" if refusal.status == api.TOO_LARGE else str(refusal)
+            raise IntegrityError(f"{self.place.uri} answers '{folder}' with no list of names: {reason}") from refusal
+        except (ValueError, RecursionError, LookupError, TypeError) as error:
             raise IntegrityError(
-                f"{self.place.uri} answers '{prefix}' with no JSON list of names; with nginx, turn on `autoindex` and "
+                f"{self.place.uri} answers '{folder}' with no JSON list of names; with nginx, turn on `autoindex` and "
                 "`autoindex_format json`"
             ) from error
-        valid_entries = [
-            (f"{prefix}{name}", is_folder) for name, is_folder in entries if is_key(name) and "/" not in name
-        ]
-        objects = [ListedObject(name, 0, "", _SOME_TIME) for name, is_folder in valid_entries if not is_folder]
-        folders = tuple(f"{name}/" for name, is_folder in valid_entries if is_folder)
-        for folder in folders if deep else ():
-            objects += api.ask(self, "listing", lambda folder=folder: self.page(folder, "", deep=True)).objects  # type: ignore[misc]
-        return ListedPage(tuple(objects), () if deep else folders, "")
+        return {(name, is_folder) for name, is_folder in entries if is_key(name) and "/" not in name}
 
 
 def _starts_at(response: HTTPResponse, content_range: str) -> bool:
@@ -300,12 +315,11 @@ class HttpStore(ObjectStore):
 
     put_file = put_and_digest_file = put_bytes = create = replace = remove = discard = _refuse
     rehash = sizes = stamps = now = _refuse
+    remedy: ClassVar[str] = "run `enginesmith registry fsck` at the registry itself"
 
     def lost_error(self, digest: str) -> IntegrityError:
         """See `Store.lost_error`."""
-        return IntegrityError(
-            f"{self.uri} does not have blob {digest}; run `enginesmith registry fsck` at the registry itself"
-        )
+        return IntegrityError(f"{self.uri} does not have blob {digest}; {self.remedy}")
 
 
 def open_http(uri: str, *, create: bool, attempts: int | None = None) -> HttpStore:

@@ -125,6 +125,7 @@ class NearestStore(Store):
     sweep = _delegated(Store.sweep, first=False)
 
     # What a reader asks for: of the first place that answers.
+    size = _delegated(Store.size, first=True)
     path = _delegated(Store.path, first=True)
     fetch = _delegated(Store.fetch, first=True)
     read_blob = _delegated(Store.read_blob, first=True)

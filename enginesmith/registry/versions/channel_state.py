@@ -144,11 +144,14 @@ class ChannelHistory:
         return active_moves[-2] if len(active_moves) > 1 else None
 
     def active_promotions(self) -> list[Move]:
-        """The promotions that were not rolled back, oldest first; of a version promoted again, the last one."""
+        """The promotions that were not rolled back, oldest first; of a version promoted again, the last one.
+
+        A rollback to the version that is active already, as older releases wrote after such a promotion, ends none.
+        """
         active_moves: list[Move] = []
         for move in self.moves:
             is_same_version = bool(active_moves) and active_moves[-1].manifest == move.manifest
-            if is_same_version or move.action == "rollback":
+            if is_same_version == (move.action == "promote"):
                 del active_moves[-1:]
             if move.action == "promote":
                 active_moves.append(move)

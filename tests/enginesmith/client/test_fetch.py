@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from enginesmith.client import pull
-from enginesmith.client import pull as module
 from enginesmith.client.pull import SIDE_BY_SIDE, BlobFetcher, Wanted
 from enginesmith.core.errors import IntegrityError
 from enginesmith.registry.store.base import Store
@@ -114,13 +113,13 @@ def test_what_is_there_is_not_asked_for_again(store, wanted, monkeypatch):
 
 
 def test_they_share_the_memory_and_the_connections_of_one(store, wanted, monkeypatch):
-    found, known = list[object](), module.download
+    found, known = list[object](), pull.download
 
     def download(*arguments: object, beside: int, **rest: object) -> str:
         found.append(beside)
         return known(*arguments, beside=beside, **rest)
 
-    monkeypatch.setattr(module, "download", download)
+    monkeypatch.setattr(pull, "download", download)
     BlobFetcher().fetch_all(store, wanted)
     BlobFetcher().fetch_all(store, [])
     BlobFetcher().fetch(store, BlobDigest(store.put_bytes(b"one")), 3, wanted[0].dest)

@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,6 +191,16 @@ def build():
 def wrong():
     return Net()
 """
+
+
+def test_a_process_is_told_when_it_was_started(tmp_path, monkeypatch):
+    """The system's own times of starts may be off by a second."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(loading.subprocess, "run", lambda command, **_: commands.append(command) or sys.exit())
+    before = time.monotonic()
+    with pytest.raises(SystemExit):
+        measure_start("net:build", tmp_path / "net.cache")
+    assert before <= float(commands[0][-1]) <= time.monotonic()
 
 
 @pytest.mark.slow

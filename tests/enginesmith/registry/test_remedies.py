@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from enginesmith.core.errors import ConflictError, EnginesmithError, IntegrityError, UnavailableError
+from enginesmith.core.errors import EnginesmithError, IntegrityError, UnavailableError
 from enginesmith.core.names import parse_reference
 from enginesmith.registry.gc import collect
 from enginesmith.registry.store.base import open_store
@@ -98,10 +98,3 @@ def test_a_garbage_channel_after_publication_does_too(store: FileStore) -> None:
     (store.root / channel_key("digits", "candidate")).write_text("garbage")
     with pytest.raises(IntegrityError, match=r"^digits@2 is published, but the move of channel candidate "):
         publish_engines(store, [engine(store)], "b", channel="candidate")
-
-
-def test_a_conflict_before_publication_says_nothing_of_the_kind(store: FileStore) -> None:
-    publish_engines(store, [engine(store)], "a", wanted="1.0", channel=None)
-    with pytest.raises(ConflictError) as caught:
-        publish_engines(store, [engine(store)], "b", wanted="1.0", channel=None)
-    assert "is published, but" not in str(caught.value)

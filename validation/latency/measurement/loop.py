@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -224,6 +224,21 @@ class ProcessMeasurement:
     loaded_bytes: int
     memory_resettable: bool
     sizes: tuple[SizeMeasurement, ...]
+
+
+def measurement_from_json(fields: dict[str, Any]) -> ProcessMeasurement:
+    """A measurement from its fields, whose arrays are lists."""
+    sizes = tuple(
+        SizeMeasurement(
+            **{
+                **size,
+                "session": np.array(size["session"]),
+                "runtime": None if size["runtime"] is None else np.array(size["runtime"]),
+            }
+        )
+        for size in fields["sizes"]
+    )
+    return ProcessMeasurement(**{**fields, "sizes": sizes})
 
 
 def measure_once(

@@ -6,17 +6,22 @@ libraries and arrays that come after (as Curtsinger & Berger, "STABILIZER: stati
 ASPLOS 2013). A runtime that starts threads must not be imported in the parent: a fork has none of them.
 """
 
+import json
 import mmap
 import multiprocessing
+import os
 import random
 import signal
+import sys
+import tempfile
+import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from functools import partial
-from multiprocessing.connection import Connection
 from statistics import median
+from typing import IO, NoReturn
 
 import numpy as np
 
@@ -30,6 +35,7 @@ from validation.latency.measurement.loop import (
     ProcessMeasurement,
     SizeMeasurement,
     measure_once,
+    measurement_from_json,
     select_inputs,
     streams_per_second,
     time_call,
@@ -49,37 +55,49 @@ def measure_in_fork(work: Callable[[], ProcessMeasurement]) -> ProcessMeasuremen
     Raises the EnginesmithError that `work` raises, and EnginesmithError for any other end of the fork.
     """
     forks = multiprocessing.get_context("fork")
-    receiver, sender = forks.Pipe(duplex=False)
-    process = forks.Process(target=_work, args=(work, sender))
-    with receiver, warnings.catch_warnings():
+    # A file, as a pipe stays open where a process that the fork started outlives it.
+    with tempfile.TemporaryFile() as results, warnings.catch_warnings():
         # Python 3.12 warns of threads in the parent; those are numpy's, which can be forked.
         warnings.simplefilter("ignore", DeprecationWarning)
+        process = forks.Process(target=_work, args=(work, results))
         process.start()
-        sender.close()
-        outcome: ProcessMeasurement | dict[str, object] | None = None
-        with suppress(EOFError, OSError):  # it ended before it had sent all
-            outcome = receiver.recv()
         process.join()
-    if isinstance(outcome, dict):
-        raise error_from_json(outcome)
+        results.seek(0)
+        outcome = json.loads(results.read()) if process.exitcode == 0 else None
     if outcome is None:
         exit_code = process.exitcode or 0
         ending_text = (
             f"it was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else "its traceback is above"
         )
         raise EnginesmithError(f"the process that timed the engine gave no result: {ending_text}")
-    return outcome
+    if "sizes" not in outcome:
+        raise error_from_json(outcome)
+    return measurement_from_json(outcome)
 
 
-def _work(work: Callable[[], ProcessMeasurement], sender: Connection) -> None:
-    """The work of a fork: send its measurement, or the EnginesmithError that it raises as JSON."""
-    pages, heap = random.randint(1, _MOST_PAGES), random.randint(1, _MOST_BYTES)  # noqa: S311 - not a secret
-    ballast = mmap.mmap(-1, mmap.PAGESIZE * pages), bytearray(heap)
+def _work(work: Callable[[], ProcessMeasurement], results: IO[bytes]) -> NoReturn:
+    """The work of a fork: write its measurement, or the EnginesmithError that it raises, as JSON.
+
+    It ends by `os._exit`, so that it waits for no thread and cleans up nothing that its parent still uses.
+    """
+    exit_code = 1
     try:
-        sender.send(work())
-    except EnginesmithError as error:
-        sender.send(error_to_json(error))
-    del ballast
+        pages, heap = random.randint(1, _MOST_PAGES), random.randint(1, _MOST_BYTES)  # noqa: S311 - not a secret
+        ballast = mmap.mmap(-1, mmap.PAGESIZE * pages), bytearray(heap)
+        try:
+            outcome = asdict(work())
+        except EnginesmithError as error:
+            outcome = error_to_json(error)
+        del ballast
+        results.write(json.dumps(outcome, default=lambda array: array.tolist()).encode())
+        results.flush()
+        exit_code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
 
 
 def measure_engine(

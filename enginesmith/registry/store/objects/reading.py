@@ -180,6 +180,8 @@ class Range:
                 if self._body is None:
                     self._body = self._bucket.open_range(self._key, self._at, self._end - self._at)
                 count = self._body.readinto(into[filled_bytes : filled_bytes + _READ_BYTES])
+                if not count:
+                    raise api.Failed("no whole answer; run again later", passing=True)
             except api.Failed as failure:
                 self.close()
                 if self._at > self._furthest:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, ClassVar
 
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, UndecidedError, digest_of_bytes
 from enginesmith.registry.store import files, layout
@@ -142,6 +142,8 @@ def _is_sound(bucket: api.BucketApi, key: str, facts: api.ObjectFacts, source: a
 # The store in a bucket (`enginesmith.registry.store.base.Store` documents the methods), and its opening and making.
 
 _DISCARDED = "discarded"
+# A larger corrupt blob is not kept: its bytes would have to pass through a temporary file here.
+_MOST_KEPT_BYTES = 256 << 20
 # Attempts when a registry is opened: few, since a wrong endpoint is likelier than a passing fault.
 _ATTEMPTS = 4
 
@@ -152,6 +154,8 @@ class ObjectStore(Store):
 
     bucket: api.BucketApi
     near = False  # see `Store.near`
+    # What helps where a blob is damaged.
+    remedy: ClassVar[str] = "run `enginesmith registry fsck --repair`, then build again"
 
     @property
     def place(self) -> BucketPlace:
@@ -222,8 +226,7 @@ class ObjectStore(Store):
                 if refusal.status == api.ABSENT:
                     raise self.lost_error(digest) from refusal
                 raise IntegrityError(
-                    f"blob {digest} of {self.uri} ends before it should; run `enginesmith registry fsck --repair`, "
-                    "then build again"
+                    f"blob {digest} of {self.uri} ends before it should, or the server has no ranges; {self.remedy}"
                 ) from refusal
 
         with closing(reading.Range(self.bucket, layout.blob_key(digest), offset, size)) as blob_range:
@@ -294,15 +297,18 @@ class ObjectStore(Store):
             raise UnavailableError(f"there is no registry at {self.locator(layout.MARKER)}; check the URI") from refusal
 
     def discard(self, digest: str) -> None:
-        """See `Store.discard`. Puts what was read into discarded/; a blob that was replaced since is not deleted."""
+        """See `Store.discard`. Puts what was read into discarded/, unless it is over 256 MiB: then it is only deleted.
+        A blob that was replaced since is not deleted."""
         key = layout.blob_key(digest)
         if (attributes := reading.head(self.bucket, key)) is None:
             return
         with files.reachable(f"moving {key} away"), suppress(api.Declined), tempfile.TemporaryFile() as stream:
-            stored_digest = reading.stream_blob(self.bucket, key, stream)
+            is_kept = attributes.size <= _MOST_KEPT_BYTES
+            stored_digest = reading.stream_blob(self.bucket, key, stream if is_kept else reading.HashingSink())
             if stored_digest != digest:
-                source = api.UploadSource(stream, stream.tell(), files.BlobDigest(stored_digest))
-                put(self.bucket, f"{_DISCARDED}/{digest}", source)
+                if is_kept:
+                    source = api.UploadSource(stream, stream.tell(), files.BlobDigest(stored_digest))
+                    put(self.bucket, f"{_DISCARDED}/{digest}", source)
                 api.ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, attributes.tag))
 
     def strays(self) -> tuple[str, ...]:
@@ -332,8 +338,7 @@ class ObjectStore(Store):
             if actual_digest == digest:
                 return actual_digest
         raise IntegrityError(
-            f"blob {digest} of {self.uri} holds other bytes (their digest is {actual_digest}); "
-            "run `enginesmith registry fsck --repair`, then build again"
+            f"blob {digest} of {self.uri} holds other bytes (their digest is {actual_digest}); {self.remedy}"
         )
 
     def _copy_from_cache(self, cache: BlobCache, digest: str, sink: BinaryIO) -> bool:

@@ -12,11 +12,6 @@ def test_every_precision_has_a_place() -> None:
     assert sorted(["int4", "int8", "fp16", "fp32", "mystery"], key=accuracy_order)[::4] == ["fp32", "mystery"]
 
 
-def test_only_intervals_that_do_not_overlap_tell_two_apart() -> None:
-    assert is_shorter((1.0, 1.5), (1.6, 2.0)) and not is_shorter((1.0, 1.7), (1.6, 2.0))
-    assert not is_shorter(None, (1.6, 2.0)) and not is_shorter((1.0, 1.5), None)
-
-
 INTERVALS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).map(sorted).map(tuple), max_size=7)
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, digest_of_bytes
 from enginesmith.registry.store import layout
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import BLOBS, blob_key
 from enginesmith.registry.store.objects import reading
@@ -181,11 +181,6 @@ def test_a_digest_that_is_none_never_becomes_a_path(store: Store, tmp_path: Path
             use(digest)
     with pytest.raises(InputError):
         store.fetch(digest, tmp_path / "out")
-
-
-def test_the_uri_opens_the_same_store(store: Store) -> None:
-    store.create("models/a.json", b"1")
-    assert open_store(store.uri).read("models/a.json") == b"1"
 
 
 def test_a_missing_source_file_is_named(store: Store, tmp_path: Path) -> None:

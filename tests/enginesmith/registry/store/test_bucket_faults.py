@@ -188,14 +188,6 @@ def _at(number: int, fault: Fault) -> Plan:
     return plan
 
 
-def test_a_body_that_breaks_off_comes_whole(store: ObjectStore, proxy: FaultyProxy, tmp_path: Path) -> None:
-    data = os.urandom(200_000)
-    digest = store.put_bytes(data)
-    proxy.plan(lambda request: Fault("cut answer", at=0.6) if request.number in (2, 3) else None)
-    store.fetch(digest, tmp_path / "out")
-    assert (tmp_path / "out").read_bytes() == data and proxy.faults == 2
-
-
 def test_a_blob_that_is_there_is_not_sent_again(store: ObjectStore, proxy: FaultyProxy, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(os.urandom(kind_of(store).part * 5 // 2))
     digest = store.put_file(tmp_path / "file")

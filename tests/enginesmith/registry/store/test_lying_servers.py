@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from enginesmith.core.errors import EnginesmithError, IntegrityError
+from enginesmith.core.errors import EnginesmithError, IntegrityError, UnavailableError
 from enginesmith.registry.store.base import Store, bucket_at
 from enginesmith.registry.store.http import HttpBucket, HttpStore, parse_location
-from enginesmith.registry.store.layout import MAX_BLOB_BYTES, MAX_DOCUMENT_BYTES
+from enginesmith.registry.store.layout import MAX_BLOB_BYTES
 from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects.store import ObjectStore
 from tests.enginesmith.object_stores.kinds import ENVIRONMENT
@@ -25,7 +25,8 @@ LENGTHS = ["1000000000000000", "100000000000", "-5", "9" * 5000, "abc", "chunks"
 
 
 class Liar(http.server.ThreadingHTTPServer):
-    """Answers each request with a hundred bytes, and states `length`; 'chunks': 80 MiB come where 100 were stated."""
+    """Answers each request with a hundred bytes, and states `length`; 'chunks': 80 MiB come where 100 were stated.
+    'no chunks': none does."""
 
     daemon_threads = True
 
@@ -42,7 +43,7 @@ class Answering(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.asked += 1
-        chunks, body = self.server.length == "chunks", b"x" * 100
+        chunks, body = self.server.length.endswith("chunks"), b"x" * 100
         self.close_connection = True
         stated = {**FACTS, "Content-Length": "100" if chunks else self.server.length}
         if "Range" in self.headers or "x-ms-range" in self.headers:
@@ -58,8 +59,10 @@ class Answering(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "GET" and not chunks:
             self.wfile.write(body)
-        for _ in range(80 if self.command == "GET" and chunks else 0):
+        for _ in range(80 if self.command == "GET" and self.server.length == "chunks" else 0):
             self.wfile.write(b"100000\r\n" + b"x" * (1 << 20) + b"\r\n")
+        if self.server.length == "no chunks":
+            self.wfile.write(b"0\r\n\r\n")
 
     do_HEAD = do_GET
 
@@ -129,6 +132,9 @@ def test_a_range_is_the_one_that_was_asked_for(liar: Liar) -> None:
     store = store_of("http", liar)
     with pytest.raises(IntegrityError, match="ends before it should"), store.open_range(DIGEST, 100, 100) as fill:
         fill(memoryview(bytearray(100)))
+    liar.length = "no chunks"
+    with pytest.raises(UnavailableError, match="no whole answer"), store.open_range(DIGEST, 0, 100) as fill:
+        fill(memoryview(bytearray(100)))
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -146,4 +152,3 @@ def test_a_blob_larger_than_its_kind_is_not_read(store: Store) -> None:
     assert store.read_blob(digest, 1000) == b"x" * 1000
     with pytest.raises(IntegrityError, match="over 999 bytes"):
         store.read_blob(digest, 999)
-    assert MAX_DOCUMENT_BYTES > 1000

@@ -24,7 +24,6 @@ from enginesmith.registry.store.objects.api import ObjectFacts
 from enginesmith.registry.store.objects.place import S3Location
 from enginesmith.registry.store.objects.store import ObjectStore
 from enginesmith.registry.store.s3 import requests
-from enginesmith.registry.store.s3 import requests as clients
 from enginesmith.registry.store.s3.bucket import S3Bucket
 from enginesmith.registry.store.s3.requests import client
 from enginesmith.registry.versions import index
@@ -74,8 +73,8 @@ def test_nobody_without_credentials_is_told_what_to_set(s3_uri: str, monkeypatch
 
 def forget() -> None:
     """What boto3 found in the environment is looked for again."""
-    clients._client.cache_clear()
-    clients._session.cache_clear()
+    requests._client.cache_clear()
+    requests._session.cache_clear()
 
 
 def test_listing_costs_pages_and_no_manifest(store: ObjectStore, sent: list[str]) -> None:

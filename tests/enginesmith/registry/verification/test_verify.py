@@ -7,10 +7,10 @@ from enginesmith.registry.builds.runs import remember
 from enginesmith.registry.gc import collect
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import FileStore, Store
-from enginesmith.registry.store.layout import attestation_key, blob_key, channel_key, manifest_key, pin_key, record_key
+from enginesmith.registry.store.layout import attestation_key, channel_key, manifest_key, pin_key, record_key
 from enginesmith.registry.verification import repair, verify
 from enginesmith.registry.versions.channel_state import read_channel
-from tests.enginesmith.registries import engine, flip, on_each_store, overwrite, publish_engines, refusal
+from tests.enginesmith.registries import engine, flip, on_each_store, publish_engines, refusal
 
 
 @pytest.fixture
@@ -52,12 +52,6 @@ def test_a_flipped_bit_names_the_engine_it_spoils_and_can_be_repaired(store: Sto
     assert found(store) == [("missing", digest)]
     engine(store, "sm_89", status="unproven")
     assert found(store) == []
-
-
-@on_each_store
-def test_a_missing_blob(store: Store, manifest: Manifest) -> None:
-    store.remove(blob_key(manifest.sources["onnx"]))
-    assert found(store) == [("missing", manifest.sources["onnx"])] == found(store, "digits")
 
 
 def test_an_edited_manifest_and_the_channel_that_led_to_it(store: Store, manifest: Manifest) -> None:
@@ -109,12 +103,6 @@ def test_documents_that_lead_nowhere(store: Store, manifest: Manifest) -> None:
         ("unreferenced", keys[1], False),
         ("dangling", keys[2], True),
     }
-
-
-def test_a_blob_of_another_size(store: Store, manifest: Manifest) -> None:
-    digest = str(manifest.engines[0].digest)
-    overwrite(store, blob_key(digest), b"short")
-    assert found(store) == [("size", digest), ("corrupt", digest)]
 
 
 def test_what_only_documents_beside_a_manifest_name_is_no_orphan(store: Store, manifest: Manifest) -> None:

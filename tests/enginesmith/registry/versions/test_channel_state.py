@@ -17,7 +17,7 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import channel_history_key, channel_key
 from enginesmith.registry.verification import verify
 from enginesmith.registry.versions import channels
-from enginesmith.registry.versions.channel_state import MAX_BYTES, Channel, change_channel, read_channel, read_history
+from enginesmith.registry.versions.channel_state import MAX_BYTES, Channel, read_channel, read_history
 from tests.enginesmith.registries import engine, on_each_store, overwrite, publish_engines
 from tests.enginesmith.registry.memory import MemoryStore, run_alone, steps_of
 from tests.pipeline.rollout import fleet
@@ -142,10 +142,3 @@ def test_what_nodes_read_stays_small() -> None:
     assert rollout.history[0].what.startswith("started")
     channel = read_channel(store, *fleet.WHERE)
     assert channel is not None and len(replace(channel, rollout=rollout).to_bytes()) < MAX_BYTES
-
-
-def test_a_change_that_changes_nothing_writes_nothing(store: Store) -> None:
-    published(store, b"one")
-    before = store.read(KEY)
-    assert change_channel(store, "digits", "stable", lambda channel: channel) == state(store)
-    assert store.read(KEY) == before

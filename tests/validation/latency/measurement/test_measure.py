@@ -3,8 +3,10 @@
 import json
 import math
 import os
+import select
 import signal
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -152,18 +154,37 @@ def test_what_goes_wrong_in_a_process_is_told_here() -> None:
     with pytest.raises(ModelError, match="cannot read it"):
         measure_engine(refuses, [BUCKET], 0.01)
 
-    def dies() -> AbstractContextManager[object]:
-        os.kill(os.getpid(), signal.SIGKILL)
-        raise AssertionError
-
-    with pytest.raises(EnginesmithError, match="ended by SIGKILL"):
-        measure_engine(dies, [BUCKET], 0.01)
-
     def raises() -> AbstractContextManager[object]:
         raise ZeroDivisionError
 
     with pytest.raises(EnginesmithError, match="its traceback is above"):
         measure_engine(raises, [BUCKET], 0.01)
+
+
+def test_neither_a_thread_nor_a_process_that_is_left_is_waited_for(tmp_path: Path) -> None:
+    stop, stopped = os.pipe()
+
+    def lingers() -> None:
+        if not select.select([stop], [], [], 10)[0]:
+            (tmp_path / "waited").touch()
+
+    def starts() -> AbstractContextManager[object]:
+        threading.Thread(target=lingers).start()
+        return nullcontext(Own())
+
+    measure.measure_in_fork(partial(measure.measure_once, starts, [BUCKET], 0.01, 1))
+
+    def forks() -> AbstractContextManager[object]:
+        if not os.fork():
+            os.close(stopped)
+            lingers()
+        return os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[return-value]
+
+    with pytest.raises(EnginesmithError, match="ended by SIGKILL"):
+        measure_engine(forks, [BUCKET], 0.01)
+    assert not (tmp_path / "waited").exists()
+    os.close(stopped)
+    os.close(stop)
 
 
 def test_two_engines_are_raced_by_their_runtimes_own_calls_where_both_give_them() -> None:
