@@ -126,6 +126,8 @@ def test_a_trial_is_judged_at_the_edges_too_which_count_for_nothing_else() -> No
     edges = make_edges([samples], inputs, dims)
     assert [values["x"].shape for values in edges] == [(1, 4), (1, 64)] and not make_edges([samples], inputs, dims[:1])
     assert len(make_edges([samples] * 9, inputs, dims)) == 8
+    heavy = [{"y": np.broadcast_to(np.int8(0), (5 << 20, 96, 4))}]  # 5 MiB for each value of a sample
+    assert [values["x"].shape for values in make_edges([samples], inputs, dims, heavy)] == [(1, 4)]
     args = model, all_ranges(model, samples), TENSORRT_FP32, runs(samples), SearchFloor(graph=GraphLimits())
     usual, wide = choose(*args), choose(*args, shapes=(inputs, dims))
     assert not usual.left and [reason[:18] for reason in wide.left.values()] == ["the graph's limits"]
