@@ -12,7 +12,7 @@ from enginesmith.core.errors import DataError
 from enginesmith.core.types import Dim, Target, TensorSpec
 from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.search.costs import CostModel
-from pipeline.quantization.search.pareto import error_of, find_front, find_knee, find_within, list_depths
+from pipeline.quantization.search.pareto import error_of, find_front, find_knee, list_depths
 from pipeline.quantization.search.quality import SearchFloor
 from pipeline.quantization.search.rates import PEAKS, name_rates, peaks_of
 from pipeline.quantization.search.selection import choose_each
@@ -39,12 +39,6 @@ def test_the_knee_is_where_more_speed_begins_to_cost_much() -> None:
     assert find_knee(POINTS) == BEND
     even = [FrontierPoint(1 - n / 4, (), None, -10 * np.log10(1 - n / 4 + 1e-9), ms=1 + n) for n in range(5)]
     assert find_knee(even) == even[0], "groups that cost the same for what they save are all taken"
-
-
-def test_a_budget_gets_the_most_accurate_point() -> None:
-    assert find_within(POINTS, 4.9, "measured") == BEND and find_within(POINTS, 100, "measured") == EXACT
-    with pytest.raises(DataError, match=r"out of reach: the fastest point takes 1 ms, at 20\.0 dB.*\(measured\)"):
-        find_within(POINTS, 0.9, "measured")
 
 
 def test_steps_double_up_to_all() -> None:
@@ -111,7 +105,9 @@ def test_where_int8_is_slower_a_budget_is_judged_by_what_the_float_model_took_an
 
 def test_nodes_that_a_person_wants_in_int8_are_in_it_whatever_the_budget_allows() -> None:
     names = [node.name for node in prepare_model(attention_net()).graph.node if node.op_type == "MatMul"]
-    assert chosen(100).point.share == 0 and chosen(100, overrides=dict.fromkeys(names, "int8")).point.share == 1
+    for race in (None, Counted(4)):
+        assert chosen(100, race=race).point.share == 0
+        assert chosen(100, race=race, overrides=dict.fromkeys(names, "int8")).point.share == 1
 
 
 def test_costs_are_modelled_at_the_sizes_that_the_model_is_tuned_for() -> None:
