@@ -23,6 +23,7 @@ class UnitResult:
     size_bytes: of the engine with its shards, None without one.  report: None of one that was not judged.
     metrics: task metrics of the engine, by name.  latency: digest of its latency report.
     attributed: which nodes drifted.  built: None where nothing was to be built.
+    local: as of `Unit`.
     """
 
     entry: EngineEntry
@@ -32,6 +33,7 @@ class UnitResult:
     latency: str | None = None
     attributed: tuple[Attributed, ...] = ()
     built: Built | None = field(default=None, kw_only=True)
+    local: str = field(default="", kw_only=True)
 
     @property
     def cached(self) -> bool:
@@ -63,7 +65,7 @@ class UnitResult:
             "digest": entry.digest,
             "size": self.size_bytes,
             "status": entry.status,
-            "reason": entry.reason,
+            "reason": "; ".join(filter(None, [entry.reason, self.local])),
             "checks": dict(entry.checks),
             "sqnr_db": entry.sqnr_db,
             "metrics": dict(self.metrics),
@@ -110,7 +112,7 @@ def entry_of(build: Unit | Built) -> EngineEntry:
         precision=request.precision,
         backend=request.backend,
         status="refused" if unit.action == "refused" else "unproven",
-        reason=unit.reason,
+        reason=unit.published_reason,
         compute_capability=request.target.compute_capability,
         product=request.target.product,
         build_key=request.key,
@@ -148,13 +150,14 @@ def judge_built(
         graph.own_int8 if precision != "int8-dynamic" else None,
         describe_share(graph.share, precision) if graph.share is not None else None,
         graph.searched,
-        build.unit.gain,
+        None if build.unit.local else build.unit.gain,
     ]
     report = make_report(entry, golden, proofs, cannot_run, remarks=[text for text in remarks if text])
     usable_entry = replace(entry, report=report.digest) if approve(report) else failed_entry
     status: Status = report.verdict if usable_entry is not failed_entry else "failed"
     entry = replace(usable_entry, status=status, reason=report.reason, checks=report.counts, sqnr_db=report.sqnr_db)
-    return JudgedUnit(entry, entry.size_bytes, report, dict(proofs[-1].metrics) if proofs else {}, built=build)
+    metrics = dict(proofs[-1].metrics) if proofs else {}
+    return JudgedUnit(entry, entry.size_bytes, report, metrics, built=build, local=build.unit.local)
 
 
 def make_report(

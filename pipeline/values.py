@@ -376,7 +376,7 @@ class Unit:
 
     action: 'build', 'cached', 'refused', or 'failed' where the checks of its graph failed, so that it is not built.
     request, graph: what is built, and from which graph.  required: whether `build.required` of the spec names it.
-    gain: what a quantized one gains, where that is said.
+    gain: what a quantized one gains, where that is said.  local: that, where it was measured here.
     """
 
     request: BuildRequest
@@ -385,6 +385,12 @@ class Unit:
     reason: str
     required: bool = False
     gain: str = ""
+    local: str = ""
+
+    @property
+    def published_reason(self) -> str:
+        """The reason without figures that another build would measure otherwise."""
+        return self.reason.replace(self.local, "the build measured no gain") if self.local else self.reason
 
     @property
     def name(self) -> str:

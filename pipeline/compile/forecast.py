@@ -52,6 +52,8 @@ class OnRecord:
 class _RecordReader(RunContext):
     """Runs nothing and writes nothing."""
 
+    foresees = True
+
     def remember(self, kind: str, key: Mapping[str, object], value: Mapping[str, object], blobs: list[str]) -> None:
         """Leave the record as it is."""
 

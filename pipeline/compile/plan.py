@@ -216,9 +216,10 @@ def _unit(export: Exported, candidate: PlanCandidate, graph: Graph, causes: Caus
     gain = weigh_gain(request, graph, export, work)
     is_asked = work.spec.quantization.gain != "any"
     gain_text = gain.text if gain and (is_asked or not gain.is_enough) else ""
+    local_text = gain_text if gain and gain.is_local else ""
     if gain and is_asked and not (gain.is_enough or is_required):
         remedy = f"quantization.gain: any, or {request.unit!r} in build.required, builds it"
-        return Unit(request, graph, "refused", f"{gain_text}; {remedy}", is_required)
+        return Unit(request, graph, "refused", f"{gain_text}; {remedy}", is_required, local=local_text)
     remark += f"; {gain_text}" if gain_text else ""
     if stored_engine is None and (reduced_request := recall_reduced(request, context)):
         option = backends.capabilities_of(request.backend).options.workspace_mib
@@ -230,8 +231,9 @@ def _unit(export: Exported, candidate: PlanCandidate, graph: Graph, causes: Caus
         request, stored_engine = reduced_request, recall_engine(reduced_request, context)
     if stored_engine:
         reason = f"an engine with this build key is in the registry{remark}"
-        return Unit(request, graph, "cached", reason, is_required, gain_text)
-    return Unit(request, graph, "build", causes.of_build(request, export.model.digest) + remark, is_required, gain_text)
+        return Unit(request, graph, "cached", reason, is_required, gain_text, local_text)
+    reason = causes.of_build(request, export.model.digest) + remark
+    return Unit(request, graph, "build", reason, is_required, gain_text, local_text)
 
 
 def _judge_known(request: BuildRequest, context: RunContext) -> "Verdict":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeVar
 
 from builders.backends.installed_versions import versions_of
 from builders.execution.jobs import Executor, Job, Result, Watch, ignore_event, result_type
@@ -38,8 +38,10 @@ class RunContext:
 
     started_at: when the run began here (ISO 8601, UTC), for its provenance.
     copies: what records are read from instead of the store, which has them too.
+    foresees: whether it is asked what a run would do, so that a step that is not on record may stay unknown.
     """
 
+    foresees: ClassVar[bool] = False
     store: Store
     local: Executor
     executor: Executor

@@ -135,7 +135,7 @@ def measure_rows(
 ) -> RowSums:
     """Compare two floating-point arrays of one shape, row by row along the last axis; a scalar has no rows.
 
-    divergences: without, only decisions are compared, in a fraction of the time, and top_k, kl and js are NaN.
+    divergences: without, only decisions are compared, in a fraction of the time, and top_k and kl are NaN.
     counted: bool, of the rows' shape: decisions of the others are left out.
     expected, actual: [.., classes].  k: of the top-k agreement.
     """

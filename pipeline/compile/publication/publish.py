@@ -94,7 +94,7 @@ def draft_version(judgement: Judged, work: Work) -> VersionDraft:
     label_files = {label_source(output): spec.file(name) for output, name in spec.triton.labels.items()}
     labels = {source: work.context.store.put_file(file) for source, file in label_files.items()}
     manifest = _draft_manifest(spec, judgement, labels)
-    units: dict[str, UnitResult] = {unit.name: UnitResult(entry_of(unit)) for unit in plan.refused}
+    units: dict[str, UnitResult] = {unit.name: UnitResult(entry_of(unit), local=unit.local) for unit in plan.refused}
     for result in judgement.units:
         notes = (*result.entry.notes, *_hint(spec, export, result))
         units[result.built.unit.name] = replace(result, entry=replace(result.entry, notes=notes))
@@ -139,7 +139,7 @@ def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str
     scales = {f"scales {graph.variant.name}": graph.scales for graph in graphs if graph.scales}
     provenance = {"spec": digest_of(spec_document), **_digest_files(spec), **scales}
     units = [[unit.built.unit.name, unit.built.unit.request.key] for unit in judged_units]
-    refused_units = [[unit.name, unit.reason] for unit in plan.refused]
+    refused_units = [[unit.name, unit.published_reason] for unit in plan.refused]
     shards_by_model = {export.model.digest: export.model.shards} | {graph.model: graph.shards for graph in graphs}
     shards_by_model |= {record.digest: record.shards for unit in judged_units if (record := unit.built.record)}
     content_digest = digest_of(

@@ -68,15 +68,17 @@ class RacedGraphs:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a quantized unit gains. text: the figure and its source."""
+    """What a quantized unit gains. text: the figure and its source.  is_local: whether it says what was seen here, so
+    that another build may see something else."""
 
     is_enough: bool
     text: str
+    is_local: bool = False
 
 
 def weigh_gain(request: BuildRequest, graph: Graph, export: Exported, work: Work) -> Gain | None:
     """What a quantized unit gains over the unit of the spec in floats, of the same target and backend, that it stands
-    for; None without one, and where it is not known."""
+    for; None without one, and where it is not known. Raises NotOnRecord as `RunContext.once`, but in a forecast."""
     scheme, asked = graph.variant.scheme, work.spec.quantization.gain
     floats = [precision for precision in work.spec.precision_list() if precision not in QUANTIZED]
     figures = graph.modelled.get("bytes" if asked == "bytes" else name_rates(request.target))
@@ -92,22 +94,25 @@ def weigh_gain(request: BuildRequest, graph: Graph, export: Exported, work: Work
         source = f"{' against '.join(sizes)} of weights; maximum {MOST_BYTES:g}"
         return Gain(share <= MOST_BYTES, f"{share:.2f} of the bytes of {name} ({source})")
     speedup, source = float_figure / figures.quantized, f"modelled, {ERROR}"
-    is_enough = speedup >= LEAST_SPEEDUP
+    is_enough, is_local = speedup >= LEAST_SPEEDUP, False
     backend = discovery.configure(request.backend, dict(request.options))
     is_here = not (backend.runs(request.target) or why_no_proof(request))
-    if asked == "latency" and is_here and precision == "fp32" and not graph.shards:
+    is_plain = not (graph.shards or export.model.shards or graph.quantized_states)  # one file, of the golden inputs
+    if asked == "latency" and is_here and precision == "fp32" and is_plain:
         try:
             race = RaceGraphs(request, export.model.digest, export.golden, model_shapes(work.spec))
             code = code_key(RaceGraphs, backend_root(request.backend))
             job = Job("race", race, work.context.store.uri, engine_limits(work.spec, "latency"), Needs(alone=True))
             key = {**encode(race), "machine": encode(machine()), **code}
             raced = work.context.once("race", f"race {request.unit}", key, job)
-            speedup, is_enough, source = raced.speedup, not raced.lost, raced.source
+            speedup, is_enough, source, is_local = raced.speedup, not raced.lost, raced.source, True
         except NotOnRecord:
-            source += "; build measures it"
+            if not work.context.foresees:
+                raise
+            is_enough, source = True, f"{source}; build measures it"
         except EnginesmithError as error:
             if stops_run(error):
                 raise
-            source += f"; it could not be measured: {error}"
-    head = "" if is_enough else "no faster: "
-    return Gain(is_enough, f"{head}{speedup:.2f} times the speed of {name} ({source}; minimum {LEAST_SPEEDUP:g})")
+            source, is_local = f"{source}; it could not be measured: {error}", True
+    text = f"{speedup:.2f} times the speed of {name} ({source}; minimum {LEAST_SPEEDUP:g})"
+    return Gain(is_enough, text if is_enough else f"no faster: {text}", is_local)

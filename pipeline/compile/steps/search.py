@@ -74,8 +74,8 @@ class LatencyProbe:
 
 @dataclass(frozen=True)
 class SearchedKind:
-    """A kind of int8 to search. probe: None where nothing is timed.  peaks: of the first target that takes it, by which
-    costs are modelled; None where they are not known."""
+    """A kind of int8 to search. probe: None where nothing is timed.  peaks: of the first target that takes it and
+    has known rates, by which costs are modelled; None where none has."""
 
     kind: Searched
     probe: LatencyProbe | None = None
@@ -117,7 +117,8 @@ class SearchQuantization:
         from pipeline.quantization.search.selection import choose_each
         from pipeline.quantization.search.trial import SearchTarget
         from pipeline.quantization.settings.runs import RunLabels, group_runs
-        from validation.data.samples import Samples
+        from validation.data.samples import Samples, resize
+        from validation.latency.measurement.loop import tuned_for
 
         clock, store, search = SearchClock.start(self.most_s), open_store(context.store), self.search
         file = fetch_graph(store, self.model, context.workdir / "model.onnx")
@@ -134,7 +135,7 @@ class SearchQuantization:
                 variant = GraphVariant(kind.kind.precision, scheme)
                 ranges = chosen_ranges(store, variant, self.observations, self.calibration)
                 if kind.probe and kind.probe.request:
-                    first_run = next(group_runs(source.runs(), *shapes))[1]
+                    first_run = resize(next(group_runs(source.runs(), *shapes))[1], shapes[0], tuned_for(shapes[1]))
                     timer = resources.enter_context(_make_timer(kind.probe.request, first_run, context.workdir))
                 targets.append(SearchTarget(ranges, scheme, timer, kind.kind.precision, kind.peaks))
             runs = group_runs(source.runs(), *shapes)
@@ -197,12 +198,13 @@ def _list_requests(
 def _find_kind(kind: Searched, spec: "ModelSpec", export: Exported) -> SearchedKind:
     """What a search for a kind of int8 measures or models: with the first target of the spec that can be built for, and
     the engine that measures what it saves, where the spec asks for measuring.
+    Costs are modelled by the first that has known rates.
 
     On another kind of CPU, or with another number of cores, the times are measured anew.
     """
     requests = list(_list_requests(kind, spec, export))
     built = (entry for entry in requests if not entry[0].refuses(entry[1]))
-    peaks = next((peaks_of(request.target, floats) for _, request, floats in built), None)
+    peaks = next(filter(None, (peaks_of(request.target, floats) for _, request, floats in built)), None)
     if spec.quantization.latency == "ignore" and spec.quantization.budget_ms is None:
         return SearchedKind(kind, None, peaks)
     reasons = []

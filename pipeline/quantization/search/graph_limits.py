@@ -7,10 +7,10 @@ larger than such a part, and in a part the few samples that have most of the err
 output is about, are not lost among the others. The graph's checks have edges of other sizes too, so trials run at them.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate
 from typing import TypeVar
 
 from enginesmith.arrays import Array
@@ -40,6 +40,8 @@ PARTS = 3
 # Samples that a trial is run on at the sizes of each edge, as long as all together are no more than MOST_EDGES: of
 # twenty lines of text cut to another size an int8 classifier misses its limits on five, and on which is chance.
 EDGE_SAMPLES, MOST_EDGES = 4, 48
+# Of inputs and outputs of all edges together, which a search holds in memory.
+MOST_EDGE_BYTES = 256 << 20
 
 
 def deal(runs: Sequence[T]) -> list[T]:
@@ -67,18 +69,31 @@ def _plain_budget(limits: GraphLimits) -> Budget:
     return Budgets(default_budget("quantization", "int8")).override(limits.given).default
 
 
-def make_edges(runs: Sequence[Tensors], inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> list[dict[str, Array]]:
-    """Samples of the runs at the sizes of a golden set's edges, one by one: of a batch, each counts."""
+def make_edges(
+    runs: Sequence[Tensors], inputs: Sequence[TensorSpec], dims: Sequence[Dim], outputs: Sequence[Tensors] = ()
+) -> list[dict[str, Array]]:
+    """Samples of the runs at the sizes of a golden set's edges, one by one: of a batch, each counts.
+
+    outputs: of the runs; those of edges are taken to have as many bytes per byte of input. What would be beyond
+    `MOST_EDGE_BYTES` is left out.
+    """
     batch_dim = next((dim for dim in dims if dim.name == leading_dim(inputs)), None)
     least_batch = {batch_dim.name: batch_dim.min} if batch_dim else {}
     edges = [edge | least_batch for edge in edge_sizes(inputs, dims) if runs and edge.keys() - least_batch.keys()]
     distinct_edges = list({tuple(sizes.items()): sizes for sizes in edges}.values())
     sample_count = max(1, min(EDGE_SAMPLES, MOST_EDGES // max(len(distinct_edges), 1), len(runs)))
-    return [
-        resize(runs[(index + shift) % len(runs)], inputs, sizes)
-        for shift in range(sample_count)
-        for index, sizes in enumerate(distinct_edges)
-    ]
+    factor, bytes_left = 1 + _count_bytes(*outputs) / max(_count_bytes(*runs), 1), float(MOST_EDGE_BYTES)
+    samples = list[dict[str, Array]]()
+    for shift, (index, sizes) in itertools.product(range(sample_count), enumerate(distinct_edges)):
+        sample = resize(runs[(index + shift) % len(runs)], inputs, sizes)
+        if (sample_bytes := factor * _count_bytes(sample)) <= bytes_left:
+            samples.append(sample)
+            bytes_left -= sample_bytes
+    return samples
+
+
+def _count_bytes(*tensors: Tensors) -> int:
+    return sum(array.nbytes for arrays in tensors for array in arrays.values())
 
 
 class GraphJudge:
@@ -125,7 +140,7 @@ class GraphJudge:
         return all(check.passed for check in checks)
 
     def _part(self, index: int) -> int:
-        sizes = accumulate(len(self.runs[part_index::PARTS]) for part_index in range(PARTS))
+        sizes = itertools.accumulate(len(self.runs[part_index::PARTS]) for part_index in range(PARTS))
         return next(part_index for part_index, end in enumerate(sizes) if index < end)
 
     def _limits(self, budget: Budget) -> OutputLimits:

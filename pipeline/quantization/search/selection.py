@@ -105,13 +105,15 @@ def _choose(
             point = _choose_by_cost(trial, target, point, floor, budget_ms)
     except OutOfTimeError as error:
         end_reason, point = str(error), _find_best(trial, floor, budget_ms)
+        rule = "the time of the search"
     point = trial.point(point.left) if point.left in trial.qualities else point
     lefts = [trial.ranked[:depth] for depth in range(len(trial.ranked) + 1)]
     frontier = tuple(trial.point(left) if left in trial.qualities else trial.predict(left) for left in lefts)
     table = tuple(sorted(_list_costed(trial), key=lambda entry: (entry.ms or 0.0, error_of(entry))))
     choice = replace(trial.choose(point, frontier, rule), ended=end_reason, table=table)
     narrow_points = [entry for entry in table if entry.share > 0]
-    if floor is not None and point.share == 0 and narrow_points:
+    is_missed = floor is not None and not any(floor.holds(trial.qualities[entry.left]) for entry in narrow_points)
+    if is_missed and not end_reason and point.share == 0 and narrow_points:
         rule += f", which nothing narrow reaches; the nearest takes {describe_point(min(narrow_points, key=error_of))}"
     return replace(choice, rule=rule, latency=trial.latency if table else "")
 
@@ -127,7 +129,7 @@ def _choose_by_cost(
     if floor is not None:
         if target.race is not None:
             tried_groups = sorted(trial.qualities, key=lambda left: trial.predict(left).share)
-            for left in (point.left, *tried_groups[:: max(1, len(tried_groups) // _MOST_TIMED)]):
+            for left in (point.left, *tried_groups[:: -(-len(tried_groups) // _MOST_TIMED)]):
                 trial.time_point(left, target.race)
         passing_points = [entry for entry in _list_costed(trial) if floor.holds(trial.qualities[entry.left])]
         return min(passing_points, key=lambda entry: (entry.ms or 0.0, -entry.share), default=point)
@@ -139,7 +141,9 @@ def _choose_by_cost(
             trial.time_point(left, target.race)
         return trial.point(left)
 
-    names = [name for name in trial.ranked if name not in point.left]
+    if target.race is not None:
+        trial.time_point((), target.race)  # where all others are in float, it alone says what the float model takes
+    names = _list_free(trial, point)
     entries = {depth: run_point(depth) for depth in list_depths(len(names))}
     if budget_ms is None:
         return find_knee([*entries.values()])
@@ -176,6 +180,12 @@ def _find_best(trial: SearchTrial, floor: SearchFloor | None, budget_ms: float |
     return max(map(trial.point, passing_groups), key=lambda point: point.share, default=trial.predict(trial.ranked))
 
 
+def _list_free(trial: SearchTrial, point: FrontierPoint) -> list[str]:
+    """The groups that a point has in int8 and that no person wants there, worst first."""
+    forced_nodes = {node for node, precision in trial.side.overrides.items() if precision == "int8"}
+    return [name for name in trial.ranked if name not in point.left and not forced_nodes & {*trial.groups[name].nodes}]
+
+
 def _leave_slow_groups(
     trial: SearchTrial, scheme: QuantizationScheme, point: FrontierPoint, race: PairedRounds
 ) -> FrontierPoint:
@@ -183,11 +193,7 @@ def _leave_slow_groups(
 
     A group that is left in float is so while the next ones are tried.
     """
-    forced_nodes = {node for node, precision in trial.side.overrides.items() if precision == "int8"}
-    tried_names = [
-        name for name, group in trial.groups.items() if name not in point.left and not forced_nodes & set(group.nodes)
-    ]
-    tried_names.sort(key=lambda name: trial.macs[name])
+    tried_names = sorted(_list_free(trial, point), key=lambda name: trial.macs[name])
     float_groups, current_model = point.left, with_weights_inside(trial.write(point.left, scheme))
     for name in tried_names:
         other_model = with_weights_inside(trial.write((*float_groups, name), scheme))

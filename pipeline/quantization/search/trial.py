@@ -14,7 +14,7 @@ from onnx import ModelProto
 
 from enginesmith.core.reports.breakdown import RecordedSearch, SearchPoint
 from enginesmith.core.text import format_plain
-from enginesmith.core.types import Dim, Precision, QuantizationScheme, Tensors, TensorSpec
+from enginesmith.core.types import Dim, Precision, QuantizationScheme, Shape, Tensors, TensorSpec
 from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.block_floats import FORMATS, FP8, find_block_sites
@@ -56,6 +56,8 @@ from pipeline.quantization.settings.smooth import (
 )
 from pipeline.quantization.statistics.observations import TensorStatistics
 from validation.comparison.selections import selected_of
+from validation.data.samples import resize
+from validation.latency.measurement.loop import tuned_for
 from validation.reporting.quantization import BROKEN_DB, decibels_text
 
 
@@ -224,6 +226,7 @@ class FloatSide:
     runs, expected: inputs and the float model's outputs to judge on, at the end those of `edges`, runs at other sizes.
     answers: the right ones, where there are labels.
     overrides: node -> precision.  limits: of the graph's own checks.  clock: of the search.  mask: as `find_mask`.
+    tuned: shapes of the inputs at the sizes that the model is tuned for.
     """
 
     model: ModelProto
@@ -236,6 +239,7 @@ class FloatSide:
     clock: SearchClock
     mask: str | None = None
     edges: Sequence[Tensors] = ()
+    tuned: Mapping[str, Shape] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -251,7 +255,8 @@ class FloatSide:
     ) -> "FloatSide":
         """From a model as it was exported and calibration runs; raises ModelError when it does not run on them.
 
-        folder: for the weights, until the search is over.  shapes: inputs and dims, whose edges limits are held at.
+        folder: for the weights, until the search is over.  shapes: inputs and dims, at whose edges limits are held;
+        without them, costs are modelled at the sizes of the first run.
         """
         fitting_runs, judging_runs = divide_runs(runs, filled=limits is not None)
         if limits:
@@ -260,10 +265,13 @@ class FloatSide:
         graph, judged_inputs = with_weights_outside(prepare_model(model), folder), [run.inputs for run in judging_runs]
         answers = Answers(labels.output, [labels.of(run) for run in judging_runs]) if labels else None
         plain_runner = SessionRunner(graph)
-        edges = make_edges(judged_inputs, *shapes) if limits and shapes else []
-        expected_outputs = [plain_runner.run(inputs) for inputs in (*judged_inputs, *edges)]
-        mask = find_mask(plain_runner, fitting_runs)
-        return cls(graph, fitting_runs, judged_inputs, expected_outputs, answers, overrides, limits, clock, mask, edges)
+        expected_outputs = [plain_runner.run(inputs) for inputs in judged_inputs]
+        edges = make_edges(judged_inputs, *shapes, expected_outputs) if limits and shapes else []
+        expected_outputs += [plain_runner.run(inputs) for inputs in edges]
+        tuned_inputs = resize(judged_inputs[0], shapes[0], tuned_for(shapes[1])) if shapes else judged_inputs[0]
+        tuned, mask = {name: array.shape for name, array in tuned_inputs.items()}, find_mask(plain_runner, fitting_runs)
+        checked = answers, overrides, limits, clock, mask, edges, tuned
+        return cls(graph, fitting_runs, judged_inputs, expected_outputs, *checked)
 
 
 def open_trials(
@@ -280,7 +288,7 @@ def open_trials(
     plans = _fit_mixing(side, [*kinds, *wide_kinds], statistics, STRENGTHS if smoothing == "auto" else (None,))
     statistics.clear()
     convolution_plans = fit_convolutions(side.model, kinds, side.fitted, side.clock.check)
-    costs = CostModel.of(side.model, {name: array.shape for name, array in side.runs[0].items()})
+    costs = CostModel.of(side.model, side.tuned)
     trials = []
     for target, kind, mixing_plans, other_plans, eight_bit_nodes in zip(
         targets, kinds, plans[: len(kinds)], convolution_plans, plans[len(kinds) :], strict=True

@@ -1,9 +1,18 @@
 """A quantized unit that gains too little over floats: said, and not built where the spec asks for a gain."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import onnx
 import pytest
 
+from enginesmith.core.types import BuildRequest, QuantizationScheme, Target
+from pipeline.compile.run_context import RunContext
+from pipeline.compile.steps import gains
+from pipeline.orchestration.run import RunOptions, compile_from_records
+from pipeline.quantization.search.rates import name_rates
+from pipeline.values import Graph, GraphVariant, ModelledFigures
 from tests.pipeline.projects import Project
 from tests.pipeline.quantization.small_nets import build
 
@@ -54,12 +63,51 @@ def test_bytes_are_a_gain_where_the_spec_asks_for_them(wide: Project) -> None:
     assert "0.13 of the bytes of arm64 fp32 onnxruntime (8.2 KiB against 64.0 KiB" in planned["int4"]["reason"]
 
 
-def test_here_both_graphs_are_timed_in_turns(wide: Project) -> None:
+def test_here_both_graphs_are_timed_in_turns(wide: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     wide.change_spec(quantization={"gain": "latency"}, precisions=["fp32", "int8"], targets=[HERE])
     before = wide.run("plan", wide.spec, "--json").json
     built = wide.run("build", wide.spec, "--json")
     (reason,) = [row["reason"] for row in built.json["engines"] if row["precision"] == "int8"]
+    assert "measured here in " not in "".join(str(entry.reason) for entry in wide.published()[1].engines)
     assert "measured here in " in reason and "times the speed of cpu fp32 onnxruntime" in reason, (before, reason)
     again = wide.run("plan", wide.spec, "--json")
     (planned,) = [row["reason"] for row in again.json["units"] if row["precision"] == "int8"]
     assert "measured here in " in planned, "the plan recalls the race"
+    assert compile_from_records(wide.spec, RunOptions(str(wide.registry)))
+    monkeypatch.setattr(gains, "machine", lambda: "another")
+    assert compile_from_records(wide.spec, RunOptions(str(wide.registry))) is None, (
+        "a race that is not on record is there to be run"
+    )
+
+
+def test_builds_whose_races_differ_give_one_version(wide: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide.change_spec(quantization={"gain": "latency"}, precisions=["fp32", "int8"], targets=[HERE])
+    once, versions = RunContext.once, []
+    for ratio in (0.5, 0.6):
+        raced = gains.RacedGraphs(ratio, True, "measured here")
+        monkeypatch.setattr(
+            RunContext,
+            "once",
+            lambda self, kind, *more, raced=raced: raced if kind == "race" else once(self, kind, *more),
+        )
+        built = wide.run("build", wide.spec, "--json").json
+        (reason,) = [row["reason"] for row in built["engines"] if row["status"] == "refused"]
+        assert f"no faster: {ratio:.2f} times the speed of cpu fp32 onnxruntime (measured here" in reason
+        versions.append((built["version"], built["same_as"]))
+    assert versions[0] == versions[1] == (versions[0][0], None)
+    monkeypatch.setattr(RunContext, "once", once)
+    monkeypatch.setattr(gains, "LEAST_SPEEDUP", 100)
+    rows = wide.run("plan", wide.spec, "--json", "--no-export").json["units"]
+    (planned,) = [row for row in rows if row["precision"] == "int8"]
+    assert planned["action"] == "build" and "build measures it" in planned["reason"], "whatever is modelled"
+
+
+def test_graphs_that_no_race_can_load_or_feed_are_modelled() -> None:
+    request = BuildRequest("", "int8", Target(HERE), "onnxruntime", (), (), ())
+    scheme, figures = QuantizationScheme("uint8", True, "fp32"), {name_rates(request.target): ModelledFigures(1, 2, 2)}
+    graph = Graph(GraphVariant("int8", scheme), "", (), (), modelled=figures)
+    spec = SimpleNamespace(quantization=SimpleNamespace(gain="latency"), precision_list=lambda: ["fp32"])
+    for changed, shards in (({"shards": (("w", 1),)}, ()), ({"quantized_states": (None,)}, ()), ({}, (("w", 1),))):
+        export = SimpleNamespace(model=SimpleNamespace(shards=shards))
+        gain = gains.weigh_gain(request, replace(graph, **changed), export, SimpleNamespace(spec=spec))
+        assert gain and gain.text.startswith("2.00 times") and "modelled" in gain.text and not gain.is_local

@@ -28,12 +28,6 @@ def test_every_value_lies_in_a_bin_of_one_part_in_128(values: np.ndarray) -> Non
         assert high - low <= max(abs(value), np.finfo(np.float32).tiny) / 128
 
 
-@given(FINITE)
-def test_bins_rise(values: np.ndarray) -> None:
-    low, high, counts = LogHistogram.of(values).bins
-    assert (np.diff(low + high) >= 0).all() and (low <= high).all() and counts.sum() == values.size
-
-
 def test_a_histogram_larger_than_one_chunk_loses_nothing() -> None:
     values = np.random.default_rng(0).normal(size=2 * CHUNK + 7).astype(np.float32)
     assert LogHistogram.of(values).total == values.size

@@ -96,11 +96,6 @@ def test_nan_is_wrong_even_where_expected():
     assert measure(np.array([[np.nan, 1.0]]), np.array([[np.nan, 1.0]]), decisions=True).argmax_agreement == 0
 
 
-def test_sums_that_overflow_do_not_look_good():
-    drift = measure(np.array([1e200]), np.array([-1e200]))
-    assert not drift.sqnr_db >= 0
-
-
 def test_without_signal_any_error_is_infinitely_bad():
     drift = measure(np.zeros(3), np.ones(3))
     assert (drift.sqnr_db, drift.max_rel, drift.cosine) == (-math.inf, math.inf, 0)

@@ -31,16 +31,8 @@ def test_divergences_are_those_of_the_definitions(shape, seed, noise):
     rows = measure_rows(e, a)
     assert rows.count == kl.size
     assert rows.kl == pytest.approx(kl.mean(), abs=1e-9) and rows.kl_max == pytest.approx(kl.max(), abs=1e-9)
-    assert rows.js == pytest.approx(js.mean(), abs=1e-9) and rows.js_max == pytest.approx(js.max(), abs=1e-9)
-    assert 0 <= rows.js <= math.log(2) and rows.kl >= 0
+    assert rows.js_max == pytest.approx(js.max(), abs=1e-9) and 0 <= rows.js_max <= math.log(2) and rows.kl >= 0
     assert js[rows.worst] == pytest.approx(js.max(), abs=1e-9)
-
-
-@given(SHAPES, st.integers(0, 99))
-def test_a_constant_added_to_a_row_changes_nothing(shape, seed):
-    e = logits(shape, seed)
-    rows = measure_rows(e, e + np.float32(100))
-    assert rows.js == pytest.approx(0, abs=1e-6) and rows.flips == 0 and rows.top_k_agreement == 1
 
 
 @given(st.integers(0, 99), st.integers(1, 8), st.integers(1, 9))
@@ -54,33 +46,25 @@ def test_top_k_is_the_share_of_the_k_likeliest(seed, k, length):
     assert rows.argmax_agreement == pytest.approx(1 - rows.flips / 6)
 
 
-@given(st.integers(0, 99), st.integers(0, 12))
-def test_merging_parts_gives_the_whole(seed, at):
-    e, a = logits((12, 5), seed), logits((12, 5), seed + 1)
-    merged, whole = measure_rows(e[:at], a[:at]).merge(measure_rows(e[at:], a[at:])), measure_rows(e, a)
-    assert (merged.count, merged.agreeing, merged.k) == (whole.count, whole.agreeing, whole.k)
-    assert merged.kl == pytest.approx(whole.kl) and merged.js_max == pytest.approx(whole.js_max)
-
-
 def test_many_small_blocks_are_one(monkeypatch):
     e, a = logits((3, 4, 5, 6), 0), logits((3, 4, 5, 6), 1)
     whole = measure_rows(e, a)
     monkeypatch.setattr("validation.metrics.drift.CHUNK", 13)
     parts = measure_rows(e, a)
     assert (parts.count, parts.agreeing, parts.worst) == (whole.count, whole.agreeing, whole.worst)
-    assert parts.js == pytest.approx(whole.js)
+    assert parts.js_max == pytest.approx(whole.js_max) and parts.kl == pytest.approx(whole.kl)
 
 
 def test_a_row_that_is_not_finite_has_no_divergence_and_passes_nothing():
     e = np.array([[0.0, 1.0], [0.0, 1.0]])
     rows = measure_rows(e, np.array([[0.0, 1.0], [0.0, np.nan]]))
-    assert math.isnan(rows.kl) and math.isnan(rows.js)
+    assert math.isnan(rows.kl)
     assert rows.argmax_agreement == 0.5 and rows.top_k_agreement == 0.5
 
 
 def test_scalars_and_empty_arrays_have_no_rows():
     assert measure_rows(np.float32(1).reshape(()), np.float32(2).reshape(())) == RowSums()
-    assert measure_rows(np.zeros((0, 4)), np.zeros((0, 4))).js == 0
+    assert measure_rows(np.zeros((0, 4)), np.zeros((0, 4))).kl == 0
     assert measure_rows(np.zeros((3, 0)), np.zeros((3, 0))).count == 0
 
 

@@ -10,7 +10,9 @@ from builders.execution.jobs import Job
 from enginesmith.registry.store.base import open_store
 from pipeline.compile.plan import describe_deciding
 from pipeline.compile.run_context import RunContext, Work
+from pipeline.compile.steps import search
 from pipeline.compile.steps.search import SearchQuantization, SearchResults, choose
+from pipeline.quantization.search.rates import PEAKS
 from pipeline.spec.model import load_spec
 from pipeline.values import Observed, Searched, SearchResult
 from tests.pipeline.compile.test_steps import EXPORTED, Answering
@@ -67,3 +69,9 @@ def test_it_is_said_that_trials_are_held_to_decibels_where_a_metric_decides(proj
     metric = {"name": "embeddings", "output": "logits", "decides": ["int8"], "floor": 0.9}
     project.change_spec(golden={"data": "golden.npz", "metric": metric})
     assert "held to decibels, not to embeddings" in describe_deciding(load_spec(project.spec))
+
+
+def test_the_first_target_of_known_rates_models_costs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "peaks_of", lambda target, _: PEAKS["sm_89"] if target.name == "arm64" else None)
+    project.change_spec(targets=["cpu", "arm64"])
+    assert search._find_kind(CPU, load_spec(project.spec), EXPORTED).peaks == PEAKS["sm_89"]

@@ -28,19 +28,9 @@ def test_a_group_pays_when_it_saves_more_than_the_margin(int8: float, plain: flo
     assert found.lost is not pays and found.rounds == (FEWEST if pays else PATIENCE)
 
 
-def test_slow_moments_of_the_machine_hit_both_sides_and_decide_nothing() -> None:
-    assert benchmark_until_decided(rounds(10, 10.5)).saving_ms == pytest.approx(0.5)
-    assert benchmark_until_decided(rounds(10, 10.5)).error_ms == pytest.approx(0, abs=1e-9)
-
-
 def test_what_noise_hides_stays_in_int8_after_the_last_round() -> None:
     found = benchmark_until_decided(rounds(10.1, 10, jitter=2))
     assert not found.won and not found.lost and found.rounds == ROUNDS
-
-
-def test_a_clear_loss_is_found_behind_noise() -> None:
-    found = benchmark_until_decided(rounds(13, 10, jitter=0.5))
-    assert found.lost and found.rounds < ROUNDS
 
 
 def test_bad_luck_over_many_rounds_drops_nothing() -> None:
@@ -86,18 +76,6 @@ def test_a_group_that_is_slower_is_left_in_float_with_its_times_as_the_reason(la
     assert not row.kept and row.int8_ms is not None and row.float_ms is not None and row.int8_ms > row.float_ms
     assert all(other.kept and other.int8_ms < other.float_ms for other in found.rows if other is not row)
     assert found.document(None).groups[0].int8_ms is not None and found.point.share == pytest.approx(1 - row.share)
-
-
-def test_a_person_who_says_int8_is_not_overruled(last: str) -> None:
-    found = chosen(Scripted(last), overrides={last: "int8"})
-    assert found.left == {}
-    assert next(row for row in found.rows if last in row.nodes).int8_ms is None
-
-
-def test_nothing_is_measured_unless_asked_for() -> None:
-    model, samples = attention_net(), sentences(64)
-    found = choose(model, all_ranges(model, samples), CPU, runs(samples))
-    assert all(row.int8_ms is None and row.float_ms is None for row in found.rows)
 
 
 def test_real_engines_are_raced_and_closed(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from onnx import ModelProto
 
 from enginesmith.core.errors import DataError
-from enginesmith.core.types import Target
+from enginesmith.core.types import Dim, Target, TensorSpec
 from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.search.costs import CostModel
-from pipeline.quantization.search.pareto import error_of, find_front, find_knee, find_within, list_depths
+from pipeline.quantization.search.pareto import error_of, find_front, find_knee, list_depths
 from pipeline.quantization.search.quality import SearchFloor
 from pipeline.quantization.search.rates import PEAKS, name_rates, peaks_of
 from pipeline.quantization.search.selection import choose_each
@@ -41,28 +41,30 @@ def test_the_knee_is_where_more_speed_begins_to_cost_much() -> None:
     assert find_knee(even) == even[0], "groups that cost the same for what they save are all taken"
 
 
-def test_a_budget_gets_the_most_accurate_point() -> None:
-    assert find_within(POINTS, 4.9, "measured") == BEND and find_within(POINTS, 100, "measured") == EXACT
-    with pytest.raises(DataError, match=r"out of reach: the fastest point takes 1 ms, at 20\.0 dB.*\(measured\)"):
-        find_within(POINTS, 0.9, "measured")
+def test_steps_double_up_to_all() -> None:
     assert list_depths(11) == [0, 1, 2, 4, 8, 11] and list_depths(1) == [0, 1]
 
 
 class Counted:
-    """A race in which each MatMul in int8 takes 1 ms, and each in float 3 ms."""
+    """A race in which each MatMul in int8 takes 1 ms, or `narrow_ms`, and each in float 3 ms."""
+
+    def __init__(self, narrow_ms: float = 1) -> None:
+        self.narrow_ms = narrow_ms
 
     def __call__(self, first: ModelProto, second: ModelProto) -> Iterator[tuple[float, float]]:
         return ((self._ms(first), self._ms(second)) for _ in count())
 
     def _ms(self, model: ModelProto) -> float:
         products = [node for node in model.graph.node if node.op_type == "MatMul"]
-        return sum(1 if "dequantized" in node.input[0] else 3 for node in products)
+        return sum(self.narrow_ms if "dequantized" in node.input[0] else 3 for node in products)
 
 
-def chosen(budget_ms: float | None = None, floor: SearchFloor | None = None, race: Any = None) -> MixedPrecisionChoice:
+def chosen(
+    budget_ms: float | None = None, floor: SearchFloor | None = None, race: Any = None, **more: Any
+) -> MixedPrecisionChoice:
     model, samples = attention_net(), sentences(64)
     target = SearchTarget(all_ranges(model, samples), CPU, race, peaks=peaks_of(Target("cpu"), "fp32"))
-    return choose_each(model, [target], runs(samples), floor, budget_ms=budget_ms)[0]
+    return choose_each(model, [target], runs(samples), floor, budget_ms=budget_ms, **more)[0]
 
 
 @pytest.mark.parametrize("race", [None, Counted()], ids=["modelled", "measured"])
@@ -90,6 +92,33 @@ def test_what_is_out_of_reach_says_the_nearest_point() -> None:
         chosen(1e-9)
     found = chosen(floor=SearchFloor(sqnr_db=139))
     assert found.point.share == 0 and "the floor, which nothing narrow reaches; the nearest takes" in found.summary
+
+
+def test_where_int8_is_slower_a_budget_is_judged_by_what_the_float_model_took_and_a_floor_is_not_called_missed() -> (
+    None
+):
+    with pytest.raises(DataError, match=r"budget_ms 5 is .* the fastest point takes \d\d ms.*measured"):
+        chosen(5, race=Counted(4))
+    found = chosen(floor=SearchFloor(sqnr_db=20), race=Counted(4))
+    assert found.point.share == 0 and "nothing narrow reaches" not in found.summary
+
+
+def test_nodes_that_a_person_wants_in_int8_are_in_it_whatever_the_budget_allows() -> None:
+    names = [node.name for node in prepare_model(attention_net()).graph.node if node.op_type == "MatMul"]
+    for race in (None, Counted(4)):
+        assert chosen(100, race=race).point.share == 0
+        assert chosen(100, race=race, overrides=dict.fromkeys(names, "int8")).point.share == 1
+
+
+def test_costs_are_modelled_at_the_sizes_that_the_model_is_tuned_for() -> None:
+    specs = [TensorSpec("tokens", "int64", ("batch", "n")), TensorSpec("mask", "float32", ("batch", "n"))]
+    small, large = (chosen(100, shapes=(specs, [Dim("batch", 1, opt, 512)])).point.ms for opt in (1, 512))
+    assert large > 9 * small
+
+
+def test_few_points_are_timed_for_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipeline.quantization.search.selection._MOST_TIMED", 2)
+    assert len(chosen(floor=SearchFloor(sqnr_db=50), race=Counted()).table) == 2, "of three that were run"
 
 
 def product(rows: int, width: int = 1536) -> CostModel:

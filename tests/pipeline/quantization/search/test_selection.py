@@ -15,7 +15,7 @@ from pipeline.quantization.search.quality import GraphLimits, Quality, SearchFlo
 from pipeline.quantization.search.selection import refill_groups, swap_groups
 from pipeline.quantization.search.sensitivity import Answers, quality
 from pipeline.quantization.search.trial import FrontierPoint, MixedPrecisionChoice, SearchDocument
-from pipeline.quantization.settings.runs import RunLabels, divide_runs, group_runs
+from pipeline.quantization.settings.runs import RunLabels, group_runs
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, choose, noise, outlier_net, runs
 from tests.pipeline.quantization.small_nets import (
     BATCH,
@@ -78,33 +78,6 @@ def test_a_floor_costs_no_more_compute_than_it_must():
     assert set(strict.left) == {node for row in strict.rows if not row.kept for node in row.nodes}
 
 
-def test_an_unreachable_floor_leaves_everything_in_float():
-    found, exact = chosen_for("attention", floor=SearchFloor(sqnr_db=139))
-    assert found.point.share == pytest.approx(0)
-    assert exact > 100
-    assert all("dB" in reason for reason in found.left.values())
-
-
-def test_nodes_that_a_person_excluded_are_no_candidates():
-    model, samples = attention_net(), sentences(64)
-    ranges = all_ranges(model, samples)
-    everything = choose(model, ranges, TENSORRT_FP32, runs(samples))
-    first = everything.rows[0].nodes[0]
-    found = choose(model, ranges, TENSORRT_FP32, runs(samples), overrides={first: "fp32"})
-    assert first in {node for row in everything.rows for node in row.nodes}
-    assert first not in {node for row in found.rows for node in row.nodes}
-
-
-def test_query_key_and_value_are_one_group():
-    found, _ = chosen_for("attention")
-    assert max(len(row.nodes) for row in found.rows) == 3 and sum(row.share for row in found.rows) == pytest.approx(1)
-
-
-def test_multiplications_are_counted_per_sample():
-    found, _ = chosen_for("outliers")
-    assert {row.macs for row in found.rows} == {32 * 64, 64 * 32, 32 * 8}
-
-
 def test_what_was_chosen_is_json_with_a_picture():
     found, _ = chosen_for("attention", floor=SearchFloor(sqnr_db=44))
     document = found.document(SearchFloor(sqnr_db=44))
@@ -123,21 +96,6 @@ def test_predictions_are_near_what_is_run():
     for point in [point for point in found.frontier if point.sqnr_db is not None and point.left != ()]:
         if math.isfinite(point.sqnr_db):
             assert point.predicted_db == pytest.approx(point.sqnr_db, abs=3)
-
-
-def test_nan_is_never_good_enough():
-    found = quality([{"y": np.ones(2, np.float32)}], [{"y": np.array([1, np.nan], np.float32)}])
-    assert not SearchFloor(sqnr_db=1).holds(found)
-    assert not SearchFloor(cosine=0.5).holds(Quality(1e-3, 0.999, finite=False))
-    assert found.sqnr_db == -math.inf
-
-
-def test_settings_are_not_judged_on_what_they_were_fitted_on():
-    fitted, judging = divide_runs((16, {"x": np.full(16, i)}) for i in range(20))
-    judged = [run.inputs for run in judging]
-    assert all(run.inputs["x"][0] * 16 == run.start == run.stop - 16 for run in judging)
-    assert {int(r["x"][0]) for _, r in fitted}.isdisjoint({int(r["x"][0]) for r in judged})
-    assert len(judged) == 5
 
 
 def test_single_samples_are_joined_up_to_the_batch_the_model_is_tuned_for():
@@ -168,11 +126,6 @@ class Additive:
         predicted_db, share = self.predicted_db(left), sum(self.macs[name] for name in left) / sum(self.macs.values())
         self.qualities[left] = Quality(10 ** (-predicted_db / 10) + self.worse.get(left, 0.0), 1.0)
         return FrontierPoint(1 - share, left, predicted_db, self.qualities[left].sqnr_db)
-
-
-def test_a_group_left_in_float_on_the_way_to_a_worse_one_comes_back() -> None:
-    trial = Additive({"small": 1.0, "large": 10.0}, {"small": 4e-4, "large": 3e-3})
-    assert refill_groups(trial, SearchFloor(sqnr_db=30), trial.point(("small", "large"))).left == ("large",)
 
 
 def test_a_search_that_nobody_asked_for_takes_few_groups_back() -> None:

@@ -78,6 +78,7 @@ def test_a_search_that_is_over_gives_the_best_that_held(monkeypatch):
         monkeypatch.setattr(Counting, "last", last)
         found = choose_each(model, wanted, samples, floor, clock=Counting())[0]
         assert found.point.share == 0 or found.point.sqnr_db >= 36
+        assert not found.ended or "the floor" not in found.summary
         seen.add((bool(found.ended), found.point.share == 0))
         if not found.ended:
             break
