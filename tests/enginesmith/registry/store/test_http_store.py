@@ -175,14 +175,14 @@ def test_wrong_bytes_are_never_given(store: Store, behind: HttpStore, site: Site
     digest = store.put_bytes(b"engine")
     flip(store, digest)
     for read in (behind.read_blob, behind.path):
-        with pytest.raises(IntegrityError, match="other bytes.*; run .* at the registry itself$"):
+        with pytest.raises(IntegrityError, match=r"other bytes.*; run .* at the registry itself$"):
             read(digest)
     with pytest.raises(IntegrityError, match="not have"):
         behind.size("0" * 64)
     with pytest.raises(IntegrityError, match="ends before"):
         read_range(behind, digest, 0, 100)
     site.fault = ["no ranges"]
-    with pytest.raises(IntegrityError, match="ends before it should, or the server has no ranges; .* itself$"):
+    with pytest.raises(IntegrityError, match=r"ends before it should, or the server has no ranges; .* itself$"):
         read_range(behind, digest, 2, 2)
 
 
