@@ -27,7 +27,7 @@ NOT_COUNTED = (
 PAGES = ("README.md", "docs/*.md")
 LIMITS = {
     "modules": 420,
-    "lines of product": 107_500,
+    "lines of product": 107_000,
     "lines of tests": 89_000,
     "lines of the longest module": 600,
     "first-level commands": 24,

@@ -390,7 +390,7 @@ class Unit:
     @property
     def published_reason(self) -> str:
         """The reason without figures that another build would measure otherwise."""
-        return self.reason.replace(self.local, "the build measured no gain") if self.local else self.reason
+        return self.reason.replace(self.local, "it showed no gain over floats") if self.local else self.reason
 
     @property
     def name(self) -> str:

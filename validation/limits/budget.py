@@ -125,9 +125,10 @@ def budgets(stage: Stage, precision: Precision, noise: Noise | None, honest: Hon
     for output, kind_floors in (noise.floors if noise and noise_precision in ROUNDING_DB else {}).items():
         for kind, floor in kind_floors.items():
             output_budgets[output, kind], notes[output, kind] = _above_floor(default, noise_precision, floor)
+    floor_budgets = dict(output_budgets)
     for key, drift in (honest.drifts if honest else {}).items():
         if noise_precision == "fp32":  # an edge of its own has the noise floor of all edges
-            kind_default = default if key[1] == "golden" else output_budgets.get((key[0], "edge"), default)
+            kind_default = default if key[1] == "golden" else floor_budgets.get((key[0], "edge"), default)
             output_budgets[key] = _with_slices(output_budgets.get(key, kind_default), drift)
         else:
             output_budgets[key], notes[key] = _above_honest(stage, default, noise_precision, drift)

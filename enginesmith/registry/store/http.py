@@ -217,7 +217,7 @@ class HttpBucket(api.ByMd5):
     never: ClassVar[str] = ""
     place: HttpLocation
 
-    put = put_large = delete = now = _refuse
+    put = put_large = delete = copy = now = _refuse
 
     def head(self, key: str) -> ObjectFacts:
         """See `BucketApi.head`."""

@@ -434,7 +434,7 @@ class Store(Documents, Protocol):
 
     def discard(self, digest: str) -> None:
         """Move a corrupt blob to discarded/ for inspection, so that it counts as missing and can be stored again; one
-        that was stored again since it was read is sound, and stays. A bucket deletes one of over 256 MiB."""
+        that was stored again since it was read is sound, and stays."""
 
     def strays(self) -> tuple[str, ...]:
         """Files or uploads that dead writers left behind, in words; no key refers to them."""

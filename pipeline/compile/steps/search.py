@@ -117,8 +117,8 @@ class SearchQuantization:
         from pipeline.quantization.search.selection import choose_each
         from pipeline.quantization.search.trial import SearchTarget
         from pipeline.quantization.settings.runs import RunLabels, group_runs
-        from validation.data.samples import Samples, resize
-        from validation.latency.measurement.loop import tuned_for
+        from validation.data.samples import Samples
+        from validation.latency.measurement.loop import at_tuned_sizes
 
         clock, store, search = SearchClock.start(self.most_s), open_store(context.store), self.search
         file = fetch_graph(store, self.model, context.workdir / "model.onnx")
@@ -135,7 +135,7 @@ class SearchQuantization:
                 variant = GraphVariant(kind.kind.precision, scheme)
                 ranges = chosen_ranges(store, variant, self.observations, self.calibration)
                 if kind.probe and kind.probe.request:
-                    first_run = resize(next(group_runs(source.runs(), *shapes))[1], shapes[0], tuned_for(shapes[1]))
+                    first_run = at_tuned_sizes(next(group_runs(source.runs(), *shapes))[1], *shapes)
                     timer = resources.enter_context(_make_timer(kind.probe.request, first_run, context.workdir))
                 targets.append(SearchTarget(ranges, scheme, timer, kind.kind.precision, kind.peaks))
             runs = group_runs(source.runs(), *shapes)

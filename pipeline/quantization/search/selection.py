@@ -112,7 +112,9 @@ def _choose(
     table = tuple(sorted(_list_costed(trial), key=lambda entry: (entry.ms or 0.0, error_of(entry))))
     choice = replace(trial.choose(point, frontier, rule), ended=end_reason, table=table)
     narrow_points = [entry for entry in table if entry.share > 0]
-    is_missed = floor is not None and not any(floor.holds(trial.qualities[entry.left]) for entry in narrow_points)
+    is_missed = floor is not None and not any(
+        floor.holds(quality) for left, quality in trial.qualities.items() if {*left} != {*trial.ranked}
+    )
     if is_missed and not end_reason and point.share == 0 and narrow_points:
         rule += f", which nothing narrow reaches; the nearest takes {describe_point(min(narrow_points, key=error_of))}"
     return replace(choice, rule=rule, latency=trial.latency if table else "")

@@ -56,8 +56,7 @@ from pipeline.quantization.settings.smooth import (
 )
 from pipeline.quantization.statistics.observations import TensorStatistics
 from validation.comparison.selections import selected_of
-from validation.data.samples import resize
-from validation.latency.measurement.loop import tuned_for
+from validation.latency.measurement.loop import at_tuned_sizes
 from validation.reporting.quantization import BROKEN_DB, decibels_text
 
 
@@ -268,7 +267,7 @@ class FloatSide:
         expected_outputs = [plain_runner.run(inputs) for inputs in judged_inputs]
         edges = make_edges(judged_inputs, *shapes, expected_outputs) if limits and shapes else []
         expected_outputs += [plain_runner.run(inputs) for inputs in edges]
-        tuned_inputs = resize(judged_inputs[0], shapes[0], tuned_for(shapes[1])) if shapes else judged_inputs[0]
+        tuned_inputs = at_tuned_sizes(judged_inputs[0], *shapes) if shapes else judged_inputs[0]
         tuned, mask = {name: array.shape for name, array in tuned_inputs.items()}, find_mask(plain_runner, fitting_runs)
         checked = answers, overrides, limits, clock, mask, edges, tuned
         return cls(graph, fitting_runs, judged_inputs, expected_outputs, *checked)

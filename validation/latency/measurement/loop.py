@@ -88,6 +88,11 @@ def tuned_for(dims: Sequence[Dim]) -> dict[str, int]:
     return {dim.name: dim.opt for dim in dims}
 
 
+def at_tuned_sizes(inputs: Tensors, specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Tensors:
+    """The inputs at the sizes that the model is tuned for; as they are where one has an empty axis."""
+    return resize(inputs, specs, tuned_for(dims)) if all(array.size for array in inputs.values()) else inputs
+
+
 # Series of latencies: the loop that times calls, with as little as possible between two readings of the clock, and
 # the rule for how many runs of a series are its warm-up.
 

@@ -17,7 +17,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from statistics import median
@@ -63,12 +63,12 @@ def measure_in_fork(work: Callable[[], ProcessMeasurement]) -> ProcessMeasuremen
         process.start()
         process.join()
         results.seek(0)
-        outcome = json.loads(results.read()) if process.exitcode == 0 else None
+        content = results.read()
+        outcome = json.loads(content) if process.exitcode == 0 and content else None
     if outcome is None:
         exit_code = process.exitcode or 0
-        ending_text = (
-            f"it was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else "its traceback is above"
-        )
+        ending_text = f"it was ended by {signal.Signals(-exit_code).name}" if exit_code < 0 else "it exited by itself"
+        ending_text = "its traceback is above" if exit_code > 0 else ending_text
         raise EnginesmithError(f"the process that timed the engine gave no result: {ending_text}")
     if "sizes" not in outcome:
         raise error_from_json(outcome)
@@ -95,8 +95,9 @@ def _work(work: Callable[[], ProcessMeasurement], results: IO[bytes]) -> NoRetur
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):  # it may be None, or closed
+                stream.flush()
         os._exit(exit_code)
 
 

@@ -175,6 +175,20 @@ class GcsBucket(api.ByMd5):
         with answers(self.place):
             self._blob(key).delete(if_generation_match=int(tag) if tag else None, timeout=timeouts(), retry=None)
 
+    def copy(self, key: str, dest: str, tag: str) -> None:
+        """See `BucketApi.copy`. Large objects take several requests."""
+        rewrite_token, is_done = "", False
+        with answers(self.place):
+            while not is_done:
+                rewrite_token, _, _ = self._blob(dest).rewrite(
+                    self._blob(key),
+                    rewrite_token or None,
+                    if_source_generation_match=int(tag),
+                    timeout=timeouts(),
+                    retry=None,
+                )
+                is_done = not rewrite_token
+
     def page(self, prefix: str, token: str, *, deep: bool) -> api.ListedPage:
         """See `BucketApi.page`."""
         base_prefix = self.place.key("")

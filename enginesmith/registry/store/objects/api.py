@@ -245,6 +245,9 @@ class BucketApi(Protocol):
     def delete(self, key: str, tag: str = "") -> None:
         """Delete an object if it has the tag `tag` ('': any)."""
 
+    def copy(self, key: str, dest: str, tag: str) -> None:
+        """Copy an object that has the tag `tag` to the key `dest`, whatever is there."""
+
     def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
         """A page of what is under a prefix: all of it, or (not `deep`) only what is directly there, and folders."""
 

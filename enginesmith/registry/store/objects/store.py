@@ -2,7 +2,6 @@
 
 import io
 import secrets
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -104,8 +103,9 @@ def _honours_condition(bucket: api.BucketApi, marker: bytes, expected: str | Non
     raise AssertionError("unreachable")
 
 
-def put(bucket: api.BucketApi, key: str, source: api.UploadSource) -> None:
-    """Upload bytes unless they are there and sound. Raises UnavailableError, IntegrityError when the source changes."""
+def put(bucket: api.BucketApi, source: api.UploadSource) -> None:
+    """Upload a blob unless it is stored and sound. Raises UnavailableError, IntegrityError when the source changes."""
+    key = layout.blob_key(source.blob.digest)
     for pause in api.pauses():
         attributes = reading.head(bucket, key)
         if attributes is not None and _is_sound(bucket, key, attributes, source):
@@ -142,8 +142,6 @@ def _is_sound(bucket: api.BucketApi, key: str, facts: api.ObjectFacts, source: a
 # The store in a bucket (`enginesmith.registry.store.base.Store` documents the methods), and its opening and making.
 
 _DISCARDED = "discarded"
-# A larger corrupt blob is not kept: its bytes would have to pass through a temporary file here.
-_MOST_KEPT_BYTES = 256 << 20
 # Attempts when a registry is opened: few, since a wrong endpoint is likelier than a passing fault.
 _ATTEMPTS = 4
 
@@ -176,15 +174,14 @@ class ObjectStore(Store):
         require_conditional_writes(self.bucket)
         with files.reachable(f"reading {path}"), path.open("rb") as stream:
             digest = files.digest_stream(stream)
-            put(self.bucket, layout.blob_key(digest.digest), api.UploadSource(stream, path.stat().st_size, digest))
+            put(self.bucket, api.UploadSource(stream, path.stat().st_size, digest))
         return digest
 
     def put_bytes(self, data: bytes) -> str:
         """See `Store.put_bytes`."""
         require_conditional_writes(self.bucket)
         digest = digest_of_bytes(data)
-        source = api.UploadSource(io.BytesIO(data), len(data), files.BlobDigest(digest))
-        put(self.bucket, layout.blob_key(digest), source)
+        put(self.bucket, api.UploadSource(io.BytesIO(data), len(data), files.BlobDigest(digest)))
         return digest
 
     def stored_size(self, digest: str) -> int | None:
@@ -297,19 +294,18 @@ class ObjectStore(Store):
             raise UnavailableError(f"there is no registry at {self.locator(layout.MARKER)}; check the URI") from refusal
 
     def discard(self, digest: str) -> None:
-        """See `Store.discard`. Puts what was read into discarded/, unless it is over 256 MiB: then it is only deleted.
-        A blob that was replaced since is not deleted."""
+        """See `Store.discard`. Copies it to discarded/ and deletes it, unless it was replaced in between."""
         key = layout.blob_key(digest)
-        if (attributes := reading.head(self.bucket, key)) is None:
-            return
-        with files.reachable(f"moving {key} away"), suppress(api.Declined), tempfile.TemporaryFile() as stream:
-            is_kept = attributes.size <= _MOST_KEPT_BYTES
-            stored_digest = reading.stream_blob(self.bucket, key, stream if is_kept else reading.HashingSink())
-            if stored_digest != digest:
-                if is_kept:
-                    source = api.UploadSource(stream, stream.tell(), files.BlobDigest(stored_digest))
-                    put(self.bucket, f"{_DISCARDED}/{digest}", source)
-                api.ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, attributes.tag))
+        with suppress(api.Declined):
+            attributes = reading.head(self.bucket, key)
+            if attributes is None or reading.stream_blob(self.bucket, key, reading.HashingSink()) == digest:
+                return
+            api.ask(
+                self.bucket,
+                f"moving {key} away",
+                lambda: self.bucket.copy(key, f"{_DISCARDED}/{digest}", attributes.tag),
+            )
+            api.ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key, attributes.tag))
 
     def strays(self) -> tuple[str, ...]:
         """See `Store.strays`."""

@@ -203,6 +203,12 @@ class S3Bucket:
         with answers(self.place):
             client(self.place).delete_object(**self._at(key), **({"IfMatch": tag} if tag else {}))
 
+    def copy(self, key: str, dest: str, tag: str) -> None:
+        """See `BucketApi.copy`. Managed by boto3, because a single copy request takes at most 5 GiB."""
+        copy_arguments = {"CopySourceIfMatch": tag, **self.place.encryption()}
+        with answers(self.place):
+            client(self.place).copy(self._at(key), self.place.bucket, self.place.key(dest), ExtraArgs=copy_arguments)
+
     def page(self, prefix: str, token: str, *, deep: bool) -> api.ListedPage:
         """See `BucketApi.page`."""
         list_arguments = {**({} if deep else {"Delimiter": "/"}), **({"ContinuationToken": token} if token else {})}

@@ -13,7 +13,7 @@ import pytest
 from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UnavailableError, UndecidedError
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.store.files import BlobDigest
-from enginesmith.registry.store.layout import MARKER, blob_key
+from enginesmith.registry.store.layout import MARKER
 from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects import store as writing
 from enginesmith.registry.store.objects.api import UploadSource
@@ -210,5 +210,5 @@ def test_a_source_that_changes_while_it_is_sent_is_not_stored(store: ObjectStore
     for size in (500, kind_of(store).part * 7 // 2):
         source = UploadSource(io.BytesIO(b"x" * size), size, blob)
         with pytest.raises(IntegrityError, match="changed while it was uploaded"):
-            writing.put(store.bucket, blob_key(blob.digest), source)
+            writing.put(store.bucket, source)
     assert not store.has(ABSENT)

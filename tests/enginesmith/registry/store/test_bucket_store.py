@@ -8,7 +8,6 @@ from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
 from enginesmith.registry.store.base import bucket_at, open_store
 from enginesmith.registry.store.layout import MARKER, blob_key
 from enginesmith.registry.store.objects import reading
-from enginesmith.registry.store.objects import store as objects_store
 from enginesmith.registry.store.objects.store import ObjectStore
 from tests.enginesmith.object_stores.kinds import BUCKET
 from tests.enginesmith.registries import in_child, on_each_bucket, overwrite
@@ -58,16 +57,13 @@ def test_prefixes_in_one_bucket_do_not_see_each_other(bucket_uri: str) -> None:
     assert not two.has(digest) and list(two.list()) == [MARKER] == list(two.children())
 
 
-@pytest.mark.parametrize("most", [4, 5])
-def test_a_corrupt_blob_is_kept_aside_unless_it_is_large(store: ObjectStore, monkeypatch, most: int) -> None:
-    monkeypatch.setattr(objects_store, "_MOST_KEPT_BYTES", most)
+def test_a_corrupt_blob_is_kept_aside(store: ObjectStore) -> None:
     digest = store.put_bytes(b"hello")
     overwrite(store, blob_key(digest), b"jello")
     store.discard(digest)
     store.discard(digest)
     assert not store.has(digest)
-    document = reading.read_document(store.bucket, f"discarded/{digest}")
-    assert (document and document[0]) == (b"jello" if most == 5 else None)
+    assert reading.read_document(store.bucket, f"discarded/{digest}")[0] == b"jello"
 
 
 def test_a_child_has_a_client_of_its_own(store: ObjectStore) -> None:

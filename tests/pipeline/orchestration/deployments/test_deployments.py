@@ -6,10 +6,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
+from prefect.client.schemas.objects import FlowRun
 from prefect.concurrency.asyncio import ConcurrencySlotAcquisitionError
+from prefect.context import FlowRunContext
 from prefect.events import DeploymentEventTrigger
 from prefect.settings import get_current_settings
 from prefect.states import InfrastructurePending, Pending, Submitting
@@ -95,8 +98,8 @@ def test_a_build_of_an_event_whose_process_began_starts_again_so_many_times(monk
     monkeypatch.setattr(module, "start_executors", lambda *_, **__: nullcontext())
     with pytest.raises(type(error)):
         flow.fn("spec.yaml")  # a person's, who sees it
-    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", "a-deployment")
-    with pytest.raises(type(error)) if error is REFUSED else nullcontext():
+    run = FlowRunContext.model_construct(flow_run=FlowRun(flow_id=uuid4(), deployment_id=uuid4()))
+    with run, pytest.raises(type(error)) if error is REFUSED else nullcontext():
         ended = flow.fn("spec.yaml")
     assert error is REFUSED or (ended.is_failed() and f"prefect.flow-run.{ended.name}" in trigger.after)
 
