@@ -248,8 +248,13 @@ def take_lease(store: Store, what: str, lasts: timedelta = PUBLISHING, changes: 
     generation, start = read_state(store).generation, store.now()
     holder = f"{socket.gethostname()} {os.getpid()}"
     lease = Lease(secrets.token_hex(16), what, holder, start, start + lasts, generation, changes)
-    store.create(layout.lease_key(lease.id), canonical_json(encode(lease)))
+    _create(store, lease)
     return lease
+
+
+def _create(store: Store, lease: Lease) -> None:
+    """Write a lease, unless it is there."""
+    store.create(layout.lease_key(lease.id), canonical_json(encode(lease)))
 
 
 def list_leases(store: Store) -> list[Lease]:
@@ -310,7 +315,8 @@ def hold_lease(
 
     The lease stays until it expires if `finish` fails. It also stays if the block changes models and is interrupted, or
     ends with UnavailableError or with a ConflictError after a write: the block may have written evidence without a
-    snapshot. The collection that finds the expired lease writes that snapshot.
+    snapshot. The collection that finds the expired lease writes that snapshot; where one removed it before the block
+    wrote, the lease is written again.
     """
     start_s = parsing.steady_s()
     lease = take_lease(store, what, lasts, changes)
@@ -322,7 +328,9 @@ def hold_lease(
             error = sys.exception()
             is_refused = isinstance(error, ConflictError) and not error.nothing_written
             is_interrupted = error is not None and not isinstance(error, EnginesmithError)
-            if not (changes and (is_refused or is_interrupted or isinstance(error, UnavailableError))):
+            if changes and is_refused:
+                _create(store, lease)
+            elif not (changes and (is_interrupted or isinstance(error, UnavailableError))):
                 store.remove(layout.lease_key(lease.id))
 
 

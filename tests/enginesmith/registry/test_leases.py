@@ -54,6 +54,14 @@ def test_a_holder_counts_from_before_it_asked_for_the_time(monkeypatch: pytest.M
         guard.secure(["a" * 64])
 
 
+def test_a_lease_that_a_collection_removed_before_a_late_write_is_there_for_the_next_collection() -> None:
+    store = MemoryStore()
+    with pytest.raises(ConflictError), hold_lease(store, "attesting", changes=("digits",)) as guard:
+        store.remove(lease_key(guard.lease.id))
+        raise ConflictError("took longer than its lease")
+    assert [lease.changes for lease in list_leases(store)] == [("digits",)]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
