@@ -152,9 +152,13 @@ def test_small_groups_are_left_in_float_instead_of_a_large_one_where_that_is_eno
 
 def test_what_interacts_is_judged_by_the_run() -> None:
     trial = Additive({"large": 10.0, "mid": 3.0, "tiny": 2.0}, {"large": 2.9e-3, "mid": 8e-4, "tiny": 5e-4})
-    for left in (("mid",), ("mid", "tiny")):
+    for left in (("mid",), ("mid", "tiny"), ("large",)):
         trial.worse[left] = 3e-3
     assert swap_groups(trial, SearchFloor(sqnr_db=25.3), trial.point(("large",))).left == ("large",)
+    both = trial.point(("large", "tiny"))
+    assert refill_groups(trial, SearchFloor(sqnr_db=25.3), both) == both, (
+        "nor is one taken back that was predicted to do"
+    )
 
 
 def rows(*values: float) -> dict[str, np.ndarray]:
@@ -180,6 +184,13 @@ def test_decisions_and_right_answers_are_counted():
 def test_every_part_of_a_floor_must_hold(floor, holds):
     assert floor.holds(Quality(0.01, 0.99, argmax_agreement=0.95, accuracy=0.8)) is holds
     assert floor.accuracy is None or not floor.holds(Quality(0.01, 0.99, argmax_agreement=0.95))
+
+
+def test_nan_is_never_good_enough_and_the_graphs_checks_count_for_a_floor_of_its_limits():
+    limits = SearchFloor(cosine=0.5, graph=GraphLimits())
+    for floor, missed_holds in ((limits, False), (SearchFloor(cosine=0.5), True)):
+        assert floor.holds(Quality(1e-3, 0.999)) and not floor.holds(Quality(1e-3, 0.999, finite=False))
+        assert floor.holds(Quality(1e-3, 0.999, missed=1)) is missed_holds
 
 
 def test_a_floor_of_accuracy_is_kept_by_labels_in_the_order_of_the_samples():
