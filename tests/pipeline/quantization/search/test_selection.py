@@ -12,9 +12,9 @@ from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import DataError
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.quality import GraphLimits, Quality, SearchFloor
-from pipeline.quantization.search.selection import refill_groups, swap_groups
+from pipeline.quantization.search.selection import choose_each, refill_groups, swap_groups
 from pipeline.quantization.search.sensitivity import Answers, quality
-from pipeline.quantization.search.trial import FrontierPoint, MixedPrecisionChoice, SearchDocument
+from pipeline.quantization.search.trial import FrontierPoint, MixedPrecisionChoice, SearchDocument, SearchTarget
 from pipeline.quantization.settings.runs import RunLabels, group_runs
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, choose, noise, outlier_net, runs
 from tests.pipeline.quantization.small_nets import (
@@ -236,10 +236,11 @@ def test_a_float_model_that_is_not_finite_holds_no_floor():
         choose(model, ranges, CPU, runs(samples), SearchFloor(sqnr_db=20))
 
 
-@pytest.mark.parametrize("smoothing", ["none", "auto"])
-def test_a_model_with_nothing_to_quantize_is_chosen_as_it_is(smoothing):
+@pytest.mark.parametrize(("precision", "smoothing"), [("int8", "none"), ("int8", "auto"), ("int4", "auto")])
+def test_a_model_with_nothing_to_quantize_is_chosen_as_it_is(precision, smoothing):
     samples = positive(16, 1)
-    found = choose(log_net(), all_ranges(log_net(), samples), CPU, runs(samples), None, smoothing, {"MatMul_y": "fp32"})
+    target = SearchTarget(all_ranges(log_net(), samples), CPU, precision=precision)
+    (found,) = choose_each(log_net(), [target], runs(samples), None, smoothing, {"MatMul_y": "fp32"})
     assert found.rows == () and found.point.share == 0 and "no loss" in found.summary
 
 
