@@ -236,7 +236,7 @@ def test_a_float_model_that_is_not_finite_holds_no_floor():
         choose(model, ranges, CPU, runs(samples), SearchFloor(sqnr_db=20))
 
 
-@pytest.mark.parametrize(("precision", "smoothing"), [("int8", "none"), ("int8", "auto"), ("int4", "auto")])
+@pytest.mark.parametrize(("precision", "smoothing"), [("int8", "none"), ("int8", "auto"), ("nvfp4", "auto")])
 def test_a_model_with_nothing_to_quantize_is_chosen_as_it_is(precision, smoothing):
     samples = positive(16, 1)
     target = SearchTarget(all_ranges(log_net(), samples), CPU, precision=precision)
