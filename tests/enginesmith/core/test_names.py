@@ -68,6 +68,7 @@ def test_versions_sort_as_people_count() -> None:
     assert sorted(["10", "9", "1.10", "1.9", "1.0-rc", "1.0"], key=version_order) == [
         "1.0", "1.0-rc", "1.9", "1.10", "9", "10",
     ]  # fmt: skip
+    assert sorted(["rc", "1"], key=version_order) == ["1", "rc"], "any two can be ordered"
 
 
 @pytest.mark.parametrize(("kind", "key"), [("Export", "0" * 64), ("../x", "0" * 64), ("export", "x"), ("", "0" * 64)])

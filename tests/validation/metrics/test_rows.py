@@ -66,6 +66,8 @@ def test_scalars_and_empty_arrays_have_no_rows():
     assert measure_rows(np.float32(1).reshape(()), np.float32(2).reshape(())) == RowSums()
     assert measure_rows(np.zeros((0, 4)), np.zeros((0, 4))).kl == 0
     assert measure_rows(np.zeros((3, 0)), np.zeros((3, 0))).count == 0
+    few = measure_rows(np.zeros((2, 3)), np.zeros((2, 3)))
+    assert RowSums().merge(few).k == few.merge(RowSums()).k == 3, "they do not say of how many classes"
 
 
 def test_a_decision_that_was_not_measured_passes_no_limit():

@@ -127,6 +127,7 @@ def test_squares_that_float64_cannot_hold(power):
     expected, actual = noisy((20, 4), 0, 2.0)
     unit = 2.0 ** round(power / np.log10(2))
     near = measure(expected, actual, samples=20)
+    assert near.slice_sqnr_db < near.sqnr_db, "the worst slice is worse than all together"
     far = measure(expected * unit, actual * unit, samples=20)
     for name in ("sqnr_db", "centered_sqnr_db", "slice_sqnr_db", "quartile_sqnr_db", "cosine", "max_rel"):
         assert getattr(far, name) == pytest.approx(getattr(near, name), rel=1e-12), name

@@ -12,7 +12,7 @@ import pytest
 
 from enginesmith.core.errors import ConflictError, InputError, IntegrityError, UnavailableError, UndecidedError
 from enginesmith.registry.store.base import Store, open_store
-from enginesmith.registry.store.files import BlobDigest
+from enginesmith.registry.store.files import BlobDigest, read_error_counts
 from enginesmith.registry.store.layout import MARKER
 from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects import store as writing
@@ -122,9 +122,12 @@ def test_a_channel_knows_its_move_from_its_history(store: ObjectStore, proxy: Fa
 
 def test_what_stays_broken_is_told_with_the_place(store: ObjectStore, proxy: FaultyProxy, write: str) -> None:
     proxy.plan(lambda request: Fault("refused"))
+    counts = read_error_counts()
     with pytest.raises(UnavailableError, match=f"writing models/a.json in {store.place.locator('')}.*{proxy.url}"):
         store.create("models/a.json", b"1")
     assert proxy.count(write) == api.ATTEMPTS
+    more = {name: count - counts[name] for name, count in read_error_counts().items()}
+    assert more == {"errors": 1, "retries": api.ATTEMPTS - 1}
 
 
 def test_a_server_that_nobody_reaches_is_said_at_once(proxy, server_kind, s3_environment):

@@ -56,6 +56,12 @@ def test_an_older_content_is_found_again_behind_a_newer_version(store: Store) ->
     assert channel is not None and [move.version for move in read_history(store, channel).moves] == ["1", "2", "1"]
 
 
+def test_a_unit_that_ends_otherwise_makes_another_version(store: Store) -> None:
+    publish_engines(store, [engine(store)], "a", others=[replace(refusal("sm_89"), status="failed", reason="timeout")])
+    repaired = publish_engines(store, [engine(store), engine(store, "sm_89", status="unproven")], "a")
+    assert (repaired.version, repaired.existed) == ("2", False)
+
+
 def test_other_bytes_of_equal_input_are_the_same_version_while_the_first_are_there(store: Store) -> None:
     first = publish_engines(store, [engine(store, data=b"one build")], "a")
     assert publish_engines(store, [engine(store, data=b"another")], "a").existed

@@ -133,6 +133,7 @@ def test_few_samples_that_judge_are_filled_up_with_fitted_ones() -> None:
         fitted, judging = divide_runs([(1, {"x": np.full((1, 1), index)}) for index in range(count)], filled)
         values = [run.inputs["x"].item() for run in judging]
         assert values == sorted(set(values), key=values.index), "no run twice"
+        assert all(run.stop - 1 == run.start == run.inputs["x"].item() for run in judging), "where their labels are"
         assert filled or not {*values} & {inputs["x"].item() for _, inputs in fitted}
         return len(fitted), len(judging)
 

@@ -12,9 +12,9 @@ from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import DataError
 from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.search.quality import GraphLimits, Quality, SearchFloor
-from pipeline.quantization.search.selection import refill_groups, swap_groups
+from pipeline.quantization.search.selection import choose_each, refill_groups, swap_groups
 from pipeline.quantization.search.sensitivity import Answers, quality
-from pipeline.quantization.search.trial import FrontierPoint, MixedPrecisionChoice, SearchDocument
+from pipeline.quantization.search.trial import FrontierPoint, MixedPrecisionChoice, SearchDocument, SearchTarget
 from pipeline.quantization.settings.runs import RunLabels, group_runs
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, choose, noise, outlier_net, runs
 from tests.pipeline.quantization.small_nets import (
@@ -152,9 +152,13 @@ def test_small_groups_are_left_in_float_instead_of_a_large_one_where_that_is_eno
 
 def test_what_interacts_is_judged_by_the_run() -> None:
     trial = Additive({"large": 10.0, "mid": 3.0, "tiny": 2.0}, {"large": 2.9e-3, "mid": 8e-4, "tiny": 5e-4})
-    for left in (("mid",), ("mid", "tiny")):
+    for left in (("mid",), ("mid", "tiny"), ("large",)):
         trial.worse[left] = 3e-3
     assert swap_groups(trial, SearchFloor(sqnr_db=25.3), trial.point(("large",))).left == ("large",)
+    both = trial.point(("large", "tiny"))
+    assert refill_groups(trial, SearchFloor(sqnr_db=25.3), both) == both, (
+        "nor is one taken back that was predicted to do"
+    )
 
 
 def rows(*values: float) -> dict[str, np.ndarray]:
@@ -180,6 +184,13 @@ def test_decisions_and_right_answers_are_counted():
 def test_every_part_of_a_floor_must_hold(floor, holds):
     assert floor.holds(Quality(0.01, 0.99, argmax_agreement=0.95, accuracy=0.8)) is holds
     assert floor.accuracy is None or not floor.holds(Quality(0.01, 0.99, argmax_agreement=0.95))
+
+
+def test_nan_is_never_good_enough_and_the_graphs_checks_count_for_a_floor_of_its_limits():
+    limits = SearchFloor(cosine=0.5, graph=GraphLimits())
+    for floor, missed_holds in ((limits, False), (SearchFloor(cosine=0.5), True)):
+        assert floor.holds(Quality(1e-3, 0.999)) and not floor.holds(Quality(1e-3, 0.999, finite=False))
+        assert floor.holds(Quality(1e-3, 0.999, missed=1)) is missed_holds
 
 
 def test_a_floor_of_accuracy_is_kept_by_labels_in_the_order_of_the_samples():
@@ -225,10 +236,11 @@ def test_a_float_model_that_is_not_finite_holds_no_floor():
         choose(model, ranges, CPU, runs(samples), SearchFloor(sqnr_db=20))
 
 
-@pytest.mark.parametrize("smoothing", ["none", "auto"])
-def test_a_model_with_nothing_to_quantize_is_chosen_as_it_is(smoothing):
+@pytest.mark.parametrize(("precision", "smoothing"), [("int8", "none"), ("int8", "auto"), ("nvfp4", "auto")])
+def test_a_model_with_nothing_to_quantize_is_chosen_as_it_is(precision, smoothing):
     samples = positive(16, 1)
-    found = choose(log_net(), all_ranges(log_net(), samples), CPU, runs(samples), None, smoothing, {"MatMul_y": "fp32"})
+    target = SearchTarget(all_ranges(log_net(), samples), CPU, precision=precision)
+    (found,) = choose_each(log_net(), [target], runs(samples), None, smoothing, {"MatMul_y": "fp32"})
     assert found.rows == () and found.point.share == 0 and "no loss" in found.summary
 
 
