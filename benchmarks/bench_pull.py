@@ -122,8 +122,8 @@ def by_enginesmith(endpoint: str, folder: str, digest: str, keep: bool) -> dict[
 def by_sha256(**task: Any) -> dict[str, float]:
     from enginesmith.registry.store import files
 
-    both = files.BlobDigest
-    files.BlobDigest = lambda digest, blake3=None: both(digest)  # type: ignore[assignment,misc] # noqa: ARG005
+    files.BlobDigest.expected = property(lambda seal: seal.digest)  # type: ignore[assignment,method-assign]
+    files.BlobDigest.hasher = lambda self: sha256()  # type: ignore[method-assign] # noqa: ARG005
     return by_enginesmith(**task)
 
 
