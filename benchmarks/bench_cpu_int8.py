@@ -6,8 +6,9 @@
 CPU time of one inference, one thread, the models taking turns; medians, and ratios to onnxruntime's default fp32. Every
 engine is opened plainly. int8 `full` is what is built for CPUs with VNNI, whose sums saturate without; `uint8` is what
 `reduced_range: never` builds for the others; `reduced`, with weights within -64..64, is what they get by default;
-`option` is `full` in a session with ONNX Runtime's x64quantprecision. The second command shows a CPU without VNNI on an
-x86-64 that can be made to.
+`option` is `full` in a session with ONNX Runtime's x64quantprecision; `modelled` is the time of `full` by the cost
+model of searches and gains, and its speedup over modelled fp32 (`rates.ERROR` says how far off that is). The second
+command shows a CPU without VNNI on an x86-64 that can be made to.
 ResNet-18, `residual` (8 convolutions with residual connections, 32 by 32 pixels) and `eeg` (EEGNet: Lawhern et al.
 2018) have random weights and BatchNorm statistics from scikit-learn's two photographs, or from sums of sines; the
 others are the examples' real models on their real samples, and are left out where their weights are not at hand.
@@ -37,6 +38,8 @@ from enginesmith.core.types import BuildRequest, Target
 from pipeline.quantization.insertion_points import prepare_model, tensors_to_measure
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.write import write
+from pipeline.quantization.search.costs import CostModel
+from pipeline.quantization.search.rates import peaks_of
 
 Arrays = dict[str, np.ndarray]
 Case = tuple[Path, Arrays, Arrays]  # a model, what it is calibrated on, what it is judged on
@@ -282,8 +285,10 @@ def bench(name: str, case: tuple[Path, Arrays, Arrays], folder: Path, rounds: in
     op_types = ["MatMul"] if name in ("minilm", "encoder") else None
     runners["onnxruntime U8S8"] = plain(peer(path, calibration, place, op_types))
     whole = ENGINE.scheme
+    formats: dict[str, str] = {}
     for precision in ("int8", "int8-dynamic"):
-        graph, _ = write(model, precision, whole, ranges)  # type: ignore[arg-type]
+        graph, notes = write(model, precision, whole, ranges)  # type: ignore[arg-type]
+        formats = formats or dict.fromkeys(notes.quantized, precision)
         full = engine(graph, place / precision)
         runners[f"{precision} full"], runners[f"{precision} option"] = opened(full), opened(full, option=True)
         runners[f"{precision} uint8"] = opened(engine(graph, place / f"{precision} uint8", NARROW))
@@ -293,13 +298,20 @@ def bench(name: str, case: tuple[Path, Arrays, Arrays], folder: Path, rounds: in
     expected = runners["onnxruntime fp32"](held_out)
     quality = {key: sqnr_db(expected, run(held_out)) for key, run in runners.items()}
     for batch in (1, 8):
-        times = race(runners, {key: array[:batch] for key, array in held_out.items()}, rounds)
+        inputs = {key: array[:batch] for key, array in held_out.items()}
+        times = race(runners, inputs, rounds)
         fp32 = times["onnxruntime fp32"]
         for key, value in times.items():
             print(
                 f"{this_kind().name} {name:9} batch {batch}  {key:22} {value:9.3f} ms  {fp32 / value:5.2f} x  "
                 f"{quality[key]:6.1f} dB"
             )
+        costs = CostModel.of(prepare_model(model), {key: array.shape for key, array in inputs.items()})
+        peaks = peaks_of(Target(this_kind().name), "fp32")
+        if costs and peaks:
+            float_ms, int8_ms = (costs.estimate_ms(names, peaks) for names in ({}, formats))
+            label = f"{this_kind().name} {name:9} batch {batch}  {'int8 modelled':22}"
+            print(f"{label} {int8_ms:9.3f} ms  {float_ms / int8_ms:5.2f} x")
 
 
 MODELS: dict[str, Callable[[Path, Path], Case | None]] = {

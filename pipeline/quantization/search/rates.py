@@ -8,6 +8,7 @@ from enginesmith.core.types import Target
 
 # Of modelled speedups of int8 by ONNX Runtime: of ResNet-18, MiniLM and a small encoder at batches 1 and 8, on a loaded
 # machine with AVX-512 and VNNI. That of a model of 0.05 ms was three times as high. None was too low.
+# `python -m benchmarks.bench_cpu_int8` prints both.
 ERROR = "on a CPU 4 to 61 % above what int8 measured, unchecked on GPUs"
 
 FloatPrecision = Literal["fp32", "fp16"]
