@@ -46,9 +46,10 @@ _UNSERVED_RUNS = "enginesmith: start builds again that crashed or had no cluster
 _HOPELESS_RUNS = "enginesmith: end builds that start again and again in vain"
 # A build's event comes once. What it needs may be away for an hour; a run that kills its machine is not for ever.
 AGAIN, TRIES = timedelta(minutes=10), 12
-# Three signs of life, and a minute for those that come late. Prefect sends one for each run, every three minutes by
-# default (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
-SILENT = timedelta(minutes=10)
+# The server may hold a sign of life back for 15 minutes, until it has the event before it
+# (prefect.server.events.ordering.PRECEDING_EVENT_LOOKBACK). One of each run comes every three minutes by default
+# (PREFECT_FLOWS_HEARTBEAT_FREQUENCY).
+SILENT = timedelta(minutes=20)
 # At least: twice what a pod has to start where that is more, as its worker reports it then, and two would build.
 UNSTARTED = timedelta(minutes=30)
 _SIGN = "prefect.flow-run.heartbeat"
