@@ -97,7 +97,7 @@ class GivenPlan:
     nodes: Annotated[
         int | None,
         Option(
-            "Minimum number of nodes in the fleet; with it, a wave of 5% never gets more than 5% of the nodes.",
+            "Nodes in the fleet, at least; then a wave of 5% never gets more than 5% of them.",
             type=COUNT,
             shown="from the last rollout's reports",
         ),
@@ -295,7 +295,7 @@ def pause_rollout(where: str, why: str, registry: str, as_json: bool) -> None:
 )
 @why_option
 def resume_rollout(where: str, without_data: bool, why: str, registry: str, as_json: bool) -> None:
-    """Continue a paused rollout, or approve the open wave of a rollout with --approve."""
+    """Continue a paused rollout, or approve the open wave of a rollout that was started with --approve."""
     from pipeline.rollout.operations import resume
 
     store = open_store(registry)
