@@ -9,7 +9,7 @@ from benchmarks.zoo.packages import read_image
 from enginesmith.arrays import Array
 from enginesmith.core.types import Shape
 
-_WORDS = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8").split()
+_WORDS = (Path(__file__).resolve().parents[2] / "LICENSE").read_text(encoding="utf-8").split()
 _PHOTOGRAPHS = (
     "astronaut.png",
     "chelsea.png",
@@ -132,7 +132,7 @@ def _font(size: int) -> "ImageFont.FreeTypeFont":  # noqa: F821
 
 
 def _draw(generator: np.random.Generator, shape: Shape, words: int) -> Array:
-    """Words of the README on a light ground: [c, h, w]."""
+    """Words of the licence, which no commit changes, on a light ground: [c, h, w]."""
     from PIL import Image, ImageDraw
 
     channels, height, width = shape

@@ -12,7 +12,7 @@ from enginesmith.arrays import Array
 from enginesmith.core.types import Shape, Tensors, TensorSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-_TEXT = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split()).lower().encode()
+_TEXT = " ".join((ROOT / "LICENSE").read_text(encoding="utf-8").split()).lower().encode()
 Maker = Callable[[np.random.Generator, Shape], Array]
 # Inputs that start at zero.
 _ZEROS = ("h", "c", "state", "token_type_ids", "diac_inputs")
@@ -70,7 +70,7 @@ def _scale(pixels: Array, scaling: str) -> Array:
 
 
 def _letters(generator: np.random.Generator, shape: Shape) -> Array:
-    """The README's letters as numbers, in their order."""
+    """The letters of the licence as numbers, in their order."""
     count = int(np.prod(shape))
     text = np.resize(np.frombuffer(_TEXT, "u1"), max(len(_TEXT), 2 * count + 2))
     start = int(generator.integers(0, len(text) - count - 1))

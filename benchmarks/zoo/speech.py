@@ -25,7 +25,7 @@ def speech() -> Array:
 
     Raises SystemExit where the library does not speak: nothing stands in for it.
     """
-    page = (Path(__file__).resolve().parents[2] / "README.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "LICENSE").read_text(encoding="utf-8")
     sentences = re.findall(r"[A-Z][a-z][^.`|\[\]*#]{40,200}\.", " ".join(page.split()))[:_SENTENCES]
     library = _open_library()
     pause, spoken = np.zeros(_ESPEAK_RATE // 2, np.float32), list[Array]()
