@@ -267,10 +267,10 @@ def _split(
     if model.unknown:
         problem = f"nothing says what {', '.join(model.unknown)} is; fill the spec in without --from-requests"
         raise InputError(model.refused or problem)
-    from builders.reference import open_interpreter
+    from builders.reference import open_interpreter, run_within
     from pipeline.drafts.facts import as_inputs
     from pipeline.drafts.onnx_model import look_at_onnx
-    from pipeline.drafts.probing import hold_samples
+    from pipeline.drafts.probing import RUN_SECONDS, hold_samples
     from pipeline.drafts.requests import split_requests, write_samples
     from pipeline.spec.source import LARGEST_SIZE
 
@@ -305,8 +305,9 @@ def _split(
         say(f"  {omission}")
     if file.is_file() and any("int" in spec.dtype for spec in plain_model.inputs):  # floats are no indices
         session, request = open_interpreter(file, model.name), split.golden[0]
+        runner = partial(run_within, session, seconds=RUN_SECONDS)
         plain_model = hold_samples(
-            plain_model, lambda inputs: session.run(None, {**request, **inputs}), samples["golden"], split.ranges
+            plain_model, lambda inputs: runner({**request, **inputs}), samples["golden"], split.ranges
         )
     return plain_model, {f"{name}.npz": partial(write_samples, requests=samples[name]) for name in samples}
 

@@ -155,6 +155,7 @@ def test_any_name_of_a_tensor_is_one_in_the_spec(tmp_path: Path, name: str) -> N
          [value("x", ["batch", 8], TensorProto.UINT32)], [Y], "is uint32; inputs are .* a cast behind it"),
         ([node("Concat", ["p", "x"], ["y"], axis=1)], [X, value("p", ["batch", 0])], [value("y", ["batch", 8])],
          r"\[batch, 0\], which is always empty"),
+        ([PRODUCT], [X, value("p", ["batch", 1 << 40])], [Y], r"\[batch, 1099511627776\], which is larger than any"),
         ([node("Relu", ["w"], ["y"])], [], [value("y", [8, 4])], "takes no inputs"),
         ([PRODUCT], [X, X], [Y], "two inputs called 'x'"),
         ([node("OptionalGetElement", ["x"], ["y"])], [helper.make_value_info("x", OPTIONAL)], [X],
@@ -183,6 +184,10 @@ def test_sizes_that_would_fill_the_memory_are_not_tried(tmp_path: Path, monkeypa
     )
     assert all("(ValueError)" in dim.why for dim in look_at_onnx(path, "m.onnx").dims.values())
     assert 256**3 in tried and max(tried) <= 1 << 26
+    path = write(
+        tmp_path / "n.onnx", [node("Relu", ["x"], ["y"])], [value("x", ["i", 1 << 27])], [value("y", ["i", "j"])]
+    )
+    assert "(inputs of more than 67108864 elements are not tried)" in look_at_onnx(path, "n.onnx").dims["i"].why
 
 
 def test_the_sizes_of_many_dims_are_tried_for_the_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +197,18 @@ def test_the_sizes_of_many_dims_are_tried_for_the_time_alone(tmp_path: Path, mon
     given = [node("Constant", [], ["shape"], value_ints=[-1, 100003]), concat, never]
     monkeypatch.setattr("pipeline.drafts.probing._SECONDS", 0.1)
     assert len(drafted(write(tmp_path / "many.onnx", given, inputs, [value("y", ["rows", 100003])])).dims) == 15
+
+
+def test_a_loop_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    truth, doubled = node("Identity", ["on"], ["still"]), node("Add", ["v", "v"], ["next"])
+    ends = [value("i", [], 7), value("on", [], 9), value("v", ["n"])], [value("still", [], 9), value("next", ["n"])]
+    body = helper.make_graph([truth, doubled], "body", *ends)
+    always = node("Constant", [], ["always"], value=numpy_helper.from_array(np.array(True)))
+    loop = node("Loop", ["", "always", "x"], ["y"], body=body)
+    monkeypatch.setattr("pipeline.drafts.probing._SECONDS", 0.5)
+    monkeypatch.setattr("pipeline.drafts.probing.RUN_SECONDS", 0.1)
+    path = write(tmp_path / "m.onnx", [always, loop], [value("x", ["n"])], [value("y", ["n"])])
+    assert "(the run took longer than 0.1 s)" in look_at_onnx(path, "m.onnx").dims["batch"].why
 
 
 @pytest.mark.parametrize("runs", [1, 4, 5, 6])
