@@ -93,11 +93,13 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
         say(f"wrote {path}; fill in the files it names, then: enginesmith plan {path}")
         return
     from pipeline.drafts.text import write_spec
+    from pipeline.sources.hub import find_cached
 
     is_file = ":" not in model or Path(model).exists()
     model_facts, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out, requests)
     states = [state.input for state in model_facts.states] if requests else []
-    file = path.parent / str(model_facts.source.get("onnx", ""))
+    hub_file = find_cached(Path(model))
+    file = path.parent / (hub_file.path if hub_file else str(model_facts.source.get("onnx", "")))
     model_facts, writers = _split(model_facts, file, requests, scaling) if requests else (model_facts, {})
     text = write_spec(model_facts, *writers).encode()
     _write({path: text, **{path.parent / name: writers[name] for name in writers}}, force)
@@ -201,11 +203,13 @@ def _split_name(text: str) -> tuple[str, Path]:
 
 
 def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
-    """What a model file holds, and where its spec goes."""
+    """What a model file holds, and where its spec goes: of one in the cache of the Hugging Face Hub, here."""
     from pipeline.compile.preflight import POINTER, is_pointer
+    from pipeline.drafts.facts import model_name
     from pipeline.drafts.model_package import MANIFEST, look_at_package
     from pipeline.drafts.onnx_model import look_at_onnx, look_at_triton
     from pipeline.drafts.torch_model import look_at_pt2
+    from pipeline.sources.hub import fetch, find_cached
 
     if (model / "saved_model.pb").is_file():
         raise InputError(f"{model} {_OTHERS['.pb']}")
@@ -217,6 +221,13 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
         )
     if is_pointer(model):
         raise InputError(f"{model} {POINTER}")
+    if hub_file := find_cached(model):
+        folder = out.parent if out else Path()
+        fetch(hub_file, folder)
+        model_facts, _ = _look(folder / hub_file.path, folder / "spec.yaml")
+        name = model_name(hub_file.repository.partition("/")[2] or hub_file.repository)
+        source = {"hf": hub_file.repository, "revision": hub_file.revision, "file": hub_file.file}
+        return replace(model_facts, name=name, source=source, deciding=frozenset()), out or folder / f"{name}.yaml"
     suffix = model.suffix.lower()
     folder = (out or model).parent
     relative_path = _below(model, folder)
@@ -239,9 +250,10 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
 
 def _below(file: Path, folder: Path) -> str:
     """The file's path in the folder of the spec. Raises InputError for one outside of it."""
-    if not file.resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"{file} is outside {folder}, where the spec goes; a spec names files of its own folder")
-    return str(file.resolve().relative_to(folder.resolve()))
+    real_file, real_folder = file.resolve(), folder.resolve()
+    if not real_file.is_relative_to(real_folder):
+        raise InputError(f"{real_file} is outside {folder}, where the spec goes; a spec names files of its own folder")
+    return str(real_file.relative_to(real_folder))
 
 
 def _look_at_entry_point(text: str, out: Path | None, requests: Path | None) -> tuple["FoundModel", Path]:
