@@ -184,31 +184,26 @@ def test_sizes_that_would_fill_the_memory_are_not_tried(tmp_path: Path, monkeypa
     )
     assert all("(ValueError)" in dim.why for dim in look_at_onnx(path, "m.onnx").dims.values())
     assert 256**3 in tried and max(tried) <= 1 << 26
-    path = write(
-        tmp_path / "n.onnx", [node("Relu", ["x"], ["y"])], [value("x", ["i", 1 << 27])], [value("y", ["i", "j"])]
-    )
+    onnx.save(build(f"float[i,{1 << 27}] x", "float[i,j] y", "y = Relu(x)", {}), path := tmp_path / "n.onnx")
     assert "(inputs of more than 67108864 elements are not tried)" in look_at_onnx(path, "n.onnx").dims["i"].why
 
 
 def test_the_sizes_of_many_dims_are_tried_for_the_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = [value(f"x{n}", ["batch", None]) for n in range(14)]
-    concat = node("Concat", [one.name for one in inputs], ["c"], axis=1)
-    never = node("Reshape", ["c", "shape"], ["y"])
-    given = [node("Constant", [], ["shape"], value_ints=[-1, 100003]), concat, never]
+    names, shape = [f"x{n}" for n in range(14)], {"shape": [-1, 100003]}
+    text = f"c = Concat<axis=1>({', '.join(names)}) y = Reshape(c, shape)"
+    model = build(", ".join(f"float[batch,?] {name}" for name in names), "float[rows,100003] y", text, shape)
+    onnx.save(model, tmp_path / "many.onnx")
     monkeypatch.setattr("pipeline.drafts.probing._SECONDS", 0.1)
-    assert len(drafted(write(tmp_path / "many.onnx", given, inputs, [value("y", ["rows", 100003])])).dims) == 15
+    assert len(drafted(tmp_path / "many.onnx").dims) == 15
 
 
 def test_a_loop_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    truth, doubled = node("Identity", ["on"], ["still"]), node("Add", ["v", "v"], ["next"])
-    ends = [value("i", [], 7), value("on", [], 9), value("v", ["n"])], [value("still", [], 9), value("next", ["n"])]
-    body = helper.make_graph([truth, doubled], "body", *ends)
-    always = node("Constant", [], ["always"], value=numpy_helper.from_array(np.array(True)))
-    loop = node("Loop", ["", "always", "x"], ["y"], body=body)
+    body = "body (int64 i, bool on, float[n] v) => (bool o, float[n] w) { o = Identity(on) w = Add(v, v) }"
+    model = build("float[n] x", "float[n] y", f"y = Loop<body = {body}>(, always, x)", {"always": np.array(True)})
+    onnx.save(model, tmp_path / "m.onnx")
     monkeypatch.setattr("pipeline.drafts.probing._SECONDS", 0.5)
     monkeypatch.setattr("pipeline.drafts.probing.RUN_SECONDS", 0.1)
-    path = write(tmp_path / "m.onnx", [always, loop], [value("x", ["n"])], [value("y", ["n"])])
-    assert "(the run took longer than 0.1 s)" in look_at_onnx(path, "m.onnx").dims["batch"].why
+    assert "(the run took longer than 0.1 s)" in look_at_onnx(tmp_path / "m.onnx", "m.onnx").dims["batch"].why
 
 
 @pytest.mark.parametrize("runs", [1, 4, 5, 6])
