@@ -151,46 +151,37 @@ def draft_spec(model: Path, targets: str | None) -> tuple[Path, bool]:
 
 def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> None:
     """Write a spec for each graph beside the ensemble's, which lies in the folder of the first."""
+    from pipeline.drafts import text as drafts
     from pipeline.drafts.facts import model_name
-    from pipeline.drafts.text import (
-        FoundGraph,
-        check_unknown,
-        connect_states,
-        find_connections,
-        find_unconnected,
-        graph_key,
-        name_graphs,
-        write_ensemble,
-        write_spec,
-    )
     from pipeline.sources.onnx_header import read_header
 
     named_models = [_split_name(text) for text in models]
     first_model = named_models[0][1]
     path = out or first_model.parent / f"{model_name(first_model.resolve().parent.name)}.yaml"
-    graphs = list[FoundGraph]()
+    ensemble_name, graphs = model_name(path.stem), list[drafts.FoundGraph]()
     for name, model in named_models:
         if model.is_file() and model.suffix.lower() != ".onnx":
             raise InputError(f"{model}: several files are connected by what ONNX files say; export it to ONNX")
         model_facts, _ = _look(model, path.parent / "spec.yaml")
         outputs_by_name = {tensor.name: tensor for tensor in read_header(model).gives}
         outputs = tuple(outputs_by_name[name] for name in model_facts.outputs or outputs_by_name)
-        graphs.append(FoundGraph(graph_key(name or model.stem, [graph.key for graph in graphs]), model_facts, outputs))
-    check_unknown(graphs)
-    ensemble_name = model_name(path.stem)
-    graphs = connect_states(name_graphs(ensemble_name, graphs))
+        key = drafts.graph_key(name or model.stem, [graph.key for graph in graphs])
+        model_facts = replace(model_facts, name=model_name(f"{ensemble_name}-{key}"))
+        graphs.append(drafts.FoundGraph(key, model_facts, outputs))
+    drafts.check_unknown(graphs)
+    graphs = drafts.connect_states(graphs)
     files = {graph.key: f"{graph.model.name if graph.key == path.stem else graph.key}.yaml" for graph in graphs}
     if len({path.name, *files.values()}) <= len(files):
         raise InputError(f"{path} and {', '.join(files.values())} are not all different; name graphs with NAME=FILE")
-    texts = {path: write_ensemble(ensemble_name, graphs, files).encode()}
-    texts |= {path.parent / files[graph.key]: write_spec(graph.model).encode() for graph in graphs}
+    texts = {path: drafts.write_ensemble(ensemble_name, graphs, files).encode()}
+    texts |= {path.parent / files[graph.key]: drafts.write_spec(graph.model).encode() for graph in graphs}
     _write(texts, force)
     say(f"wrote {path}, and {', '.join(files.values())} for its graphs")
     for key, state in ((graph.key, state) for graph in graphs for state in graph.model.states):
         say(f"  {key}.{state.input} is a state: it takes {state.output} of the previous call")
-    for connection in find_connections(graphs):
+    for connection in drafts.find_connections(graphs):
         say(f"  {connection.key}: {connection.source or 'FILL_IN'}: {connection.why}")
-    for key, is_apart in find_unconnected(graphs).items():
+    for key, is_apart in drafts.find_unconnected(graphs).items():
         unclear_text = "FILL_IN: nothing shows what connects it; if nothing does, name its outputs in outputs"
         say(f"  {key}: {'side by side: no output fits an input' if is_apart else unclear_text}")
     say(f"read them, write the data that golden names, then: enginesmith plan {path}")

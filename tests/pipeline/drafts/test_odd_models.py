@@ -93,24 +93,18 @@ def test_an_input_of_unknown_rank_is_a_line_to_fill_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "inputs", "size"),
+    ("text", "axes", "axis", "size"),
     [
-        ("MatMul", ["batch", "features"], (-1, 8)),
-        ("Conv", ["batch", "channels", "height", "width"], (1, 3)),
-        ("Transpose", ["batch", "height", "width", "channels"], (3, 3)),
+        ("y = MatMul(x, w)", "batch,features", -1, 8),
+        ("y = Conv(x, k)", "batch,channels,height,width", 1, 3),
+        ("t = Transpose<perm=[0, 3, 1, 2]>(x) y = Conv(t, k)", "batch,height,width,channels", 3, 3),
     ],
 )
-def test_axes_that_the_weights_fix_are_no_dims(tmp_path: Path, kind: str, inputs: list[str], size: tuple) -> None:
-    nodes = [PRODUCT] if kind == "MatMul" else [node("Conv", ["x"], ["y"])]
-    if kind != "MatMul":
-        first = "x" if kind == "Conv" else "t"
-        nodes = [node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2])] if kind == "Transpose" else []
-        shape = node("Constant", [], ["k"], value=numpy_helper.from_array(np.ones((4, 3, 1, 1), "f4")))
-        nodes = [shape, *nodes, node("Conv", [first, "k"], ["y"])]
-    outputs = [value("y", ["a", "b", "c", "d"][: len(inputs)])]
-    spec = drafted(write(tmp_path / "m.onnx", nodes, [value("x", inputs)], outputs))
-    axis, wanted = size
-    assert spec.inputs["x"].shape[axis] == wanted and len(spec.dims) == len(inputs) - 1
+def test_axes_that_the_weights_fix_are_no_dims(tmp_path: Path, text: str, axes: str, axis: int, size: int) -> None:
+    weights, rank = {"w": np.ones((8, 4)), "k": np.ones((4, 3, 1, 1))}, len(axes.split(","))
+    onnx.save(build(f"float[{axes}] x", f"float[{','.join('abcd'[:rank])}] y", text, weights), tmp_path / "m.onnx")
+    spec = drafted(tmp_path / "m.onnx")
+    assert spec.inputs["x"].shape[axis] == size and len(spec.dims) == rank - 1
 
 
 def test_an_ir_version_that_no_runtime_reads_yet_is_no_obstacle(tmp_path: Path) -> None:
