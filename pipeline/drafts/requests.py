@@ -24,7 +24,7 @@ from enginesmith.recording.traffic import MOST_LINE_BYTES, decode_input, read_tr
 from pipeline.drafts.facts import is_batch
 from validation.data.batches import leading_dim
 from validation.data.samples import Samples, resize
-from validation.data.stored import find_arrays
+from validation.data.stored import Stored, find_arrays
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 LINES = frozenset({".jsonl", ".ndjson", ".traffic"})
@@ -216,7 +216,7 @@ def _observe_json(record: Mapping[str, object]) -> dict[str, RequestInput]:
     return request_inputs
 
 
-def _observe_array(array: Array, dtype: str, stacked: bool) -> RequestInput:
+def _observe_array(array: Array | Stored, dtype: str, stacked: bool) -> RequestInput:
     return RequestInput(dtype, array.dtype.kind, tuple((size, size) for size in array.shape), stacked)
 
 
