@@ -19,7 +19,7 @@ from enginesmith.registry.store.files import make_folder, reachable
 
 _PIN = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==([A-Za-z0-9][A-Za-z0-9.+!_-]*)")
 # How the lines begin in which pip says what it does.
-_STEPS = ("Collecting", "Downloading", "Using cached", "Installing", "Successfully")
+_STEPS = ("Collecting", "Processing", "Downloading", "Using cached", "Installing", "Successfully")
 
 
 def parse_pins(texts: Sequence[str]) -> dict[str, str]:
