@@ -6,6 +6,7 @@ CPU's integer kernels saturate it gets other weights that mean the same (`satura
 too, and its engines are proven against the reference like any other's.
 """
 
+import threading
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -131,6 +132,25 @@ def open_interpreter(
         return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's errors share no base class of their own
         raise ModelError(f"onnxruntime cannot load {what}: {words_of(error)}") from error
+
+
+def run_within(session: Untyped, inputs: Tensors, seconds: float) -> Untyped:
+    """All outputs of an interpreter's session. Raises what it raises, and ModelError when the run takes longer than
+    `seconds`; it ends between two nodes, within loops too."""
+    import onnxruntime as ort
+
+    options = ort.RunOptions()
+    options.log_severity_level = 4
+    timer = threading.Timer(seconds, setattr, (options, "terminate", True))
+    timer.start()
+    try:
+        return session.run(None, inputs, options)
+    except failures() as error:
+        if not options.terminate:
+            raise
+        raise ModelError(f"the run took longer than {seconds:g} s") from error
+    finally:
+        timer.cancel()
 
 
 def accepts(model: bytes) -> bool:

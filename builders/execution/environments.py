@@ -9,14 +9,17 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from enginesmith.core.errors import InputError, UnavailableError, digest_of
 from enginesmith.registry.store.files import make_folder, reachable
 
 _PIN = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)==([A-Za-z0-9][A-Za-z0-9.+!_-]*)")
+# How the lines begin in which pip says what it does.
+_STEPS = ("Collecting", "Processing", "Downloading", "Using cached", "Installing", "Successfully")
 
 
 def parse_pins(texts: Sequence[str]) -> dict[str, str]:
@@ -34,10 +37,11 @@ def plain_name(package: str) -> str:
     return re.sub(r"[-_.]+", "-", package).lower()
 
 
-def make_environment(pins: Mapping[str, str], folder: Path) -> Path:
+def make_environment(pins: Mapping[str, str], folder: Path, note: Callable[[str], object] = str) -> Path:
     """The interpreter of an environment below `folder` with these versions, which pip installs if they are not there.
 
-    Raises UnavailableError with pip's reason.
+    note: called with what pip collects, downloads and installs, and after how many seconds. Raises UnavailableError
+    with pip's reason.
     """
     stdlib = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
     paths = [
@@ -53,29 +57,35 @@ def make_environment(pins: Mapping[str, str], folder: Path) -> Path:
                 if not environment.exists():
                     try:
                         venv.create(staging, clear=True, symlinks=True)  # what a killed process left goes
-                        _install(staging, paths, pins)
+                        _install(staging, paths, pins, note)
                         staging.rename(environment)
                     finally:
                         shutil.rmtree(staging, ignore_errors=True)
     return environment / "bin" / "python"
 
 
-def _install(environment: Path, places: Sequence[str], pins: Mapping[str, str]) -> None:
+def _install(environment: Path, places: Sequence[str], pins: Mapping[str, str], note: Callable[[str], object]) -> None:
     base_vars = {"base": str(environment), "platbase": str(environment)}
     path_file = Path(sysconfig.get_path("purelib", "venv", base_vars)) / "behind.pth"
     path_file.write_text("".join(f"import site; site.addsitedir({folder!r})\n" for folder in places), encoding="utf-8")
     requirements = [f"{name}=={version}" for name, version in pins.items()]
     command = [sys.executable, "-m", "pip", "--python", str(environment / "bin" / "python"), "install", "--no-input"]
-    process = subprocess.run(
-        [*command, "--quiet", "--disable-pip-version-check", *requirements],
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    name, began = f"environment with {', '.join(requirements)}", time.monotonic()
+    note(f"{name}: venv was made, pip begins")
+    with subprocess.Popen(
+        [*command, "--disable-pip-version-check", "--progress-bar=off", *requirements],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    ) as process:  # fmt: skip
+        lines = []
+        for line in filter(None, map(str.strip, process.stdout or ())):
+            lines.append(line)
+            if line.startswith(_STEPS):
+                note(f"{name}: {line} ({time.monotonic() - began:.0f} s)")
     if process.returncode:
-        lines = [line for line in process.stderr.splitlines() if line.strip()]
-        reason = lines[-1] if lines else f"exit status {process.returncode}"
-        if connection_match := re.search(r"connection broken by .*: ([^']*)'", process.stderr):
+        reason, output = lines[-1] if lines else f"exit status {process.returncode}", "\n".join(lines)
+        if connection_match := re.search(r"connection broken by .*: ([^']*)'", output):
             reason = f"the package index cannot be reached ({connection_match[1]})"
-        elif versions_match := re.search(r"\(from versions: ([^)]*)\)", process.stderr):
+        elif versions_match := re.search(r"\(from versions: ([^)]*)\)", output):
             newest_text = ", ".join(versions_match[1].split(", ")[-3:])
             reason = f"there is no such version; the newest that pip finds are {newest_text}"
         raise UnavailableError(

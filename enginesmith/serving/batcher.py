@@ -124,7 +124,8 @@ class Batcher(SelfClosing):
     session: a router, or an opened engine.  most: samples of a batch, at most.  wait_s: seconds that a request waits
     for others, at most, while the worker is free.  dim: of the batch; every input and output has it as an axis.
     record: called with each answered request by the worker.  log: so many of the last ones are kept in `served`.
-    Raises InputError for limits out of range, and for an input or output without the batch dim.
+    Raises InputError for limits out of range, for more samples than any engine of a router takes, and for an input or
+    output without the batch dim.
     """
 
     def __init__(
@@ -141,6 +142,10 @@ class Batcher(SelfClosing):
         if unbatched_names := [spec.name for spec in (*session.inputs, *session.outputs) if dim not in spec.shape]:
             raise InputError(
                 f"{unbatched_names[0]!r} has no axis {dim!r}, so that requests cannot be joined; name the batch dim"
+            )
+        if isinstance(session, Router) and most > (largest := session.largest(dim)):
+            raise InputError(
+                f"most is {most}, and the router's engines take {dim} {largest} at most; give that, or less"
             )
         self._session, self._dim = session, dim
         self._record, self._check, self._joins = record, InputCheck(session.inputs), dict[_Key, _Join]()

@@ -16,6 +16,7 @@ from enginesmith.core.types import PLUS, Session, Tensors
 from enginesmith.descriptions import DescribedGraph, check_engine, decode_description, find_engine, read_description
 from enginesmith.opening import open_onnx
 from enginesmith.serving.buckets import (
+    UNBOUNDED,
     EngineBucket,
     Route,
     RoutedEngine,
@@ -240,6 +241,10 @@ class Router(Session, SelfClosing):
             raise InputError(f"no size of dim {missing_dim!r}; give a whole number for each of {', '.join(self._dims)}")
         route = self._route({dim: sizes[dim] for dim in self._dims})
         return None if route is None else route.padded
+
+    def largest(self, dim: str) -> int:
+        """The largest size of a dim of the inputs that an engine takes."""
+        return UNBOUNDED if self._fallbacks else max(bucket.bounds[dim].most for bucket in self.buckets)
 
     def counts(self) -> RouterCounts:
         """What was counted so far; `enginesmith.core.codec.encode` makes JSON of it."""

@@ -37,7 +37,7 @@ from pipeline.sources.export import choose_outputs
 from pipeline.sources.onnx_header import fix_inputs, format_shape
 from pipeline.sources.onnx_model import dtype_name, external_files, load_onnx, spec_of, why_no_tensor
 from pipeline.sources.walk import all_nodes, all_tensors
-from pipeline.spec.source import FILL_IN, INPUT_DTYPES
+from pipeline.spec.source import FILL_IN, INPUT_DTYPES, LARGEST_SIZE
 
 # Operators whose weights int8 makes smaller and faster.
 _HEAVY = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul", "RNN", "LSTM", "GRU", "Attention", "Einsum"})
@@ -176,10 +176,11 @@ def _read_input(value: onnx.ValueInfoProto, sizes: Mapping[tuple[str, int], int]
             f"input {spec.name!r} is {spec.dtype}; inputs are {', '.join(INPUT_DTYPES)}: export the model with one of "
             "these, and a cast behind it"
         )
-    if 0 in spec.shape:
+    if any(isinstance(dim, int) and not 0 < dim < LARGEST_SIZE for dim in spec.shape):
+        problem = "always empty" if 0 in spec.shape else "larger than any engine takes"
         raise ModelError(
-            f"input {spec.name!r} is {format_shape(spec.shape)}, which is always empty; export the model without it, "
-            "or with that axis dynamic"
+            f"input {spec.name!r} is {format_shape(spec.shape)}, which is {problem}; export the model without it, or "
+            "with that axis dynamic"
         )
     shape = (sizes.get((spec.name, axis), dim) if isinstance(dim, str) else dim for axis, dim in enumerate(spec.shape))
     return replace(spec, shape=tuple(shape))
@@ -264,8 +265,9 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
         raise InputError(f"{config} is no protobuf text: {error}") from error
     platform = config_message.text("backend") or config_message.text("platform") or "onnxruntime"
     if not platform.startswith("onnxruntime"):
+        remedy = "the ONNX files of its steps, in their order" if platform == "ensemble" else "the model"
         raise InputError(
-            f"{config} is of the platform {platform!r}; configurations of onnxruntime are read: name the model"
+            f"{config} is of the platform {platform!r}; configurations of onnxruntime are read: name {remedy}"
         )
     name = config_message.text("default_model_filename") or "model.onnx"
     version_numbers = config_message.message("version_policy").message("specific").numbers("versions")

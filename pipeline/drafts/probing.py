@@ -17,7 +17,7 @@ import onnx
 from builders.onnx_graphs.outline import lacks_lists
 from builders.onnx_graphs.structure import find_tables
 from builders.onnx_graphs.weights import has_external
-from builders.reference import open_interpreter, words_of
+from builders.reference import open_interpreter, run_within, words_of
 from enginesmith.arrays import check_inputs
 from enginesmith.core.errors import DataError, ModelError
 from enginesmith.core.types import PLUS, Dim, Tensors, TensorSpec, rename_dims
@@ -32,6 +32,8 @@ _SIZES = (64, 128, 32, 256, 16, 224, 320, 512, 576, 640, 1024, 48, 28, 96, 160, 
 _BATCHES = (2, 4, 8, 16, 3, 32)
 _STEPS = (1, 2, 4, 8, 16, 32, 64)
 _SECONDS = 20
+# After which a run is ended: without a limit, a loop that never ends could not be interrupted.
+RUN_SECONDS = 40
 # Requests that are tried at other sizes.
 _SAMPLES = 8
 # Of all inputs together; a video of 16 frames at 1024x1024 has 50 million.
@@ -53,7 +55,7 @@ def open_graph(model: onnx.ModelProto, path: Path, title: str) -> Run:
 
     def run(inputs: Tensors) -> object:
         indices = {name: np.minimum(inputs[name], tables[name] - 1) for name in inputs.keys() & tables.keys()}
-        return session.run(None, {**inputs, **indices})
+        return run_within(session, {**inputs, **indices}, RUN_SECONDS)
 
     return run
 
@@ -190,7 +192,10 @@ class _Probe:
 
     def runs(self, sizes: Mapping[str, int]) -> bool:
         """Whether the graph ends without an error at these sizes. False when the time is over."""
-        if self.is_over or _count_elements(self.inputs, sizes) > _MOST_ELEMENTS:
+        if self.is_over:
+            return False
+        if _count_elements(self.inputs, sizes) > _MOST_ELEMENTS:
+            self.last_error = self.last_error or f"inputs of more than {_MOST_ELEMENTS} elements are not tried"
             return False
         return self.ends(lambda: self._run({spec.name: self._array(spec, sizes) for spec in self.inputs}))
 

@@ -24,7 +24,7 @@ from enginesmith.recording.traffic import MOST_LINE_BYTES, decode_input, read_tr
 from pipeline.drafts.facts import is_batch
 from validation.data.batches import leading_dim
 from validation.data.samples import Samples, resize
-from validation.data.stored import find_arrays
+from validation.data.stored import Stored, find_arrays
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 LINES = frozenset({".jsonl", ".ndjson", ".traffic"})
@@ -192,13 +192,7 @@ def _observe(path: Path) -> Iterator[dict[str, RequestInput]]:
                 yield from _observe(file)
         elif suffix in (".npz", ".npy", ".safetensors"):
             arrays = stored_arrays(path) if suffix != ".safetensors" else find_arrays(path, [])
-            yield {
-                name: RequestInput(
-                    array.dtype.name, array.dtype.kind, tuple((size, size) for size in array.shape), True
-                )
-                for name, array in arrays.items()
-                if array.shape
-            }
+            yield {name: _observe_array(array, array.dtype.name, True) for name, array in arrays.items() if array.shape}
         elif suffix in LINES:
             for _, record in JsonLinesReader(path, MOST_LINE_BYTES):
                 if "kind" not in record:
@@ -218,9 +212,12 @@ def _observe_json(record: Mapping[str, object]) -> dict[str, RequestInput]:
     for name, value in tensors.items():
         has_dtype = isinstance(value, dict)
         array: Array = decode_input(name, value, None) if has_dtype else np.asarray(value)
-        sizes = tuple((size, size) for size in array.shape)
-        request_inputs[name] = RequestInput(array.dtype.name if has_dtype else "", array.dtype.kind, sizes, False)
+        request_inputs[name] = _observe_array(array, array.dtype.name if has_dtype else "", False)
     return request_inputs
+
+
+def _observe_array(array: Array | Stored, dtype: str, stacked: bool) -> RequestInput:
+    return RequestInput(dtype, array.dtype.kind, tuple((size, size) for size in array.shape), stacked)
 
 
 @dataclass(frozen=True)
@@ -388,10 +385,8 @@ def _keep(some: dict[str, Tensors], digest: str, request: Tensors) -> None:
 def read_samples(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], scaling: Scaling) -> Iterator[Tensors]:
     """The requests, each checked; one for a batch as one for each of its samples. Raises DataError with its number."""
     batch_dim = leading_dim(inputs)
-    is_single = any(dim.name == batch_dim and dim.min == dim.multiple == 1 for dim in dims) and is_batch(
-        batch_dim or ""
-    )
-    is_single = is_single and not any(batch_dim in spec.shape[1:] for spec in inputs)
+    single_dims = {dim.name for dim in dims if dim.min == dim.multiple == 1 and is_batch(dim.name)}
+    single_dims -= {size for spec in inputs for size in spec.shape[1:] if isinstance(size, str)}
     for request_number, request in enumerate(read_requests(path, inputs, dims, scaling)):
         location = f"{path}: request {request_number}"
         try:
@@ -401,7 +396,7 @@ def read_samples(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], 
         for name, array in request.items():
             if array.dtype.kind == "f" and (nonfinite_text := describe_nonfinite(array)):
                 raise DataError(f"{location}: input {name!r} holds {nonfinite_text}; remove or repair that request")
-        if not is_single or batch_dim is None:
+        if batch_dim not in single_dims:
             yield request
             continue
         for row in range(sizes[batch_dim]):

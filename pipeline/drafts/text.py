@@ -10,7 +10,7 @@ import yaml
 from enginesmith.core.errors import InputError
 from enginesmith.core.state import State, step_inputs
 from enginesmith.core.types import TensorSpec
-from pipeline.drafts.facts import FoundModel, as_inputs, model_name, stem_of
+from pipeline.drafts.facts import FoundModel, as_inputs, stem_of
 from pipeline.sources.onnx_header import HeaderTensor, can_be_equal, format_shape
 from pipeline.spec.source import FILL_IN
 
@@ -129,13 +129,6 @@ def graph_key(stem: str, keys: Sequence[str]) -> str:
     return next(name for name in (slug, *(f"{slug}-{number}" for number in range(2, 99))) if name not in keys)
 
 
-def name_graphs(ensemble_name: str, graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
-    """The graphs with models called 'WHOLE-GRAPH'."""
-    return [
-        replace(graph, model=replace(graph.model, name=model_name(f"{ensemble_name}-{graph.key}"))) for graph in graphs
-    ]
-
-
 def _steps(graph: FoundGraph) -> tuple[TensorSpec, ...]:
     """What a graph is given in each step: its inputs without its states."""
     return step_inputs(graph.model.inputs, graph.model.states)
@@ -151,15 +144,12 @@ def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
             shared_input = _find_shared(spec, graphs[:index])
             if shared_input is not None:
                 name = re.sub(r"[^A-Za-z0-9_-]+", "_", shared_input[1])[:64]
-                entry = FoundConnection(
-                    f"{shared_input[0]}.{shared_input[1]}", name, "an input of the whole that goes to several"
-                )
-                connections += [entry] * (entry not in connections) + [
-                    FoundConnection(key, name, "the same, by name and shape")
-                ]
+                reason = "an input of the whole that goes to several"
+                connections.append(FoundConnection(".".join(shared_input), name, reason))
+                connections.append(FoundConnection(key, name, "the same, by name and shape"))
             elif source_match is not None:
                 connections.append(FoundConnection(key, *source_match))
-    return connections
+    return [*dict.fromkeys(connections)]
 
 
 def find_unconnected(graphs: Sequence[FoundGraph]) -> dict[str, bool]:

@@ -79,9 +79,8 @@ def look_at_module(folder: Path, entry: str, requests: Path | None = None) -> Fo
             model_facts = _as_requested(model_facts, reading)
         elif refusal:
             model_facts = replace(model_facts, refused=refusal, notes=(*model_facts.notes, refusal))
-        model_facts = (
-            model_facts if model_facts.unknown else _try_out(model_facts, run, sizes, reading.ranges if reading else {})
-        )
+        if not model_facts.unknown:
+            model_facts = _try_out(model_facts, run, sizes, reading.ranges if reading else {})
     return replace(model_facts, outputs=outputs[0] if outputs else ())
 
 

@@ -177,7 +177,7 @@ def list_served(store: Store, upgrade: Upgrade, references: Sequence[str] = ()) 
 @dataclass
 class Rehearser:
     """Rehearses units. context: of this environment.  remote: runs each unit on a machine that has its hardware; None:
-    they run here.  note: called before an environment is made, with its name.
+    they run here.  note: called with what pip does for an environment.
 
     executors: of the environments in use, by side and versions.  toolchains: what backends build with in the new one,
     by request; each answer takes a process there.  results: by version and unit.
@@ -211,8 +211,7 @@ class Rehearser:
             return Path(sys.executable)
         if (cache := local_cache()) is None:
             raise InputError("ENGINESMITH_CACHE_BYTES is 0: there is no cache for an environment; give --python PATH")
-        self.note(f"environment with {', '.join(f'{name}=={version}' for name, version in pins.items())} ...")
-        return make_environment(pins, cache.folder / "environments")
+        return make_environment(pins, cache.folder / "environments", self.note)
 
     def rehearse(self, manifest: Manifest, entry: EngineEntry) -> UnitRehearsal:
         """A unit with both toolchains: measured now, or from a record, so that a killed rehearsal goes on behind it.

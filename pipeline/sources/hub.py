@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from os.path import normpath
 from pathlib import Path, PurePosixPath
 
 from builders.onnx_graphs.wire import Field, fields, inner_fields, inner_text
@@ -37,11 +38,15 @@ _EXTERNAL_DATA = 13
 
 @dataclass(frozen=True)
 class HubFile:
-    """A file of a repository. revision: the commit, 40 hexadecimal digits.  file: its path in the repository."""
+    """A file of a repository. revision: the commit, 40 hexadecimal digits.  file: its path in the repository.
+
+    cache: of huggingface_hub, where not the usual one.
+    """
 
     repository: str
     revision: str
     file: str
+    cache: Path | None = None
 
     @property
     def path(self) -> str:
@@ -50,6 +55,12 @@ class HubFile:
 
     def __str__(self) -> str:
         return f"{self.file} of {self.repository} at {self.revision[:12]}"
+
+
+def find_cached(path: Path) -> HubFile | None:
+    """The file of the Hub that a path in a cache of huggingface_hub is; None for any other path."""
+    match = re.fullmatch(r"(.*)/models--([^/]+)/snapshots/([0-9a-f]{40})/(.+)", normpath(path.absolute()))
+    return HubFile(match[2].replace("--", "/", 1), match[3], match[4], Path(match[1])) if match else None
 
 
 def fetch(hub_file: HubFile, folder: Path) -> None:
@@ -103,7 +114,9 @@ def _download(hub_file: HubFile) -> Path:
     from huggingface_hub import errors, hf_hub_download
 
     try:
-        path = Path(hf_hub_download(hub_file.repository, hub_file.file, revision=hub_file.revision))
+        path = Path(
+            hf_hub_download(hub_file.repository, hub_file.file, revision=hub_file.revision, cache_dir=hub_file.cache)
+        )
     except errors.GatedRepoError as error:
         remedy = "accept its terms on its page, and set HF_TOKEN"
         raise InputError(f"{hub_file}: only users who have accepted its terms may download it; {remedy}") from error

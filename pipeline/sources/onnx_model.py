@@ -297,7 +297,7 @@ def _parse(path: Path, whole: bool = False) -> onnx.ModelProto:
     except DecodeError as error:
         raise ModelError(f"{path} is truncated or not an ONNX file ({error}); export or download it again") from error
     if not model.opset_import or not model.graph.output:
-        raise ModelError(f"{path} holds no ONNX graph; export or download it again")
+        raise ModelError(f"{path} holds no ONNX graph with an opset and an output; export or download it again")
     name_counts = Counter(value.name for value in model.graph.input)
     if duplicate := next((name for name, count in name_counts.items() if count > 1), None):
         raise ModelError(f"{path} has two inputs called {duplicate[:80]!r}; export it again")

@@ -205,6 +205,8 @@ _LONGEST_LINE = 500
 MOST_NODES = 100_000
 # What no text has: all control characters but tabs and ends of lines.
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+# Half of a character, as the escape "\ud800" gives it; UTF-8 has none.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 # The key that specs of ensembles alone have, as far as a look shows.
 _GRAPHS = re.compile(rb"^[\"']?graphs[\"']?[ \t]*:", re.MULTILINE)
@@ -289,7 +291,8 @@ def _quickly_composed(text: str) -> yaml.Node | None:
 
 
 def _duplicate_keys(path: Path, root: yaml.Node) -> Iterator[str]:
-    """A message for each key given twice; walks the tree as its aliases expand, and stops at `MOST_NODES` or a loop."""
+    """A message for each key given twice, and for text that no file can hold; walks the tree as its aliases expand, and
+    stops at `MOST_NODES` or a loop."""
     pending_nodes: list[tuple[yaml.Node, tuple[int, ...]]] = [(root, ())]
     node_count = 0
     while pending_nodes:
@@ -299,7 +302,9 @@ def _duplicate_keys(path: Path, root: yaml.Node) -> Iterator[str]:
             yield f"{path}:{node.start_mark.line + 1}: aliases expand to more than {MOST_NODES} values; write them out"
             return
         path_ids = (*ancestor_ids, id(node))
-        if isinstance(node, yaml.SequenceNode):
+        if isinstance(node, yaml.ScalarNode) and (match := _SURROGATE.search(node.value)):
+            yield f"{path}:{node.start_mark.line + 1}: {match[0]!r} is half of a character; write the whole character"
+        elif isinstance(node, yaml.SequenceNode):
             pending_nodes += [(child, path_ids) for child in node.value]
         elif isinstance(node, yaml.MappingNode):
             keys = [key for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
@@ -307,7 +312,7 @@ def _duplicate_keys(path: Path, root: yaml.Node) -> Iterator[str]:
             key_counts = Counter(key.value for key in keys) if len(key_nodes) < len(keys) else {}
             for name in sorted(name for name, count in key_counts.items() if count > 1):
                 yield f"{path}:{key_nodes[name].start_mark.line + 1}: key {name!r} is given twice; keep one"
-            pending_nodes += [(child, path_ids) for _, child in node.value]
+            pending_nodes += [(child, path_ids) for pair in node.value for child in pair]
 
 
 def _construct(path: Path, root: yaml.Node) -> object:

@@ -250,6 +250,7 @@ def test_several_mistakes_come_together_with_their_line_numbers(project: Project
 
 
 ALIASES = "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(8))
+HALVES = {"key": b'inputs: {"\\ud800": 1}', "item": b'outputs: ["a\\ud800"]', "uri": b'serve: "\\ud800"'}
 
 
 @pytest.mark.parametrize(
@@ -266,6 +267,7 @@ ALIASES = "".join(f"{chr(98 + i)}: &{chr(98 + i)} [{', '.join(['*' + chr(97 + i)
         ("zero", b"model: \x00\n", "is a binary file, and a spec is YAML text; `enginesmith init`"),
         ("binary", b"\xff\xfe\x00\x01", "is a binary file, and a spec is YAML text; `enginesmith init` writes"),
         ("latin", "model: a\n# gr\u00fcn\n".encode("latin-1"), ":2: byte 0xfc is not UTF-8; save the file as UTF-8"),
+        *((place, text, r":1: '\\ud800' is half of a character; write") for place, text in HALVES.items()),
         ("huge", b"#" * (2 << 20), "is larger than 1048576 bytes, so it is not a spec; `enginesmith init` writes"),
         ("a.onnx", b"\x08\x08", "is a file of a model, and not a spec; write a spec with `enginesmith init`, and name"),
         ("b.onnx", b"#" * (2 << 20), "is a file of a model, and not a spec; .* as source.onnx"),

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 _DEEPEST = 20
 _TOKEN = re.compile(r'\s*(?:#[^\n]*\s*)*("(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|[A-Za-z0-9_.+\-/]+|[{}\[\]:,;<>])')
+# A hexadecimal number, or an octal one, which is read as the decimal one.
+_OTHER_BASE = re.compile("0[xX]([0-9a-fA-F]+)|0([0-7]+)")
 _CLOSING = {"{": "}", "<": ">"}
 
 
@@ -134,6 +136,8 @@ def _values(tokens: list[tuple[str, int]], line: int, depth: int) -> list["str |
     if lexeme != "[":
         if lexeme in "}>]:":
             raise ValueError(f"line {line}: a value is missing before {lexeme!r}")
+        if match := _OTHER_BASE.fullmatch(lexeme):
+            return [str(int(match[1], 16) if match[1] else int(match[2], 8))]
         return [lexeme[1:-1] if lexeme[0] in "\"'" else lexeme]
     values: list[str | ProtoMessage] = []
     while tokens and tokens[-1][0] != "]":

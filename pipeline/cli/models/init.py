@@ -93,11 +93,13 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
         say(f"wrote {path}; fill in the files it names, then: enginesmith plan {path}")
         return
     from pipeline.drafts.text import write_spec
+    from pipeline.sources.hub import find_cached
 
     is_file = ":" not in model or Path(model).exists()
     model_facts, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out, requests)
     states = [state.input for state in model_facts.states] if requests else []
-    file = path.parent / str(model_facts.source.get("onnx", ""))
+    hub_file = find_cached(Path(model))
+    file = path.parent / (hub_file.path if hub_file else str(model_facts.source.get("onnx", "")))
     model_facts, writers = _split(model_facts, file, requests, scaling) if requests else (model_facts, {})
     text = write_spec(model_facts, *writers).encode()
     _write({path: text, **{path.parent / name: writers[name] for name in writers}}, force)
@@ -149,46 +151,37 @@ def draft_spec(model: Path, targets: str | None) -> tuple[Path, bool]:
 
 def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> None:
     """Write a spec for each graph beside the ensemble's, which lies in the folder of the first."""
+    from pipeline.drafts import text as drafts
     from pipeline.drafts.facts import model_name
-    from pipeline.drafts.text import (
-        FoundGraph,
-        check_unknown,
-        connect_states,
-        find_connections,
-        find_unconnected,
-        graph_key,
-        name_graphs,
-        write_ensemble,
-        write_spec,
-    )
     from pipeline.sources.onnx_header import read_header
 
     named_models = [_split_name(text) for text in models]
     first_model = named_models[0][1]
     path = out or first_model.parent / f"{model_name(first_model.resolve().parent.name)}.yaml"
-    graphs = list[FoundGraph]()
+    ensemble_name, graphs = model_name(path.stem), list[drafts.FoundGraph]()
     for name, model in named_models:
         if model.is_file() and model.suffix.lower() != ".onnx":
             raise InputError(f"{model}: several files are connected by what ONNX files say; export it to ONNX")
         model_facts, _ = _look(model, path.parent / "spec.yaml")
         outputs_by_name = {tensor.name: tensor for tensor in read_header(model).gives}
         outputs = tuple(outputs_by_name[name] for name in model_facts.outputs or outputs_by_name)
-        graphs.append(FoundGraph(graph_key(name or model.stem, [graph.key for graph in graphs]), model_facts, outputs))
-    check_unknown(graphs)
-    ensemble_name = model_name(path.stem)
-    graphs = connect_states(name_graphs(ensemble_name, graphs))
+        key = drafts.graph_key(name or model.stem, [graph.key for graph in graphs])
+        model_facts = replace(model_facts, name=model_name(f"{ensemble_name}-{key}"))
+        graphs.append(drafts.FoundGraph(key, model_facts, outputs))
+    drafts.check_unknown(graphs)
+    graphs = drafts.connect_states(graphs)
     files = {graph.key: f"{graph.model.name if graph.key == path.stem else graph.key}.yaml" for graph in graphs}
     if len({path.name, *files.values()}) <= len(files):
         raise InputError(f"{path} and {', '.join(files.values())} are not all different; name graphs with NAME=FILE")
-    texts = {path: write_ensemble(ensemble_name, graphs, files).encode()}
-    texts |= {path.parent / files[graph.key]: write_spec(graph.model).encode() for graph in graphs}
+    texts = {path: drafts.write_ensemble(ensemble_name, graphs, files).encode()}
+    texts |= {path.parent / files[graph.key]: drafts.write_spec(graph.model).encode() for graph in graphs}
     _write(texts, force)
     say(f"wrote {path}, and {', '.join(files.values())} for its graphs")
     for key, state in ((graph.key, state) for graph in graphs for state in graph.model.states):
         say(f"  {key}.{state.input} is a state: it takes {state.output} of the previous call")
-    for connection in find_connections(graphs):
+    for connection in drafts.find_connections(graphs):
         say(f"  {connection.key}: {connection.source or 'FILL_IN'}: {connection.why}")
-    for key, is_apart in find_unconnected(graphs).items():
+    for key, is_apart in drafts.find_unconnected(graphs).items():
         unclear_text = "FILL_IN: nothing shows what connects it; if nothing does, name its outputs in outputs"
         say(f"  {key}: {'side by side: no output fits an input' if is_apart else unclear_text}")
     say(f"read them, write the data that golden names, then: enginesmith plan {path}")
@@ -201,11 +194,13 @@ def _split_name(text: str) -> tuple[str, Path]:
 
 
 def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
-    """What a model file holds, and where its spec goes."""
+    """What a model file holds, and where its spec goes: of one in the cache of the Hugging Face Hub, here."""
     from pipeline.compile.preflight import POINTER, is_pointer
+    from pipeline.drafts.facts import model_name
     from pipeline.drafts.model_package import MANIFEST, look_at_package
     from pipeline.drafts.onnx_model import look_at_onnx, look_at_triton
     from pipeline.drafts.torch_model import look_at_pt2
+    from pipeline.sources.hub import fetch, find_cached
 
     if (model / "saved_model.pb").is_file():
         raise InputError(f"{model} {_OTHERS['.pb']}")
@@ -217,6 +212,13 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
         )
     if is_pointer(model):
         raise InputError(f"{model} {POINTER}")
+    if hub_file := find_cached(model):
+        folder = out.parent if out else Path()
+        fetch(hub_file, folder)
+        model_facts, _ = _look(folder / hub_file.path, folder / "spec.yaml")
+        name = model_name(hub_file.repository.partition("/")[2] or hub_file.repository)
+        source = {"hf": hub_file.repository, "revision": hub_file.revision, "file": hub_file.file}
+        return replace(model_facts, name=name, source=source, deciding=frozenset()), out or folder / f"{name}.yaml"
     suffix = model.suffix.lower()
     folder = (out or model).parent
     relative_path = _below(model, folder)
@@ -239,9 +241,10 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
 
 def _below(file: Path, folder: Path) -> str:
     """The file's path in the folder of the spec. Raises InputError for one outside of it."""
-    if not file.resolve().is_relative_to(folder.resolve()):
-        raise InputError(f"{file} is outside {folder}, where the spec goes; a spec names files of its own folder")
-    return str(file.resolve().relative_to(folder.resolve()))
+    real_file, real_folder = file.resolve(), folder.resolve()
+    if not real_file.is_relative_to(real_folder):
+        raise InputError(f"{real_file} is outside {folder}, where the spec goes; a spec names files of its own folder")
+    return str(real_file.relative_to(real_folder))
 
 
 def _look_at_entry_point(text: str, out: Path | None, requests: Path | None) -> tuple["FoundModel", Path]:
@@ -267,10 +270,10 @@ def _split(
     if model.unknown:
         problem = f"nothing says what {', '.join(model.unknown)} is; fill the spec in without --from-requests"
         raise InputError(model.refused or problem)
-    from builders.reference import open_interpreter
+    from builders.reference import open_interpreter, run_within
     from pipeline.drafts.facts import as_inputs
     from pipeline.drafts.onnx_model import look_at_onnx
-    from pipeline.drafts.probing import hold_samples
+    from pipeline.drafts.probing import RUN_SECONDS, hold_samples
     from pipeline.drafts.requests import split_requests, write_samples
     from pipeline.spec.source import LARGEST_SIZE
 
@@ -305,8 +308,9 @@ def _split(
         say(f"  {omission}")
     if file.is_file() and any("int" in spec.dtype for spec in plain_model.inputs):  # floats are no indices
         session, request = open_interpreter(file, model.name), split.golden[0]
+        runner = partial(run_within, session, seconds=RUN_SECONDS)
         plain_model = hold_samples(
-            plain_model, lambda inputs: session.run(None, {**request, **inputs}), samples["golden"], split.ranges
+            plain_model, lambda inputs: runner({**request, **inputs}), samples["golden"], split.ranges
         )
     return plain_model, {f"{name}.npz": partial(write_samples, requests=samples[name]) for name in samples}
 

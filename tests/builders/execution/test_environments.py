@@ -3,10 +3,10 @@
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -28,10 +28,12 @@ def test_the_pinned_package_comes_first_and_all_else_from_here(tmp_path: Path, m
     write_wheel(tmp_path, "junitparser", "99.0")  # this environment has another
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    python = make_environment({"junitparser": "99.0"}, tmp_path / "environments")
+    notes: list[str] = []
+    python = make_environment({"junitparser": "99.0"}, tmp_path / "environments", notes.append)
+    assert any(re.fullmatch(r"environment with .*==99.0: Installing .* junitparser \(\d+ s\)", note) for note in notes)
     shown = "import click, enginesmith, junitparser; print(junitparser.version)"
     assert subprocess.run([python, "-c", shown], capture_output=True, text=True, check=True).stdout == "99.0\n"
-    monkeypatch.setattr(subprocess, "run", None)  # the second time nothing is installed
+    monkeypatch.setattr(subprocess, "Popen", None)  # the second time nothing is installed
     assert make_environment({"junitparser": "99.0"}, tmp_path / "environments") == python
 
 
@@ -60,10 +62,12 @@ def test_what_pip_cannot_install_leaves_no_environment_behind(tmp_path: Path, mo
     ],
 )
 def test_the_real_reason_of_pip_comes_first(tmp_path: Path, monkeypatch, said: str, words: str) -> None:
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=1, stderr=said))
+    (tmp_path / "pip").write_text(f"#!/bin/sh\ncat <<'END' >&2\n{said}\nEND\nexit 1\n")
+    (tmp_path / "pip").chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "pip"))
     monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
     with pytest.raises(UnavailableError, match=re.escape(f"pip cannot install a==1: {words}")):
-        environments._install(tmp_path, [], {"a": "1"})
+        environments._install(tmp_path, [], {"a": "1"}, str)
 
 
 def test_what_a_killed_process_left_of_an_environment_is_made_anew(tmp_path: Path, monkeypatch) -> None:

@@ -137,6 +137,10 @@ def test_bad_input_is_told():
     for most, wait_s in (("4", 0.0), (4.5, 0.0), (1, "1"), (1, float("nan"))):
         with pytest.raises(InputError, match="give at least 1 sample"):
             Batcher(PlainSession(Calls()), most=most, wait_s=wait_s)
+    small = engine("a", profile((1, 8), (1, 16)))
+    with pytest.raises(InputError, match="most is 9, and the router's engines take batch 8 at most"):
+        Batcher(Router([small], EDGES), most=9, wait_s=0.0)
+    Batcher(Router([small], EDGES, fallbacks=[engine("any")]), most=9, wait_s=0.0).close()
     with pytest.raises(InputError, match="session is a NoneType"):
         Batcher(None, most=1, wait_s=0.0)
     with pytest.raises(InputError, match="'x' has no axis 'rows'"):

@@ -93,24 +93,18 @@ def test_an_input_of_unknown_rank_is_a_line_to_fill_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "inputs", "size"),
+    ("text", "axes", "axis", "size"),
     [
-        ("MatMul", ["batch", "features"], (-1, 8)),
-        ("Conv", ["batch", "channels", "height", "width"], (1, 3)),
-        ("Transpose", ["batch", "height", "width", "channels"], (3, 3)),
+        ("y = MatMul(x, w)", "batch,features", -1, 8),
+        ("y = Conv(x, k)", "batch,channels,height,width", 1, 3),
+        ("t = Transpose<perm=[0, 3, 1, 2]>(x) y = Conv(t, k)", "batch,height,width,channels", 3, 3),
     ],
 )
-def test_axes_that_the_weights_fix_are_no_dims(tmp_path: Path, kind: str, inputs: list[str], size: tuple) -> None:
-    nodes = [PRODUCT] if kind == "MatMul" else [node("Conv", ["x"], ["y"])]
-    if kind != "MatMul":
-        first = "x" if kind == "Conv" else "t"
-        nodes = [node("Transpose", ["x"], ["t"], perm=[0, 3, 1, 2])] if kind == "Transpose" else []
-        shape = node("Constant", [], ["k"], value=numpy_helper.from_array(np.ones((4, 3, 1, 1), "f4")))
-        nodes = [shape, *nodes, node("Conv", [first, "k"], ["y"])]
-    outputs = [value("y", ["a", "b", "c", "d"][: len(inputs)])]
-    spec = drafted(write(tmp_path / "m.onnx", nodes, [value("x", inputs)], outputs))
-    axis, wanted = size
-    assert spec.inputs["x"].shape[axis] == wanted and len(spec.dims) == len(inputs) - 1
+def test_axes_that_the_weights_fix_are_no_dims(tmp_path: Path, text: str, axes: str, axis: int, size: int) -> None:
+    weights, rank = {"w": np.ones((8, 4)), "k": np.ones((4, 3, 1, 1))}, len(axes.split(","))
+    onnx.save(build(f"float[{axes}] x", f"float[{','.join('abcd'[:rank])}] y", text, weights), tmp_path / "m.onnx")
+    spec = drafted(tmp_path / "m.onnx")
+    assert spec.inputs["x"].shape[axis] == size and len(spec.dims) == rank - 1
 
 
 def test_an_ir_version_that_no_runtime_reads_yet_is_no_obstacle(tmp_path: Path) -> None:
@@ -155,6 +149,7 @@ def test_any_name_of_a_tensor_is_one_in_the_spec(tmp_path: Path, name: str) -> N
          [value("x", ["batch", 8], TensorProto.UINT32)], [Y], "is uint32; inputs are .* a cast behind it"),
         ([node("Concat", ["p", "x"], ["y"], axis=1)], [X, value("p", ["batch", 0])], [value("y", ["batch", 8])],
          r"\[batch, 0\], which is always empty"),
+        ([PRODUCT], [X, value("p", ["batch", 1 << 40])], [Y], r"\[batch, 1099511627776\], which is larger than any"),
         ([node("Relu", ["w"], ["y"])], [], [value("y", [8, 4])], "takes no inputs"),
         ([PRODUCT], [X, X], [Y], "two inputs called 'x'"),
         ([node("OptionalGetElement", ["x"], ["y"])], [helper.make_value_info("x", OPTIONAL)], [X],
@@ -183,15 +178,26 @@ def test_sizes_that_would_fill_the_memory_are_not_tried(tmp_path: Path, monkeypa
     )
     assert all("(ValueError)" in dim.why for dim in look_at_onnx(path, "m.onnx").dims.values())
     assert 256**3 in tried and max(tried) <= 1 << 26
+    onnx.save(build(f"float[i,{1 << 27}] x", "float[i,j] y", "y = Relu(x)", {}), path := tmp_path / "n.onnx")
+    assert "(inputs of more than 67108864 elements are not tried)" in look_at_onnx(path, "n.onnx").dims["i"].why
 
 
 def test_the_sizes_of_many_dims_are_tried_for_the_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = [value(f"x{n}", ["batch", None]) for n in range(14)]
-    concat = node("Concat", [one.name for one in inputs], ["c"], axis=1)
-    never = node("Reshape", ["c", "shape"], ["y"])
-    given = [node("Constant", [], ["shape"], value_ints=[-1, 100003]), concat, never]
+    names, shape = [f"x{n}" for n in range(14)], {"shape": [-1, 100003]}
+    text = f"c = Concat<axis=1>({', '.join(names)}) y = Reshape(c, shape)"
+    model = build(", ".join(f"float[batch,?] {name}" for name in names), "float[rows,100003] y", text, shape)
+    onnx.save(model, tmp_path / "many.onnx")
     monkeypatch.setattr("pipeline.drafts.probing._SECONDS", 0.1)
-    assert len(drafted(write(tmp_path / "many.onnx", given, inputs, [value("y", ["rows", 100003])])).dims) == 15
+    assert len(drafted(tmp_path / "many.onnx").dims) == 15
+
+
+def test_a_loop_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "body (int64 i, bool on, float[n] v) => (bool o, float[n] w) { o = Identity(on) w = Add(v, v) }"
+    model = build("float[n] x", "float[n] y", f"y = Loop<body = {body}>(, always, x)", {"always": np.array(True)})
+    onnx.save(model, tmp_path / "m.onnx")
+    monkeypatch.setattr("pipeline.drafts.probing._SECONDS", 0.5)
+    monkeypatch.setattr("pipeline.drafts.probing.RUN_SECONDS", 0.1)
+    assert "(the run took longer than 0.1 s)" in look_at_onnx(tmp_path / "m.onnx", "m.onnx").dims["batch"].why
 
 
 @pytest.mark.parametrize("runs", [1, 4, 5, 6])

@@ -37,13 +37,9 @@ def test_dims_without_names_get_them_and_steps_are_found(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("rows", [64, 77])
 def test_a_table_of_positions_bounds_its_dim(tmp_path: Path, rows: int) -> None:
-    nodes = [
-        helper.make_node("Constant", [], ["zero"], value_ints=[0]),
-        helper.make_node("Shape", ["x"], ["end"], start=1, end=2),
-        helper.make_node("Slice", ["table", "zero", "end", "zero"], ["positions"]),
-        helper.make_node("Add", ["x", "positions"], ["y"]),
-    ]
-    write(tmp_path / "m.onnx", nodes, [value("x", ["batch", "time", 2])], table=np.ones((rows, 2)))
+    text = "end = Shape<start=1, end=2>(x) places = Slice(table, zero, end, zero) y = Add(x, places)"
+    weights = {"table": np.ones((rows, 2)), "zero": [0]}
+    onnx.save(build("float[batch,time,2] x", "float[batch,time,2] y", text, weights), tmp_path / "m.onnx")
     dim = look_at_onnx(tmp_path / "m.onnx", "m.onnx").dims["time"]
     assert (dim.min, dim.max, dim.multiple) == (1, rows, 1)
 

@@ -62,6 +62,7 @@ def test_what_the_model_does_not_have_so_is_said_and_not_dropped_in_silence(tmp_
             "max_batch_size: 4 input [{name: 'x' dims: [3, 160, 192]}]",
             {"batch": (1, 4), "height": (160, 160), "width": (192, 192)},
         ),
+        ("max_batch_size: 0x10 input {name: 'x' dims: [3, 0240, 192]}", {"batch": (1, 16), "height": (160, 160)}),
         ("max_batch_size: 0 input {name: 'x' dims: [2, 3, -1, 192]}", {"batch": (2, 2), "width": (192, 192)}),
         (
             "input {name: 'x' dims: [3, 192] reshape {shape: [1, 3, 192, 64]}}",
@@ -143,6 +144,7 @@ def test_a_label_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         ("a: }", "a value is missing"),
         ("\x00", "cannot be read"),
         ("a " + "{ a " * 50, "deep"),
+        ("platform: 'ensemble'", "name the ONNX files of its steps"),
     ],
 )
 def test_mistakes_are_told(tmp_path: Path, text: str, words: str) -> None:

@@ -111,7 +111,7 @@ def test_a_worker_rehearses_a_unit_and_what_it_measured_counts_where_no_machine_
 
 
 def test_each_side_runs_with_its_versions_here_or_in_an_environment(built, monkeypatch, tmp_path):
-    monkeypatch.setattr(rehearsal, "make_environment", lambda pins, _: tmp_path / "-".join(pins.values()))
+    monkeypatch.setattr(rehearsal, "make_environment", lambda pins, *_: tmp_path / "-".join(pins.values()))
     (tmp_path / "1.30.0").touch()
     rehearser = Rehearser(Upgrade({"onnxruntime": "2"}), RunContext(built.store, LocalExecutor(), LocalExecutor()))
     entry = built.published()[1].engines[0]

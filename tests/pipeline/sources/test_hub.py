@@ -12,9 +12,11 @@ import numpy as np
 import onnx
 import pytest
 import yaml
+from click.testing import CliRunner
 from onnx import helper, numpy_helper
 from safetensors.numpy import save
 
+from enginesmith.cli import enginesmith
 from enginesmith.core.errors import InputError, IntegrityError, ModelError, SpecError, UnavailableError
 from pipeline.compile.steps.exports import source_digests
 from pipeline.intake.registration import bundle_of
@@ -152,6 +154,17 @@ def test_without_the_hub_its_cache_is_enough_and_a_lost_one_says_what_to_run(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "other"))
     with pytest.raises(UnavailableError, match=f"hf download org/model onnx/model.onnx --revision {REVISION}"):
         load_spec(spec_in(tmp_path / "three", HF))
+
+
+def test_init_of_a_file_in_the_cache_writes_where_the_hub_has_it(tmp_path, hub, monkeypatch):
+    fetch(ONNX, tmp_path / "one")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "other"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "cache/models--org--model/snapshots" / REVISION / "onnx/../onnx/model.onnx"
+    CliRunner().invoke(enginesmith, ["init", str(file)], catch_exceptions=False)
+    spec = load_spec(tmp_path / "model.yaml")
+    assert (spec.source.hub_file, spec.model) == (ONNX, "model")
 
 
 @pytest.mark.parametrize("damaged", ["onnx/model.onnx", "onnx/model.onnx_data"])

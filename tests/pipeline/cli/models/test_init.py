@@ -13,7 +13,7 @@ from pipeline.outcome import Outcome
 from pipeline.spec.ensembles.model import load_ensemble
 from pipeline.spec.model import load_spec
 from tests.ensembles import write_ensemble
-from tests.pipeline.drafts.graphs import halving, value, write
+from tests.pipeline.drafts.graphs import halving, save, value, write
 from tests.pipeline.projects import exit_code, raising
 from tests.pipeline.quantization.small_nets import build
 from tests.stateful_ensembles import write_stateful_ensemble
@@ -178,20 +178,13 @@ def test_graphs_that_nothing_connects_are_told(tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().err
     assert "encoder.yaml, and encoder-encoder.yaml, other.yaml" in said, "the whole has the name of one of its graphs"
     assert all(f"{name}: side by side: no output fits an input" in said for name in ("encoder", "other"))
-    np.savez(
-        folder / "golden.npz",
-        **{
-            f"{name}.{key}": np.zeros((4, 6, 8)[:rank], np.float32)
-            for name in ("encoder", "other")
-            for key, rank in (("x", 3), ("attention", 2))
-        },
-    )
+    shapes = {
+        f"{name}.{key}": (4, 6, 8)[:rank] for name in ("encoder", "other") for key, rank in (("x", 3), ("attention", 2))
+    }
+    np.savez(folder / "golden.npz", **{name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
     loaded = load_ensemble(folder / "encoder.yaml").spec
     assert (loaded.connections, loaded.outputs) == ({}, ("encoder.hidden", "other.hidden"))
-    onnx.save(
-        onnx.parser.parse_model('<ir_version: 8, opset_import: ["":17]> n (float[b] t) => (float[b] r) { r = Abs(t) }'),
-        folder / "n.onnx",
-    )
+    onnx.save(build("float[b] t", "float[b] r", "r = Abs(t)", {}), folder / "n.onnx")
     assert init(*(f"{name}={folder / 'n.onnx'}" for name in ("c", "d")), "--out", folder / "unclear.yaml") == 0
     assert "  # FILL_IN: nothing shows what connects d; it takes t float32" in (folder / "unclear.yaml").read_text()
     assert "c: FILL_IN: nothing shows what connects it" in capsys.readouterr().err
@@ -200,33 +193,20 @@ def test_graphs_that_nothing_connects_are_told(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_what_a_state_looks_like_proposes_no_metric(tmp_path: Path) -> None:
-    graph = onnx.parser.parse_model("""
-        <ir_version: 8, opset_import: ["" : 17]>
-        enhancer (float[batch, 128] hop, float[batch, 2, 2, 9] cache) => (float[batch, 128] clean,
-                                                                          float[batch, 2, 2, 9] cache_out) {
-            clean = Abs(hop)
-            cache_out = Abs(cache)
-        }
-    """)
-    onnx.save(graph, tmp_path / "enhancer.onnx")
+    inputs, outputs = (
+        f"float[b,128] {first}, float[b,2,2,9] {cache}" for first, cache in (("hop", "cache"), ("clean", "cache_out"))
+    )
+    onnx.save(build(inputs, outputs, "clean = Abs(hop) cache_out = Abs(cache)", {}), tmp_path / "enhancer.onnx")
     assert init(tmp_path / "enhancer.onnx") == 0
     assert "metric" not in (tmp_path / "enhancer.yaml").read_text()
 
 
 def test_a_metric_of_the_whole_is_proposed_as_its_last_graph_shows_it(tmp_path: Path) -> None:
-    tokens = onnx.parser.parse_model("""
-        <ir_version: 8, opset_import: ["" : 17]>
-        decoder (int64[batch, places] ids, float[batch, places, 16] hidden) => (float[batch, places, 2000] logits) {
-            logits = MatMul(hidden, w)
-        }
-    """)
-    tokens.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((16, 2000), np.float32), "w"))
-    onnx.save(tokens, tmp_path / "decoder.onnx")
-    encoder = onnx.parser.parse_model("""
-        <ir_version: 8, opset_import: ["" : 17]>
-        encoder (float[batch, places, 16] x) => (float[batch, places, 16] hidden) { hidden = Relu(x) }
-    """)
-    onnx.save(encoder, tmp_path / "encoder.onnx")
+    ends, hidden = "int64[batch,places] ids, float[batch,places,16] hidden", "float[batch,places,16] hidden"
+    weights = {"w": np.zeros((16, 2000), np.float32)}
+    decoder = build(ends, "float[batch,places,2000] logits", "logits = MatMul(hidden, w)", weights)
+    onnx.save(decoder, tmp_path / "decoder.onnx")
+    onnx.save(build("float[batch,places,16] x", hidden, "hidden = Relu(x)", {}), tmp_path / "encoder.onnx")
     files = [tmp_path / f"{name}.onnx" for name in ("encoder", "decoder")]
     assert init(*files, "--out", tmp_path / "whole.yaml") == 0
     metric = "labels: ARRAY, metric: {name: tokens, output: decoder.logits, floor: 0.99}"
@@ -236,10 +216,9 @@ def test_a_metric_of_the_whole_is_proposed_as_its_last_graph_shows_it(tmp_path: 
 def test_masks_are_shared_and_what_could_be_several_outputs_is_asked(tmp_path: Path) -> None:
     def sums(name: str, inputs: list[str], outputs: list[str], mask: str) -> Path:
         nodes = [helper.make_node("Sum", [*inputs, mask], [output]) for output in outputs]
-        shown = [[value(each, ["n", 4]) for each in names] for names in ((*inputs, mask), outputs)]
-        model = helper.make_model(helper.make_graph(nodes, "g", *shown), opset_imports=[helper.make_opsetid("", 17)])
-        onnx.save(model, tmp_path / name)
-        return tmp_path / name
+        return save(
+            tmp_path / name, nodes, *([value(key, ["n", 4]) for key in keys] for keys in ((*inputs, mask), outputs))
+        )
 
     first = sums("first.onnx", ["x"], ["a", "b"], "mask")
     assert init(first, sums("second.onnx", ["y"], ["z"], "input_mask"), "--out", tmp_path / "both.yaml") == 0
@@ -250,14 +229,8 @@ def test_masks_are_shared_and_what_could_be_several_outputs_is_asked(tmp_path: P
 
 
 def test_requests_without_the_states_of_a_model_name_the_two_ways_out(tmp_path, capsys):
-    text = """
-        <ir_version: 8, opset_import: ["" : 17]>
-        g (float[batch, 4] x, float[batch, 4] state) => (float[batch, 4] y, float[batch, 4] stateN) {
-            stateN = Add(x, state)
-            y = Relu(stateN)
-        }
-    """
-    onnx.save(onnx.parser.parse_model(text), tmp_path / "net.onnx")
+    inputs, outputs = "float[batch,4] x, float[batch,4] state", "float[batch,4] y, float[batch,4] stateN"
+    onnx.save(build(inputs, outputs, "stateN = Add(x, state) y = Relu(stateN)", {}), tmp_path / "net.onnx")
     steps = np.random.default_rng(0).standard_normal((30, 4)).astype("f4")
     np.savez(tmp_path / "requests.npz", x=steps)
     assert init(tmp_path / "net.onnx", "--from-requests", tmp_path / "requests.npz") == 2
