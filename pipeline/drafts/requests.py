@@ -320,19 +320,8 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
     Raises DataError for what cannot be read or does not fit the inputs, for NaN and infinities, and for fewer than two
     different requests.
     """
-    groups: dict[_Shapes, dict[str, Tensors]] = {}
-    scalars = dict[str, Scalar]()
-    request_digests, counts, count = set[str](), Counter[_Shapes](), 0
     samples = read_samples(path, inputs, dims, scaling)
-    for request in itertools.islice(samples, MOST_READ):
-        digest, count = _digest(request), count + 1
-        values = {name: array.item() for name, array in request.items() if not array.ndim and array.dtype.kind != "f"}
-        scalars = values if count == 1 else {name: scalars[name] for name in scalars if scalars[name] == values[name]}
-        if digest not in request_digests:
-            request_digests.add(digest)
-            shapes = tuple((name, array.shape) for name, array in sorted(request.items()))
-            counts[shapes] += 1
-            _keep(groups.setdefault(shapes, {}), digest, request)
+    groups, counts, scalars, count = _group(itertools.islice(samples, MOST_READ))
     if not count:
         raise DataError(f"{path} holds no requests; give at least two")
     by_size = sorted(counts, key=lambda shapes: (sum(math.prod(shape) for _, shape in shapes), shapes))
@@ -353,25 +342,43 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
     golden_count = max(1, min(MOST_GOLDEN, int(usual_count * SHARE)))
     calibration = usual_requests[golden_count : golden_count + MOST_CALIBRATION]
     usual_text = ", ".join(f"{name} {'x'.join(map(str, shape)) or 'scalar'}" for name, shape in usual_shapes)
-    drop_counts = [
-        (count - len(request_digests), "equal to others"),
-        (counts[usual_shapes] + fitted_count - usual_count, "equal to others once they are cut or repeated"),
-        (len(request_digests) - counts[usual_shapes] - fitted_count, f"of other sizes than {usual_text}"),
-        (usual_count - golden_count - len(calibration), f"beyond {MOST_CALIBRATION} for calibration"),
-    ]
+    drop_counts = {
+        "equal to others": count - counts.total(),
+        "equal to others once they are cut or repeated": counts[usual_shapes] + fitted_count - usual_count,
+        f"of other sizes than {usual_text}": counts.total() - counts[usual_shapes] - fitted_count,
+        f"beyond {MOST_CALIBRATION} for calibration": usual_count - golden_count - len(calibration),
+    }
     notes = [
-        f"{pluralize(drop_count, 'request')} left out: {reason}" for drop_count, reason in drop_counts if drop_count
+        f"{pluralize(dropped, 'request')} left out: {reason}" for reason, dropped in drop_counts.items() if dropped
     ]
     if fitted_count:
         notes.append(f"{pluralize(fitted_count, 'request')} cut or repeated to {usual_text}: few have equal sizes")
     if count == MOST_READ and next(samples, None) is not None:
         notes.append(f"only the first {MOST_READ} requests were read")
-    ranges = {
-        name: (min(dim_sizes[name] for dim_sizes in all_sizes), max(dim_sizes[name] for dim_sizes in all_sizes))
-        for name in all_sizes[0]
-    }
+    ends = {name: [dim_sizes[name] for dim_sizes in all_sizes] for name in all_sizes[0]}
+    ranges = {name: (min(dim_ends), max(dim_ends)) for name, dim_ends in ends.items()}
     golden = tuple(usual_requests[:golden_count])
     return SplitRequests(tuple(calibration), golden, tuple(notes), sizes, ranges, scalars)
+
+
+def _group(
+    requests: Iterable[Tensors],
+) -> tuple[dict[_Shapes, dict[str, Tensors]], Counter[_Shapes], dict[str, Scalar], int]:
+    """Different requests by their shapes and digests, of many those that may be chosen; how many there are of each
+    shapes; the scalars that all requests share; and the number of requests."""
+    groups: dict[_Shapes, dict[str, Tensors]] = {}
+    scalars = dict[str, Scalar]()
+    request_digests, counts, count = set[str](), Counter[_Shapes](), 0
+    for count, request in enumerate(requests, 1):
+        digest = _digest(request)
+        values = {name: array.item() for name, array in request.items() if not array.ndim and array.dtype.kind != "f"}
+        scalars = values if count == 1 else {name: scalars[name] for name in scalars if scalars[name] == values[name]}
+        if digest not in request_digests:
+            request_digests.add(digest)
+            shapes = tuple((name, array.shape) for name, array in sorted(request.items()))
+            counts[shapes] += 1
+            _keep(groups.setdefault(shapes, {}), digest, request)
+    return groups, counts, scalars, count
 
 
 def _keep(some: dict[str, Tensors], digest: str, request: Tensors) -> None:

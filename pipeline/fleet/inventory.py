@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from enginesmith.core import parsing
 from enginesmith.core.errors import InputError, SpecError, UnavailableError, UnknownNameError
 from enginesmith.core.hardware.machine import GENERATIONS, Machine, generation_of, parse_targets
-from enginesmith.core.parsing import find, read
 from enginesmith.core.text import find_nearest
 from enginesmith.core.types import Untyped
 from pipeline.fleet.groups import Fleet, GpuPart, Hardware, LeftOut, NodeGroup, group_nodes, parts_of
@@ -208,17 +207,9 @@ def _nodes(text: str, name: str) -> list[Mapping[str, object]] | None:
 
 # Reads the nodes of a Kubernetes cluster through its official client, in a pod or with a kubeconfig.
 #
-# They are read page by page and kept as JSON: the client's typed objects cost ten times the time, and the same code
-# reads what `kubectl` prints.
+# They stay JSON: the client's typed objects cost ten times the time, and the same code reads what `kubectl` prints.
 
-# Nodes in a page; `kubectl get` asks for as many (its --chunk-size).
-_PAGE = 500
 _IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
-# HTTP's status where a list's continuation token has expired.
-_GONE = 410
-# Of a list that changes faster than its pages are read.
-_RESTARTS = 3
-
 _REMEDIES = {
     401: "the cluster does not accept these credentials; `kubectl get nodes` with them says more",
     403: "the user or ServiceAccount may not list nodes; bind it a ClusterRole with verb list on nodes",
@@ -248,10 +239,28 @@ def read_cluster(access: Access) -> Fleet:
     does not answer, or not to these credentials.
     """
     connection = connection_to(access)
+    import urllib3
     from kubernetes import client
+    from kubernetes.client.exceptions import ApiException
 
-    host = str(connection.configuration.host)
-    return fleet_of_nodes(_nodes_cluster(client.CoreV1Api(connection), host, access.timeout_s), host)
+    host, limits_s = str(connection.configuration.host), (access.timeout_s, access.timeout_s)
+    try:
+        response = client.CoreV1Api(connection).list_node(_preload_content=False, _request_timeout=limits_s)
+        document = json.loads(response.data)
+    except ApiException as error:
+        remedy = _REMEDIES.get(error.status, "look at the API server")
+        raise UnavailableError(f"{host}: {error.status} {error.reason}; {remedy}") from error
+    except urllib3.exceptions.HTTPError as error:
+        reason = str(getattr(error, "reason", None) or error)
+        short_reason = (reason.partition("object at")[0] if " object at 0x" in reason else reason)[:200]
+        raise UnavailableError(
+            f"{host} does not answer ({short_reason}); is the kubeconfig's cluster the right one, and up?"
+        ) from error
+    except ValueError as error:
+        raise UnavailableError(f"{host}: its answer is not JSON ({error}); is it a Kubernetes API?") from error
+    if not isinstance(document, dict) or not isinstance(document.get("items"), list):
+        raise UnavailableError(f"{host}: its answer is no list of nodes; is it a Kubernetes API?")
+    return fleet_of_nodes(document["items"], host)
 
 
 def connection_to(access: Access) -> Untyped:
@@ -284,49 +293,3 @@ def connection_to(access: Access) -> Untyped:
     # By default the client repeats a failed request three times, with growing pauses: too long at a terminal.
     settings.retries = 1
     return client.ApiClient(settings)
-
-
-def _nodes_cluster(api: Untyped, host: str, timeout_s: float) -> Iterator[Mapping[str, object]]:
-    """Every node. A list that expired while its pages were read is read again from its start."""
-    for _ in range(_RESTARTS):
-        cluster_nodes: list[Mapping[str, object]] = []
-        token = None
-        while True:
-            page = _read_page(api, token, host, timeout_s)
-            if page is None:
-                break
-            cluster_nodes += read(page, "items", list)
-            token = find(page, "metadata.continue", str, None)
-            if not token:
-                yield from cluster_nodes
-                return
-    raise UnavailableError(f"{host}: its list of nodes keeps changing while it is read; run again")
-
-
-def _read_page(api: Untyped, token: str | None, host: str, timeout_s: float) -> Mapping[str, object] | None:
-    """One page of nodes; None when its token has expired. Raises UnavailableError, with a remedy."""
-    import urllib3
-    from kubernetes.client.exceptions import ApiException
-
-    page_options = {"_continue": token} if token else {}
-    try:
-        response = api.list_node(
-            limit=_PAGE, _preload_content=False, _request_timeout=(timeout_s, timeout_s), **page_options
-        )
-        page = json.loads(response.data)
-    except ApiException as error:
-        if error.status == _GONE:
-            return None
-        remedy = _REMEDIES.get(error.status, "look at the API server")
-        raise UnavailableError(f"{host}: {error.status} {error.reason}; {remedy}") from error
-    except urllib3.exceptions.HTTPError as error:
-        reason = str(getattr(error, "reason", None) or error)
-        short_reason = (reason.partition("object at")[0] if " object at 0x" in reason else reason)[:200]
-        raise UnavailableError(
-            f"{host} does not answer ({short_reason}); is the kubeconfig's cluster the right one, and up?"
-        ) from error
-    except ValueError as error:
-        raise UnavailableError(f"{host}: its answer is not JSON ({error}); is it a Kubernetes API?") from error
-    if not isinstance(page, dict) or not isinstance(page.get("items"), list):
-        raise UnavailableError(f"{host}: its answer is no list of nodes; is it a Kubernetes API?")
-    return page

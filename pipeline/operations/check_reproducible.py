@@ -9,17 +9,16 @@ from typing import TYPE_CHECKING, Literal
 from builders.as_built import build_engine
 from builders.backends import discovery
 from builders.backends.discovery import open_engine
-from builders.execution.jobs import Job, Needs, WorkerContext
+from builders.execution.jobs import Job, WorkerContext
 from enginesmith.core.errors import InputError
 from enginesmith.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms, PairedBenchmark
 from enginesmith.core.types import BuildRequest
-from enginesmith.registry.evidence.latencies import read_latency_report
 from enginesmith.registry.manifest import request_of
 from enginesmith.registry.store.base import open_store
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps.blobs import fetch, fetch_graph, golden_set
-from pipeline.compile.steps.keys import MeasureEngine, engine_limits, model_shapes, time_pair
+from pipeline.compile.steps.keys import engine_limits, measure_now, time_pair
 from pipeline.operations.validate import spec_of
 from pipeline.outcome import engine_of
 from pipeline.progress.events import Finished
@@ -102,13 +101,9 @@ class ProfileOptions:
 
 def profile_published(choice: ChosenEngine, options: ProfileOptions, context: RunContext) -> LatencyReport:
     """Time one engine: its latency report. Raises InputError for a bucket that the model does not have."""
-    spec = spec_of(choice.manifest)
     terms = LatencyTerms(options.seconds, _sizes(choice, options), options.streams)
-    engine, golden = engine_of(choice.entry), choice.manifest.golden
-    request = MeasureEngine(engine, golden, model_shapes(spec), terms)
-    name = f"profile {choice.entry.unit}"
-    job = Job(name, request, context.store.uri, engine_limits(spec, "latency"), Needs(alone=True))
-    return read_latency_report(context.store, context.run_to_end(context.local, name, job).latency)
+    name, work = f"profile {choice.entry.unit}", Work(spec_of(choice.manifest), context)
+    return measure_now(name, engine_of(choice.entry), choice.manifest.golden, terms, work)
 
 
 def benchmark_pair(

@@ -33,10 +33,6 @@ class Message:
     model: str
     payload: Mapping[str, object]
 
-    def to_json(self) -> dict[str, object]:
-        """A JSON object."""
-        return {"event": self.event, "model": self.model, "payload": dict(self.payload)}
-
 
 def messages(work: Iterable[FleetWork], registry: str) -> tuple[Message, ...]:
     """One event for each model to build, and for each version and generation to prove, in the order of the work.
@@ -132,7 +128,7 @@ class Reconciled:
             "unwanted": [group.name for group in self.unwanted],
             "standings": [coverage.to_json() for coverage in self.standings],
             "work": [task.to_json() for task in self.work],
-            "events": [message.to_json() for message in messages(self.work, self.registry)],
+            "events": [vars(message) for message in messages(self.work, self.registry)],
         }
 
 

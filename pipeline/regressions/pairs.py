@@ -300,20 +300,16 @@ class PairMeasurement:
 def changed_interface(request: BuildRequest, entry: EngineEntry) -> str | None:
     """How the inputs and outputs of a new engine differ from a served one's, by name, dtype and number of axes; None
     where requests fit both."""
+    plain_dtypes = {"float16": "float32"}  # an fp16 engine takes what the model takes, converted
     for role, new_specs, old_specs in (
         ("inputs", request.inputs, entry.inputs),
         ("outputs", request.outputs, entry.outputs),
     ):
         interfaces: Sequence[dict[str, str]] = [
-            {spec.name: f"{_plain(spec.dtype)} of {len(spec.shape)} axes" for spec in specs}
+            {spec.name: f"{plain_dtypes.get(spec.dtype, spec.dtype)} of {len(spec.shape)} axes" for spec in specs}
             for specs in (new_specs, old_specs)
         ]
         if interfaces[0] != interfaces[1]:
             side_texts = [", ".join(f"{name}: {kind}" for name, kind in side.items()) for side in interfaces]
             return f"its {role} are {side_texts[0]}; the served engine's are {side_texts[1]}"
     return None
-
-
-def _plain(dtype: str) -> str:
-    """float32 for float16: an fp16 engine takes what the model takes, converted."""
-    return "float32" if dtype == "float16" else dtype

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import ConflictError, EnginesmithError, InputError, IntegrityError, UnknownNameError
+from enginesmith.core.types import Untyped
 from enginesmith.registry.evidence.canaries import canaries
 from enginesmith.registry.leases import hold_lease, secure_version
 from enginesmith.registry.manifest import Manifest
@@ -175,27 +176,8 @@ def start(
         live_channel = _serving(state, manifest, channel)
         channel_state.check_unmoved(state, position)
         losses = list_losses(store, live_channel, manifest, proven_only, counts) if accept_losses else ()
-        started_at = format_time(who.at)
-        rollout = Rollout(
-            id=secrets.token_hex(6),
-            model=manifest.model,
-            channel=live_channel.name,
-            version=manifest.version,
-            manifest=manifest.digest,
-            proven_only=proven_only,
-            base=live_channel.version,
-            base_manifest=live_channel.manifest,
-            plan=plan,
-            state="running",
-            wave=0,
-            reach=(),
-            opened=started_at,
-            since=None,
-            history=(Decision(started_at, f"started, wave {plan.waves[0]}", 1, who.by[:MOST_BY], who.why[:MOST_WHY]),),
-            losses=losses,
-            random_inputs=random_inputs,
-        )
-        return open_wave(with_limits(rollout, node_count), 0, who.at)
+        accepted = {"proven_only": proven_only, "random_inputs": random_inputs, "losses": losses}
+        return open_wave(with_limits(_new(live_channel, manifest, plan, who, **accepted), node_count), 0, who.at)
 
     _check(store, manifest, open_first(channel_now))
     # The lease names the model: should this process die, the next collection brings late evidence into the snapshots.
@@ -206,6 +188,28 @@ def start(
     with suppress(EnginesmithError):  # the next start deletes what is left
         clear_reports(store, new_rollout, lambda: read_rollout(store, model, channel))
     return new_rollout
+
+
+def _new(channel: Channel, manifest: Manifest, plan: RolloutPlan, who: Operator, **accepted: Untyped) -> Rollout:
+    """A rollout of which no wave is open yet. accepted: what nodes may get, by the fields of a rollout."""
+    started_at = format_time(who.at)
+    return Rollout(
+        id=secrets.token_hex(6),
+        model=manifest.model,
+        channel=channel.name,
+        version=manifest.version,
+        manifest=manifest.digest,
+        base=channel.version,
+        base_manifest=channel.manifest,
+        plan=plan,
+        state="running",
+        wave=0,
+        reach=(),
+        opened=started_at,
+        since=None,
+        history=(Decision(started_at, f"started, wave {plan.waves[0]}", 1, who.by[:MOST_BY], who.why[:MOST_WHY]),),
+        **accepted,
+    )
 
 
 def _already(rollout: Rollout) -> str:

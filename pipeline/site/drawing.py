@@ -45,21 +45,12 @@ def draw(template: str, path: str, **values: object) -> bytes:
 
 @cache
 def _templates() -> "Environment":
-    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from jinja2 import ChoiceLoader, PackageLoader
 
     base_templates = report_templates()
-    environment = Environment(
-        loader=PackageLoader("pipeline.site", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=base_templates.finalize,
-        auto_reload=False,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= base_templates.filters | {
-        # The id of an engine on its version's page: 'engine-sm_89-fp16-tensorrt'.
-        "anchor": lambda entry: f"engine-{entry.unit.replace(' ', '-')}",
+    loaders = [PackageLoader("pipeline.site", "templates"), PackageLoader("validation", ".")]
+    environment = base_templates.overlay(loader=ChoiceLoader(loaders), auto_reload=False)
+    environment.filters = base_templates.filters | {
         "interval": describe_interval,
         "criterion": lambda value, kind: "" if value is None else describe_value(value, kind),
         "gates": lambda rollout: ", ".join(describe_gates(rollout.plan.gates)),

@@ -1,7 +1,7 @@
 """Writes a registry's site into a folder."""
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from importlib import resources
@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import cast
 
 from enginesmith.core.errors import IntegrityError, digest_of_bytes
-from enginesmith.core.names import is_name
-from enginesmith.core.parsing import parse_json
 from enginesmith.core.text import now
 from enginesmith.registry.builds.runs import read_runs, run_ids
 from enginesmith.registry.store.base import Store
-from enginesmith.registry.store.layout import FAILED, failed_data_key, failed_page_key, page_key
+from enginesmith.registry.store.layout import page_key
 from enginesmith.registry.trust.policy import load_policy
 from pipeline.orchestration.runs.views import view_runs
 from pipeline.site.drawing import ModelNote, ModelSite, copy_report, draw, note_of, script, style_sheet
@@ -93,38 +91,20 @@ def _canary(site: ModelSite, path: str, digest: str) -> bytes:
 
 # Models on a page of the index, rows of the other pages.
 PER_PAGE = 100
-# Of the data of a report.
-MOST_BYTES = 64 << 20
 MOST_CANARIES, MOST_RUNS = 300, 200
 
 
-def overview_pages(store: Store, notes: Mapping[str, ModelNote], salt: str) -> Iterator[Page]:
-    """The pages over all models, in the order of their names. salt: digest of what all pages depend on."""
+def overview_pages(store: Store, notes: Mapping[str, ModelNote]) -> Iterator[Page]:
+    """The pages over all models, in the order of their names."""
     names = sorted(notes)
-    failed_pages = _failed(store)
-    for model, sizes in failed_pages.items():
-        key = failed_page_key(model)
-        draw_copy = partial(lambda key: copy_report(store.read(key) or b""), key)
-        yield Page(f"failed/{model}/report.html", digest_lines([salt, *sizes]), draw_copy)
     yield Page("models.js", "", lambda: search_data(notes))
     yield Page("canaries.html", "", lambda: _canaries(notes))
-    yield Page("runs.html", "", lambda: _runs(store, notes, failed_pages))
+    yield Page("runs.html", "", lambda: _runs(store, notes))
     page_count = max(1, -(-len(names) // PER_PAGE))
     for number in range(page_count, 0, -1):
         page_names = names[(number - 1) * PER_PAGE : number * PER_PAGE]
         path = index_path(number)
         yield Page(path, "", partial(_index, path, page_names, notes, number))
-
-
-def _failed(store: Store) -> dict[str, list[str]]:
-    """Each model that has a report of engines that failed, with the sizes of its files: the page, and its data, in
-    which the digests of all reports are."""
-    sizes_by_model: dict[str, list[str]] = {}
-    for key, size in sorted(store.sizes(FAILED)):
-        model = key.removeprefix(FAILED).partition("/")[0]
-        if is_name(model):
-            sizes_by_model.setdefault(model, []).append(f"{key} {size}")
-    return {model: sizes for model, sizes in sizes_by_model.items() if len(sizes) == 2}
 
 
 def index_path(number: int) -> str:
@@ -175,32 +155,14 @@ def _canaries(notes: Mapping[str, ModelNote]) -> bytes:
     )
 
 
-def _written_at(store: Store, model: str) -> str | None:
-    """When the report of a run that published nothing was made; None where it does not say."""
-    with suppress(IntegrityError):
-        return str(parse_json(store.read(failed_data_key(model)) or b"", MOST_BYTES).get("created_at") or "") or None
-    return None
-
-
-def _runs(store: Store, notes: Mapping[str, ModelNote], failed_models: Collection[str]) -> bytes:
+def _runs(store: Store, notes: Mapping[str, ModelNote]) -> bytes:
     ids = run_ids(store)
     run_views = view_runs(store, read_runs(store, ids[:MOST_RUNS]))
     # Only what runs has a time that goes on, so the page of a registry where nothing runs stays as it is.
     live_runs = [run for run in run_views if run.state == "running"]
     excess = max(0, len(ids) - MOST_RUNS)
-    write_times = {model: _written_at(store, model) for model in failed_models}
-    failed_runs = [view.run for view in run_views if view.state == "failed" and not view.run.version]
-    # The report of a run was written between its beginning and its end; all of them to the second, in UTC.
-    report_runs = {
-        run.id
-        for run in failed_runs
-        if (report_time := write_times.get(run.model))
-        and run.started_at[:19] <= report_time[:19] <= (run.ended_at or report_time)[:19]
-    }
     drawn_at = now() if live_runs else ""
-    return draw(
-        "runs", "runs.html", live=live_runs, runs=run_views, models=notes, more=excess, at=drawn_at, reports=report_runs
-    )
+    return draw("runs", "runs.html", live=live_runs, runs=run_views, models=notes, more=excess, at=drawn_at)
 
 
 # Models between two notes of what was done, so that a run that is killed goes on from there.
@@ -243,7 +205,7 @@ def write_site(
     for model in [name for name in notes if name not in keys]:
         unfinished_notes[model] = notes.pop(model)
         dropped_pages[_group(model)] = folder.pages_of(_group(model))
-    dropped_pages[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes, salt))
+    dropped_pages[_OVERVIEW] = folder.update(_OVERVIEW, overview_pages(store, notes))
     folder.keep({**notes, **unfinished_notes})
     for group, paths in dropped_pages.items():
         folder.delete(group, paths)

@@ -7,18 +7,17 @@ from pathlib import Path
 import psutil
 import yaml
 
-from builders.execution.jobs import Job, Needs
 from enginesmith.core.errors import EnginesmithError, InputError
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.reports.latency import BucketLatency, LatencyReport, LatencyTerms
 from enginesmith.core.text import format_bytes
-from enginesmith.registry.evidence.latencies import latencies, read_latency_report
+from enginesmith.registry.evidence.latencies import latencies
 from pipeline.canary.engines import ChosenEngine
 from pipeline.compile.composition import Run
 from pipeline.compile.plan import candidates
 from pipeline.compile.run_context import RunContext, Work
 from pipeline.compile.steps.engines import build, recall_engine
-from pipeline.compile.steps.keys import MeasureEngine, engine_limits, model_shapes
+from pipeline.compile.steps.keys import measure_now
 from pipeline.operations.validate import spec_of
 from pipeline.outcome import engine_of
 from pipeline.spec.model import ModelSpec, rewrite_spec
@@ -77,10 +76,7 @@ class EngineTimer:
     def measure(self, sizes: Sequence[Mapping[str, int]], seconds: float) -> LatencyReport:
         """The latency report of the engine at these sizes. seconds: of timing for each."""
         terms = LatencyTerms(seconds, tuple(dict(size_set) for size_set in sizes))
-        request = MeasureEngine(self.engine, self.golden, model_shapes(self.spec), terms)
-        name = f"time {self.name}"
-        job = Job(name, request, self.context.store.uri, engine_limits(self.spec, "latency"), Needs(alone=True))
-        return read_latency_report(self.context.store, self.context.run_to_end(self.context.local, name, job).latency)
+        return measure_now(f"time {self.name}", self.engine, self.golden, terms, Work(self.spec, self.context))
 
 
 def _for_each(record: Recorded | None, engine: EngineBlob) -> float | None:

@@ -9,7 +9,6 @@ from enginesmith.core.reports.latency import BucketLatency
 from pipeline.traffic.costs import (
     BatchGrowth,
     CostModel,
-    Interval95,
     Partition,
     ServedTrace,
     edges_of,
@@ -20,6 +19,7 @@ from pipeline.traffic.costs import (
 )
 from pipeline.traffic.place import BucketTask, EdgesOf, powers_of_two, present_edges
 from pipeline.traffic.request_grid import MOST_TIMED, RunTimes, edges_to_time
+from validation.capacity.greatest_rate import Estimate
 from validation.traffic.service_times import ServiceTimes
 
 # The most profiles without --most; more are refused by compilers (`pipeline.compile.plan.MOST_PROFILES`).
@@ -48,12 +48,12 @@ class BucketPlan:
     name: str
     edges: Mapping[str, tuple[int, ...]]
     profiles: int
-    seconds: Interval95
+    seconds: Estimate
     price_s: float
     padding: float
     batch: float
     utilization: float | None
-    saved: Interval95 | None = None
+    saved: Estimate | None = None
 
 
 @dataclass(frozen=True)

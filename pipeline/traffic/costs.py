@@ -10,6 +10,7 @@ import numpy as np
 
 from enginesmith.arrays import Array
 from pipeline.traffic.request_grid import RequestGrid, RunTimes
+from validation.capacity.greatest_rate import Estimate
 from validation.statistics.serial_dependence import block_length
 from validation.traffic.batching_simulation import BatchPolicy, SimulatedService, simulate_batching
 
@@ -265,15 +266,6 @@ RESAMPLES = 1000
 _CENTRAL = (0.025, 0.975)
 
 
-@dataclass(frozen=True)
-class Interval95:
-    """An estimate with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 @dataclass(frozen=True, eq=False)
 class ServedTrace:
     """A trace under one plan. edges: of each dim.  bucket_of: index of each request's bucket, int64 [requests].
@@ -363,10 +355,10 @@ def resample_plans(plans: Sequence[ServedTrace], seed: int = 0) -> Array:
     return np.stack(plan_means)
 
 
-def interval_of(value: float, resamples: Array) -> Interval95:
+def interval_of(value: float, resamples: Array) -> Estimate:
     """An estimate with the percentile interval of its resamples."""
     low, high = np.quantile(resamples, _CENTRAL)
-    return Interval95(value, float(min(low, value)), float(max(high, value)))
+    return Estimate(value, float(min(low, value)), float(max(high, value)))
 
 
 def edges_of(grid: RequestGrid, partitions: Sequence[Partition]) -> dict[str, tuple[int, ...]]:

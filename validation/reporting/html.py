@@ -1,7 +1,7 @@
 """Reports as HTML pages."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 # The values that the HTML page of a version shows, from its document: `overview` fills what the template names.
 
-_SYMBOLS = {"proven": "✓", ON_RANDOM: "~", "unproven": "?", "failed": "✕", "refused": "-"}
-
 
 @dataclass(frozen=True)
 class EngineRow:
@@ -66,7 +64,7 @@ class EngineRow:
 @dataclass(frozen=True)
 class VersionPage:
     """The names that the template uses. counts: engines by status.  blind: how many of the unproven golden data does
-    not measure in full.  groups: by target, without refused engines.
+    not measure in full.
 
     precisions: of any engine.  matrix: engines by target and precision.  beside: the three stages of each output side
     by side.  again: units that failed, each with the command that repeats it.  refusals: units by the reason.
@@ -76,10 +74,8 @@ class VersionPage:
     manifest: VersionDocument
     reference: str
     engines: tuple[EngineRow, ...]
-    groups: Sequence[Row]
     counts: Mapping[str, int]
     blind: int
-    symbols: Mapping[str, str]
     verdict: Mapping[str, str]
     precisions: Sequence[str]
     matrix: Mapping[str, Mapping[str, Sequence[EngineRow]]]
@@ -117,9 +113,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
         manifest=version,
         reference=version.reference,
         engines=engines,
-        groups=list(_group_by_target([engine for engine in engines if engine.entry.status != "refused"])),
         counts=counts,
-        symbols=_SYMBOLS,
         blind=blind_count,
         verdict=dict(zip(("status", "text"), _headline(counts, blind_count), strict=True)),
         precisions=[name for name in PRECISIONS if any(name in row for row in matrix.values())],
@@ -136,7 +130,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
         latencies=view_latencies(version.latencies, pictures),
         canaries=version.canaries or (),
         again=list(_list_commands(version.reference, engines)),
-        refusals=_reasons((row.entry.reason, row.entry.unit) for row in engines if row.entry.status == "refused"),
+        refusals=_refusals(engines),
         failures=version.failures,
         provenance=_provenance(version),
     )
@@ -180,22 +174,13 @@ def _list_commands(reference: str, engines: Sequence[EngineRow]) -> Iterator[tup
             yield entry.unit, f"enginesmith build SPEC.yaml {option_text}"
 
 
-def _group_by_target(engines: Sequence[EngineRow]) -> Iterator[Row]:
-    """The engines of each target, and the distinct reasons for their statuses, each with its precisions."""
-    groups: dict[str, list[EngineRow]] = {}
+def _refusals(engines: Sequence[EngineRow]) -> dict[str, list[str]]:
+    """The units that were refused by each reason, in order."""
+    refusals: dict[str, list[str]] = {}
     for row in engines:
-        groups.setdefault(row.entry.target, []).append(row)
-    for target, members in groups.items():
-        reasons = _reasons((row.entry.reason, row.entry.precision) for row in members if row.entry.reason)
-        yield {"target": target, "engines": members, "reasons": reasons}
-
-
-def _reasons(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """By each reason, in order, the precisions or units that have it. pairs: of both."""
-    reasons: dict[str, dict[str, None]] = {}
-    for reason, subject in pairs:
-        reasons.setdefault(reason, {})[subject] = None
-    return {reason: list(subjects) for reason, subjects in reasons.items()}
+        if row.entry.status == "refused":
+            refusals.setdefault(row.entry.reason, []).append(row.entry.unit)
+    return refusals
 
 
 def _has_room(check: Check) -> bool:
@@ -268,7 +253,8 @@ def _provenance(version: VersionDocument) -> dict[str, dict[str, object]]:
 
 def render(version: VersionDocument) -> str:
     """The HTML page of a version."""
-    return templates().get_template("reporting/report.html.j2").render(**vars(overview(version)))
+    page = overview(version)
+    return templates().get_template("reporting/report.html.j2").render(page=page, **vars(page))
 
 
 @cache

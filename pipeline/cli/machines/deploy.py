@@ -12,7 +12,7 @@ from typing import Annotated
 
 import click
 
-from enginesmith.cli.options import Option, command, duration, emit_json, say, takes
+from enginesmith.cli.options import Option, command, duration, emit, say, takes
 from enginesmith.cli.tables import print_table
 from enginesmith.core.errors import InputError, UnknownNameError
 from enginesmith.core.hardware.machine import GENERATIONS
@@ -178,12 +178,10 @@ def deploy(options: _DeployOptions, stated_registry: str | None, as_json: bool) 
     from pipeline.orchestration.deployments.deploy import deploy as deploy_plan
 
     changes = deploy_plan(plan, dry=options.dry_run)
-    if as_json:
-        emit_json([asdict(change) for change in changes])
-        return
     columns = ("kind", "name", "would be" if options.dry_run else "action", "detail")
-    print_table(columns, [list(asdict(change).values()) for change in changes])
-    if not options.dry_run:
+    documents = [asdict(change) for change in changes]
+    emit(as_json, documents, print_table, columns, [list(document.values()) for document in documents])
+    if not (options.dry_run or as_json):
         say(f"start a worker with: prefect worker start --pool {plan.pool}")
 
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from enginesmith.cli.options import command, emit_json
+from enginesmith.cli.options import command, emit, emit_json
 from enginesmith.cli.tables import echo, print_table
 from enginesmith.core.errors import EnginesmithError
-from enginesmith.core.hardware.cpu_kinds import CpuKind, this_kind
+from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.text import format_bytes, pluralize
 from enginesmith.core.types import PRECISIONS, BuildRequest, Scalar, ShapeProfile, TensorSpec
@@ -58,12 +58,10 @@ def doctor(ctx: click.Context, registry: str, as_json: bool) -> None:
     Exit code 1 if a line says 'broken'.
     """
     findings = [*_machine(), *_gpus(), *_compilers(), *_services(), _registry(registry)]
-    if as_json:
-        emit_json({"findings": [asdict(finding) for finding in findings]})
-    else:
-        print_table(
-            ("", "", ""), [[finding.state, finding.subject, finding.detail] for finding in findings], styles=MARKS
-        )
+    rows = [[finding.state, finding.subject, finding.detail] for finding in findings]
+    emit(
+        as_json, {"findings": [asdict(finding) for finding in findings]}, print_table, ("", "", ""), rows, styles=MARKS
+    )
     ctx.exit(1 if any(finding.state == "broken" for finding in findings) else 0)
 
 
@@ -74,21 +72,19 @@ def _machine() -> Iterator[DoctorFinding]:
     yield DoctorFinding(
         "machine", "ok", f"{platform.machine()}, {pluralize(os.cpu_count() or 1, 'CPU')}, {memory} memory"
     )
-    yield DoctorFinding("cpu", "ok", _kind_words(this_kind()))
+    kind, proof_text = this_kind(), "a proof made here holds for it"
+    kind_text = f"{kind.name}; the target `cpu` means this kind, and {proof_text}"
+    if kind.saturates:
+        kind_text = (
+            f"{kind.name}, without VNNI: onnxruntime's int8 weights are kept within -64..64 for it, or its sums would "
+            f"saturate (backends.onnxruntime.reduced_range); {proof_text}"
+        )
+    yield DoctorFinding("cpu", "ok", kind_text)
     yield DoctorFinding("python", "ok", platform.python_version())
     free_bytes = shutil.disk_usage(tempfile.gettempdir()).free
     is_enough = free_bytes >= LEAST_FREE_BYTES
     detail = f"{format_bytes(free_bytes)} free for builds" + ("" if is_enough else "; free some, or set TMPDIR")
     yield DoctorFinding("temporary space", "ok" if is_enough else "broken", detail)
-
-
-def _kind_words(kind: CpuKind) -> str:
-    if not kind.saturates:
-        return f"{kind.name}; the target `cpu` means this kind, and a proof made here holds for it"
-    return (
-        f"{kind.name}, without VNNI: onnxruntime's int8 weights are kept within -64..64 for it, or its sums would "
-        "saturate (backends.onnxruntime.reduced_range). A proof made here holds for this kind"
-    )
 
 
 def _gpus() -> Iterator[DoctorFinding]:

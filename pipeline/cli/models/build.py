@@ -197,7 +197,11 @@ def show_outcome(outcome: "Outcome") -> None:
     for graph in outcome.graphs.values():
         show_outcome(graph)
     outcome = replace(outcome, graphs={})
-    _print_engines(outcome)
+    engines = []
+    for engine in outcome.engines:
+        reason = "; ".join(filter(None, (engine.entry.reason, _limited_to(engine.entry))))
+        engines.append((replace(engine.entry, size_bytes=engine.size_bytes, reason=reason), engine.metrics))
+    print_engines(engines, f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else ""))
     for engine in outcome.failed:
         say(f"failed: {engine.entry.unit}: {engine.entry.reason}")
         if engine.failure:
@@ -263,14 +267,6 @@ def _show_place(outcome: "Outcome") -> None:
             f"move it, run `enginesmith promote {outcome.model}@{outcome.version} {outcome.model}:{outcome.channel}`, "
             "with --accept-loss if nodes lose a target or a precision"
         )
-
-
-def _print_engines(outcome: "Outcome") -> None:
-    engines = []
-    for engine in outcome.engines:
-        reason = "; ".join(filter(None, (engine.entry.reason, _limited_to(engine.entry))))
-        engines.append((replace(engine.entry, size_bytes=engine.size_bytes, reason=reason), engine.metrics))
-    print_engines(engines, f"{outcome.model}" + (f"@{outcome.version}" if outcome.version else ""))
 
 
 def _limited_to(entry: "EngineEntry") -> str:
@@ -384,18 +380,17 @@ def build_all(place: str, options: "RunOptions", quiet: bool, as_json: bool) -> 
         start_executors(options) as executors,
     ):
         rows = compile_all(addresses, options, InProcess(), progress, executors)
-    if as_json:
-        emit_json(encode(rows))
-    else:
-        table_rows = [
-            [
-                *(row.spec, row.model or "", row.state, row.version or ""),
-                ", ".join(f"{count} {status}" for status, count in row.engines.items()),
-                row.reason,
-            ]
-            for row in rows
+    table_rows = [
+        [
+            *(row.spec, row.model or "", row.state, row.version or ""),
+            ", ".join(f"{count} {status}" for status, count in row.engines.items()),
+            row.reason,
         ]
-        print_table(("spec", "model", "state", "version", "engines", "reason"), table_rows)
+        for row in rows
+    ]
+    columns = ("spec", "model", "state", "version", "engines", "reason")
+    emit(as_json, encode(rows), print_table, columns, table_rows)
+    if not as_json:
         say(words(rows))
     return 0 if all(row.good for row in rows) else 1
 

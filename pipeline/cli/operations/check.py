@@ -263,6 +263,5 @@ def compare(
         conditions = f"{comparison.target} at {comparison.bucket}, {comparison.machine}"
         echo(f"{comparison.model} on {conditions}, {comparison.created_at}")
         print_table(*format_rows(comparison))
-        for line in describe_comparison(comparison):
-            echo(line)
+        echo("\n".join(describe_comparison(comparison)))
     ctx.exit(0 if comparison.recommendation.unit else 1)

@@ -10,6 +10,7 @@ from enginesmith.cli.options import (
     PRESENT_FILE,
     Option,
     command,
+    emit,
     emit_json,
     optional_reference_argument,
     takes,
@@ -22,11 +23,9 @@ from enginesmith.registry.store.base import open_store
 from pipeline.cli.run_options import local_context, target_names, trusted_manifest
 
 if TYPE_CHECKING:
-    from enginesmith.registry.manifest import Manifest, Status
+    from enginesmith.registry.manifest import EngineEntry, Manifest, Status
     from enginesmith.registry.store.base import Store
     from pipeline.operations.validate import Validated
-
-_COLUMNS = ("unit", "status", "why")
 
 
 @dataclass(frozen=True)
@@ -116,25 +115,16 @@ def _run(
 
 def _print_verdicts(manifest: "Manifest", results: "list[Validated]", as_json: bool) -> None:
     entries = {entry.unit: entry for entry in manifest.engines}
-    if as_json:
-        columns = ("target", "precision", "backend", "digest")
-        documents = [
-            {
-                **{name: getattr(entries[str(result.unit)], name) for name in columns},
-                **{name: getattr(result, name) for name in ("reason", "sqnr_db", "report", "latency")},
-                "status": result.verdict,
-                "checks": dict(result.checks),
-            }
-            for result in results
-        ]
-        emit_json({"model": manifest.model, "version": manifest.version, "engines": documents})
-    else:
-        engines = []
-        for result in results:
-            status, entry = cast("Status", result.verdict), entries[str(result.unit)]
-            entry = replace(entry, status=status, reason=result.reason, checks=result.checks, sqnr_db=result.sqnr_db)
-            engines.append((entry, dict[str, float]()))
-        print_engines(engines, manifest.reference)
+    engines, documents = list["EngineEntry"](), []
+    for result in results:
+        figures = {"reason": result.reason, "checks": dict(result.checks), "sqnr_db": result.sqnr_db}
+        entry = replace(entries[str(result.unit)], status=cast("Status", result.verdict), **figures)  # type: ignore[arg-type]
+        engines.append(entry)
+        names = ("target", "precision", "backend", "digest", "status")
+        reports = {"report": result.report, "latency": result.latency}
+        documents.append({**{name: getattr(entry, name) for name in names}, **figures, **reports})
+    document = {"model": manifest.model, "version": manifest.version, "engines": documents}
+    emit(as_json, document, print_engines, [(entry, {}) for entry in engines], manifest.reference)
 
 
 def _carry(store: "Store", manifest: "Manifest", folder: Path, target_set: set[str] | None, as_json: bool) -> list[str]:
@@ -157,9 +147,7 @@ def _import(store: "Store", path: Path, as_json: bool) -> list[str]:
     from pipeline.operations.offline.bundle import import_file
 
     outcomes = import_file(store, path)
-    if as_json:
-        emit_json([{name: value for name, value in vars(outcome).items() if name != "latency"} for outcome in outcomes])
-    else:
-        rows = [[f"{outcome.reference} {outcome.unit}", outcome.verdict, outcome.reason] for outcome in outcomes]
-        print_table(_COLUMNS, rows, title=str(path))
+    rows = [[f"{outcome.reference} {outcome.unit}", outcome.verdict, outcome.reason] for outcome in outcomes]
+    documents = [{name: value for name, value in vars(outcome).items() if name != "latency"} for outcome in outcomes]
+    emit(as_json, documents, print_table, ("unit", "status", "why"), rows, title=str(path))
     return [outcome.verdict for outcome in outcomes]

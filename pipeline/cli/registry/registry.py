@@ -9,6 +9,7 @@ import click
 from enginesmith.cli.options import (
     accept_loss_option,
     command,
+    emit,
     emit_json,
     optional_reference_argument,
     random_inputs_option,
@@ -24,7 +25,7 @@ from enginesmith.core.parsing import parse_json, read, user
 from enginesmith.core.reports.latency import LatencyReport
 from enginesmith.core.text import format_bytes, format_metrics, pluralize
 from enginesmith.registry.evidence.canaries import LAYER_COLUMNS, layer_row, layers_of, quantization_records
-from enginesmith.registry.manifest import functions_of, require_model
+from enginesmith.registry.manifest import Manifest, functions_of, require_model
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.trust import require
 from enginesmith.registry.verification import Repairs, Verification
@@ -68,22 +69,23 @@ def show(
     }
     if len(view_names := [name for name, is_set in views.items() if is_set]) > 1:
         raise click.UsageError(f"{' and '.join(view_names)} show different things: give one of them")
+    store = open_store(registry)
+    if not view_names:
+        version_view = show_version(store, parse_reference(reference))
+        emit(as_json, version_view.to_json(), _print_version, version_view)
+        return
+    manifest = locate(store, parse_reference(reference)).manifest
     if older is not None:
-        _show_differences(older, reference, registry, as_json)
-        return
-    if quantization:
-        _show_quantization(reference, registry, as_json)
-        return
-    if layers is not None:
-        _show_layers(reference, layers, registry, as_json)
-        return
-    if provenance or sbom:
-        _show_stored(reference, registry, "provenance statement" if provenance else "sbom")
-        return
-    version_view = show_version(open_store(registry), parse_reference(reference))
-    if as_json:
-        emit_json(version_view.to_json())
-        return
+        _show_differences(store, locate(store, parse_reference(older)).manifest, manifest, as_json)
+    elif quantization:
+        _show_quantization(store, manifest, as_json)
+    elif layers is not None:
+        _show_layers(store, manifest, layers, as_json)
+    else:
+        _show_stored(store, manifest, "provenance statement" if provenance else "sbom")
+
+
+def _print_version(version_view: VersionStatus) -> None:
     _print_heading(version_view)
     print_engines([(engine, {}) for engine in version_view.engines])
     if version_view.attachments:
@@ -219,14 +221,12 @@ def rollback(where: str, why: str, registry: str, as_json: bool) -> None:
     _print_channel(store, new_state, as_json)
 
 
-def _show_differences(older_reference: str, newer_reference: str, registry: str, as_json: bool) -> None:
+def _show_differences(store: Store, older: Manifest, newer: Manifest, as_json: bool) -> None:
     from pipeline.compile.publication.pages import published_document
     from pipeline.site.comparison import compare, facts_of
 
-    store = open_store(registry)
-    manifests = [locate(store, parse_reference(reference)).manifest for reference in (older_reference, newer_reference)]
-    sections = compare(*(facts_of(published_document(store, manifest)) for manifest in manifests))
-    old_name, new_name = (manifest.reference for manifest in manifests)
+    sections = compare(*(facts_of(published_document(store, manifest)) for manifest in (older, newer)))
+    old_name, new_name = older.reference, newer.reference
     if as_json:
         emit_json({"before": old_name, "after": new_name, "sections": encode(sections)})
         return
@@ -241,11 +241,9 @@ def _show_differences(older_reference: str, newer_reference: str, registry: str,
         echo(f"{old_name} and {new_name} differ in nothing that is recorded")
 
 
-def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
+def _show_quantization(store: Store, manifest: Manifest, as_json: bool) -> None:
     from validation.reporting.quantization import facts, row
 
-    store = open_store(registry)
-    manifest = locate(store, parse_reference(reference)).manifest
     require_model(manifest)
     records = quantization_records(store, manifest)
     if as_json:
@@ -263,9 +261,7 @@ def _show_quantization(reference: str, registry: str, as_json: bool) -> None:
         echo()
 
 
-def _show_layers(reference: str, unit: str, registry: str, as_json: bool) -> None:
-    store = open_store(registry)
-    manifest = locate(store, parse_reference(reference)).manifest
+def _show_layers(store: Store, manifest: Manifest, unit: str, as_json: bool) -> None:
     require_model(manifest)
     entry, layers_document = layers_of(store, manifest, unit)
     if as_json:
@@ -276,10 +272,8 @@ def _show_layers(reference: str, unit: str, registry: str, as_json: bool) -> Non
     print_table(LAYER_COLUMNS, [layer_row(layer) for layer in layers])
 
 
-def _show_stored(reference: str, registry: str, source: str) -> None:
+def _show_stored(store: Store, manifest: Manifest, source: str) -> None:
     """Print a JSON document that the manifest names, verified."""
-    store = open_store(registry)
-    manifest = locate(store, parse_reference(reference)).manifest
     digest = manifest.sources.get(source)
     if digest is None:
         raise UnknownNameError(

@@ -339,7 +339,11 @@ def watch_rollout(where: str | None, once: bool, interval: float, registry: str,
         follower.run(interval, forever=channels is None)
     last_statuses = follower.last
     if as_json:
-        emit_json([_as_json(status) for status in last_statuses.values()])
+        names, documents = ("model", "channel", "version", "state"), []
+        for status in last_statuses.values():
+            fields = {name: getattr(status.rollout, name) for name in names}
+            documents.append({**fields, "wave": status.rollout.wave + 1, "action": status.action, "why": status.why})
+        emit_json(documents)
     if follower.failures or any(status.rollout.state in ("halted", "aborted") for status in last_statuses.values()):
         raise SystemExit(1)
 
@@ -398,11 +402,6 @@ def _print_serving(status: "ServingStatus") -> None:
         rows.append([report.node, report.region, hardware, report.version or "?", state, *ages])
     more_note = f"{pluralize(len(reports) - len(rows), 'more node')}: --json" if len(reports) > len(rows) else ""
     print_table(("node", "region", "machine", "version", "problem", "for", "last report"), rows, note=more_note)
-
-
-def _as_json(status: Any) -> dict[str, object]:
-    fields = {name: getattr(status.rollout, name) for name in ("model", "channel", "version", "state")}
-    return {**fields, "wave": status.rollout.wave + 1, "action": status.action, "why": status.why}
 
 
 def _print(state: Rollout, as_json: bool) -> None:

@@ -28,7 +28,7 @@ from pipeline.compile.steps.calibration import CalibrationMethod, calibration_me
 from pipeline.compile.steps.keys import code_key, metrics_of, model_shapes, step_limits
 from pipeline.compile.steps.proofs import WrittenLimits, as_written
 from pipeline.compile.steps.search import node_overrides, not_searched
-from pipeline.quantization.ranges import QuantizationNotes, Ranges, refuse_share
+from pipeline.quantization.ranges import CastNotes, QuantizationNotes, Ranges, refuse_share
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.values import (
     Exported,
@@ -126,11 +126,9 @@ class WriteGraph:
         """The graph, its scales, the record of what quantizing did, and its recipe. Raises InputError for a rule that
         matches no node."""
         from builders.onnx_graphs.weights import load_graph
-        from pipeline.quantization.insertion_points import prepare_model, scale_states
+        from pipeline.quantization.insertion_points import scale_states
         from pipeline.quantization.schemes.cast import find_last_nodes
         from pipeline.quantization.schemes.write import write as write_variant
-        from pipeline.quantization.search.costs import model_graph
-        from pipeline.quantization.shares import narrow_share, sizes_at
         from pipeline.quantization.statistics.observations import Observations
         from pipeline.sources.onnx_model import save_onnx, specs_of
 
@@ -153,22 +151,11 @@ class WriteGraph:
         stored_graph = put_graph(store, workdir / "graph.onnx")
         ranges = measured_ranges.to_json() if measured_ranges else None
         recipe = GraphRecipe(source, variant, ranges, self.overrides, float_nodes, choice is not None, states)
-        is_calibrated, share, record = variant.precision in CALIBRATED, None, None
-        modelled: dict[str, ModelledFigures] = {}
-        idle_reason, observations = notes.idle, Observations("", "", (), {})
+        observations = Observations("", "", (), {})
         if variant.precision in QUANTIZED and self.observations:
             observations = Observations.from_bytes(store.read_blob(self.observations, MEASURED_BYTES))
-        if isinstance(notes, QuantizationNotes):
-            element_counts = {name: float(observation.elements) for name, observation in observations.tensors.items()}
-            prepared_model, sizes = prepare_model(model), sizes_at(self.shapes)
-            share = narrow_share(prepared_model, notes.quantized, sizes, element_counts)
-            idle_reason = idle_reason or refuse_share(share, variant.precision, notes.explain())
-            formats = dict.fromkeys((node.node for node in notes.eight_bits), "fp8")
-            formats |= dict.fromkeys(notes.quantized, variant.precision)
-            floats = variant.scheme.float_precision if variant.scheme else "fp32"
-            modelled = model_graph(prepared_model, sizes, formats, floats) if notes.quantized else {}
-        if idle_reason and choice:
-            idle_reason = f"{idle_reason}; {choice.summary}"
+        share, idle_reason, modelled = self._measure_share(model, notes, observations)
+        is_calibrated, record = variant.precision in CALIBRATED, None
         if measured_ranges and is_calibrated and isinstance(notes, QuantizationNotes):
             record = self._record(store, (model, variant_model), notes, measured_ranges, observations, share)
         return WrittenGraph(
@@ -187,6 +174,30 @@ class WriteGraph:
             share=share,
             modelled=modelled,
         )
+
+    def _measure_share(
+        self, model: "ModelProto", notes: QuantizationNotes | CastNotes, observations: "Observations"
+    ) -> tuple[float | None, str | None, dict[str, ModelledFigures]]:
+        """The share of the multiplications in the narrow format, why the graph is idle, and its modelled cost. model:
+        the float model; a graph that is not quantized has no share."""
+        from pipeline.quantization.insertion_points import prepare_model
+        from pipeline.quantization.search.costs import model_graph
+        from pipeline.quantization.shares import narrow_share, sizes_at
+
+        variant, idle_reason, share = self.variant, notes.idle, None
+        modelled: dict[str, ModelledFigures] = {}
+        if isinstance(notes, QuantizationNotes):
+            element_counts = {name: float(observation.elements) for name, observation in observations.tensors.items()}
+            prepared_model, sizes = prepare_model(model), sizes_at(self.shapes)
+            share = narrow_share(prepared_model, notes.quantized, sizes, element_counts)
+            idle_reason = idle_reason or refuse_share(share, variant.precision, notes.explain())
+            formats = dict.fromkeys((node.node for node in notes.eight_bits), "fp8")
+            formats |= dict.fromkeys(notes.quantized, variant.precision)
+            floats = variant.scheme.float_precision if variant.scheme else "fp32"
+            modelled = model_graph(prepared_model, sizes, formats, floats) if notes.quantized else {}
+        if idle_reason and self.choice:
+            idle_reason = f"{idle_reason}; {self.choice.summary}"
+        return share, idle_reason, modelled
 
     def _record(
         self,

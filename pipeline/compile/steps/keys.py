@@ -18,6 +18,7 @@ from enginesmith.core.hardware.cpu_kinds import why_no_proof
 from enginesmith.core.reports.latency import BucketChoice, LatencyReport, LatencyTerms, PairedBenchmark
 from enginesmith.core.text import now
 from enginesmith.core.types import Engine, Precision
+from enginesmith.registry.evidence.latencies import read_latency_report
 from enginesmith.registry.store.base import Store, open_store
 from pipeline.compile.closure.code import Root, backend_root, find_code
 from pipeline.compile.run_context import Work, fail_step, versions
@@ -250,6 +251,14 @@ def time_engine(engine: EngineBlob, latency: "Latency", golden: str, work: Work,
     except EnginesmithError as error:
         fail_step(name, error, context)
         return None
+
+
+def measure_now(name: str, engine: EngineBlob, golden: str, terms: LatencyTerms, work: Work) -> LatencyReport:
+    """The latency report of an engine on this machine, which is not put on record. name: of the step.  golden: as of
+    `MeasureEngine`. Raises what opening and running raise."""
+    measure, context = MeasureEngine(engine, golden, model_shapes(work.spec), terms), work.context
+    job = Job(name, measure, context.store.uri, engine_limits(work.spec, "latency"), Needs(alone=True))
+    return read_latency_report(context.store, context.run_to_end(context.local, name, job).latency)
 
 
 def time_pair(

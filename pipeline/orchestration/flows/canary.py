@@ -73,7 +73,8 @@ def canary(
                 outcome = PrefectRunner().call(canary_on_worker, request, context, logger.info)
             else:
                 outcome = PrefectRunner().call(run_canary, store, request, logger.info)
-            _tell(store, request, outcome)
+            if outcome.report and outcome.blob and PREFECT_API_URL.value():
+                watch.send_judged(store, request, outcome.report, outcome.blob)
             return outcome
 
         if version:
@@ -86,12 +87,6 @@ def _state(outcome: CanaryOutcome) -> State[object]:
         return Completed(name="Skipped", message=outcome.reason)
     message = f"{outcome.report.verdict} on {outcome.report.target}: {outcome.report.reason}"
     return Completed(message=message, data=outcome.report.verdict)
-
-
-def _tell(store: Store, request: CanaryRequest, outcome: CanaryOutcome) -> None:
-    """Send the event of the verdict, where there is one, to a configured server."""
-    if outcome.report and outcome.blob and PREFECT_API_URL.value():
-        watch.send_judged(store, request, outcome.report, outcome.blob)
 
 
 def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: Run) -> State[object]:

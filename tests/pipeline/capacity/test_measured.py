@@ -37,6 +37,7 @@ def test_prices_go_by_the_narrowest_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
+        ("", "has no price; write such as"),
         ("l4: {per_hour: -1}", "prices.yaml:2: l4.per_hour: -1: must be above 0"),
         ("l4: {per_hour: 0}", "l4.per_hour: 0: must be above 0"),
         ("l4: {per_hours: 1}", "l4.per_hours: unknown key; did you mean 'per_hour'?"),
@@ -52,8 +53,3 @@ def test_prices_go_by_the_narrowest_name(tmp_path: Path) -> None:
 def test_a_mistake_is_named_with_its_line(tmp_path: Path, line: str, wanted: str) -> None:
     with pytest.raises(SpecError, match=re.escape(wanted)):
         read_prices(file(tmp_path, f"currency: USD\n{line}\n"))
-
-
-def test_a_list_without_prices_is_none(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="has no price; write such as"):
-        read_prices(file(tmp_path, "currency: USD\n"))

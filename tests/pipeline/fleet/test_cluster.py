@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import pytest
 import yaml
 
 from enginesmith.core.errors import InputError, UnavailableError
-from pipeline.fleet import inventory
 from pipeline.fleet.inventory import Access, read_cluster
 from tests.enginesmith.object_stores.servers import serving
 from tests.pipeline.fleet import nodes
@@ -21,18 +19,14 @@ TOKEN = "abc"
 
 
 class Api(ThreadingHTTPServer):
-    """Nodes page by page, with a bearer token, as kube-apiserver gives them.
-
-    expire: so many continue tokens are answered with 410, as after a compaction.  allowed: whether the user may list.
-    silent: answers nothing.
-    """
+    """All nodes, for a bearer token, as kube-apiserver gives them. allowed: whether the user may list.  raw: what is
+    answered in their place.  silent: answers nothing."""
 
     daemon_threads = True
 
     def __init__(self, items: list[nodes.Json]) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.items, self.asked = items, list[dict[str, list[str]]]()
-        self.expire, self.allowed, self.raw = 0, True, b""
+        self.items, self.allowed, self.raw = items, True, b""
         self.silence = threading.Event()
         self.silent = False
 
@@ -45,9 +39,6 @@ class Handler(BaseHTTPRequestHandler):
     server: Api
 
     def do_GET(self) -> None:
-        url = urlsplit(self.path)
-        query = parse_qs(url.query)
-        self.server.asked.append(query)
         if self.server.silent:
             self.server.silence.wait(30)
             return
@@ -56,23 +47,11 @@ class Handler(BaseHTTPRequestHandler):
         elif not self.server.allowed:
             who = 'User "system:serviceaccount:enginesmith:fleet" cannot list resource "nodes" at the cluster scope'
             self.fail(403, "Forbidden", f"nodes is forbidden: {who}")
-        elif url.path != "/api/v1/nodes":
+        elif self.path != "/api/v1/nodes":
             self.fail(404, "NotFound", "the server could not find the requested resource")
         else:
-            self.page(int(query.get("limit", ["0"])[0]), query.get("continue", [""])[0])
-
-    def page(self, limit: int, token: str) -> None:
-        if token and self.server.expire:
-            self.server.expire -= 1
-            self.fail(410, "Expired", "The provided continue parameter is too old")
-            return
-        start = int(token or 0)
-        end = start + limit if limit else len(self.server.items)
-        left = len(self.server.items) - end
-        metadata: dict[str, Any] = {"resourceVersion": "12345"}
-        metadata |= {"continue": str(end), "remainingItemCount": left} if left > 0 else {}
-        body = {"kind": "NodeList", "apiVersion": "v1", "metadata": metadata, "items": self.server.items[start:end]}
-        self.send(200, self.server.raw or json.dumps(body).encode())
+            body = {"kind": "NodeList", "apiVersion": "v1", "metadata": {"resourceVersion": "12345"}}
+            self.send(200, self.server.raw or json.dumps({**body, "items": self.server.items}).encode())
 
     def fail(self, code: int, reason: str, message: str) -> None:
         status = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "reason": reason}
@@ -108,25 +87,11 @@ def access(folder: Path, url: str, token: str = TOKEN, **options: Any) -> Access
     return Access(path, **options)
 
 
-def test_every_page_is_read_and_each_node_once(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inventory, "_PAGE", 4)
-    found = read_cluster(access(tmp_path, api.url))
-    assert found.source == api.url
-    assert sum(group.nodes for group in found.groups) == len(api.items)  # one is left out, one is in two groups
-    assert [item.node for item in found.left_out] == ["no-gfd"]
-    assert [query.get("continue") for query in api.asked] == [None, ["4"], ["8"], ["12"]]
-    assert {query["limit"][0] for query in api.asked} == {"4"}
-
-
-def test_a_list_that_went_stale_is_read_again_from_its_start(api, tmp_path, monkeypatch):
-    monkeypatch.setattr(inventory, "_PAGE", 8)
-    api.expire = 1
-    found = read_cluster(access(tmp_path, api.url))
-    assert sum(group.nodes for group in found.groups) == len(api.items)
-    assert [query.get("continue") for query in api.asked] == [None, ["8"], None, ["8"]]
-    api.expire = 99
-    with pytest.raises(UnavailableError, match="keeps changing"):
-        read_cluster(access(tmp_path, api.url))
+def test_each_node_is_read_once(api: Api, tmp_path: Path) -> None:
+    fleet = read_cluster(access(tmp_path, api.url))
+    assert fleet.source == api.url
+    assert sum(group.nodes for group in fleet.groups) == len(api.items)  # one is left out, one is in two groups
+    assert [item.node for item in fleet.left_out] == ["no-gfd"]
 
 
 def test_the_environment_s_kubeconfig_is_found(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,9 @@
 """What the pages say, over a version that was built and over small ones."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from enginesmith.core.text import format_bytes, visible
-from enginesmith.registry.builds.runs import RunState, new_id
 from enginesmith.registry.store import layout
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.trust.signing import SigningKey, sign
@@ -119,21 +117,6 @@ def test_an_ensemble_leads_to_its_graphs_and_has_their_size(store: Store, out: P
     store.remove(layout.manifest_key("pair-encoder", "1"))
     write(store, out)
     assert "pair-encoder@1 not there" in words(out, "models/pair/versions/1/index.html") and not broken_links(out)
-
-
-def test_a_run_that_published_nothing_leads_to_its_report(store: Store, out: Path) -> None:
-    publish_small(store)
-    for hour, reason in ((1, "no engine passed"), (2, "a file is gone")):  # the newest one made no report
-        times = [f"2026-01-01T0{hour}:{minute}:00.000+00:00" for minute in ("00", "09")]
-        run = RunState(new_id("lost"), "lost", "s.yaml", "failed", *times, 5.0, "h", 1, "u")
-        store.create(layout.run_key(run.id), replace(run, reason=reason, ended_at=times[1]).to_bytes())
-    store.create(layout.failed_page_key("lost"), b"<p>all failed</p>")
-    store.create(layout.failed_data_key("lost"), b'{"created_at": "2026-01-01T01:08:59+00:00"}')
-    write(store, out)
-    assert "failed/lost/report.html" in Seen(out / "runs.html").links and not broken_links(out)
-    assert "no engine passed Report of the engines that failed" in words(out, "runs.html")
-    assert words(out, "runs.html").count("Report of the engines that failed") == 1
-    assert (out / "failed/lost/report.html").read_bytes() == copy_report(b"<p>all failed</p>")
 
 
 def test_hostile_texts_are_shown_and_nothing_of_them_is_markup(store: Store, out: Path) -> None:

@@ -38,20 +38,10 @@ def test_it_is_the_cheapest_of_all_mixes(kinds, rate, spare):
         assert sum(rates[: len(rates) - spare]) >= rate - 1e-6 and found.rate == pytest.approx(sum(rates))
 
 
-def test_a_small_machine_fills_what_the_large_ones_leave():
-    offers = [MachineOffer("a100", 100.0, 3.0), MachineOffer("l4", 20.0, 0.7)]
-    assert cheapest_mix(offers, 110.0).machines == {"a100": 1, "l4": 1}
-
-
-def test_no_more_than_there_are():
-    offers = [MachineOffer("a100", 100.0, 3.0, 1), MachineOffer("l4", 20.0, 0.7, 4)]
-    assert cheapest_mix(offers, 170.0).machines == {"a100": 1, "l4": 4}
-    assert cheapest_mix(offers, 190.0) is None
-
-
 def test_with_one_lost_a_fleet_of_small_machines_is_cheaper():
     offers = [MachineOffer("a100", 100.0, 2.0), MachineOffer("l4", 20.0, 0.7)]
     assert cheapest_mix(offers, 100.0).machines == {"a100": 1}
+    assert cheapest_mix(offers, 110.0).machines == {"a100": 1, "l4": 1}
     assert cheapest_mix(offers, 100.0, spare=1).machines == {"a100": 2}
     assert cheapest_mix(offers, 20.0, spare=1).machines == {"l4": 2}
 

@@ -15,13 +15,10 @@ def test_eighteen_tenths_of_the_throughput_is_23_machines_in_place_of_40():
     assert cost_per_million(now, 0.71, 800) == pytest.approx(5.670, abs=0.001)
 
 
-def test_headroom_leaves_that_share_of_each_machine_free():
+def test_headroom_leaves_that_share_of_each_machine_free_and_one_lost_is_one_more():
     assert count_machines(20.0, CapacityDemand(800.0, headroom=0.2)) == 50
     # 0.7 is no binary fraction: 700 / (1000 * (1 - 0.3)) is a little over 1.
     assert count_machines(1000.0, CapacityDemand(700.0, headroom=0.3)) == 1
-
-
-def test_one_lost_is_one_more():
     assert count_machines(20.0, CapacityDemand(800.0, headroom=0.2, spare=1)) == 51
     assert count_machines(5000.0, CapacityDemand(800.0, spare=1)) == 2
 

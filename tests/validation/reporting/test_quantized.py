@@ -29,7 +29,7 @@ def usual_section() -> str:
 
 def section(report: dict) -> str:
     page = render(report)
-    return page[page.index("<h2>Quantization</h2>") : page.index("<h2>Builds that failed</h2>")]
+    return page[page.index("<h2>Quantization</h2>") : page.index('id="failures-title"')]
 
 
 def report(**changes: object) -> dict:

@@ -22,7 +22,7 @@ def test_one_event_for_each_model_to_build_and_each_generation_to_prove(store: S
     said = {"registry": "file:///r", "by": "enginesmith fleet"}
     to_build = {"spec": "registered:digits", "units": ["digits@1 sm_120 fp16 tensorrt-rtx"], **said}
     to_prove = {"version": "1", "target": "sm_80", "engines": [engines[2].digest], **said}
-    assert [item.to_json() for item in told] == [
+    assert [vars(item) for item in told] == [
         {"event": "enginesmith.model.registered", "model": "digits", "payload": to_build},
         {"event": "enginesmith.engine.unproven", "model": "digits", "payload": to_prove},
     ]
