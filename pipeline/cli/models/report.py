@@ -103,12 +103,11 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
     rows = []
     for group in choice.groups:
         strength_text = "" if group.strength is None else f"{group.strength:.2f}{' folded' if group.folded else ''}"
-        cells = [", ".join(group.nodes), f"{group.share:.1%}", decibels_text(group.sqnr_db), strength_text]
+        cells = [", ".join(group.nodes), f"{group.share:.1%}", group.alone_text, strength_text]
         # The whole model's milliseconds without and with this group in int8.
         milliseconds = [format_plain(value) for value in (group.float_ms, group.int8_ms) if value is not None]
         time_text = f"{' -> '.join(milliseconds)} ms" if len(milliseconds) == 2 else ""
-        choice_text = "yes" if group.kept else "left in float"
-        rows.append([*cells, f"{group.clip:.2f}", *([time_text] if has_times else []), choice_text])
+        rows.append([*cells, f"{group.clip:.2f}", *([time_text] if has_times else []), group.choice_text])
     title = "Error per multiplication, worst first (alone: SQNR of the outputs if only these nodes are in int8)"
     print_table(columns, rows, title=title)
     for point in choice.frontier:
@@ -116,7 +115,14 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
         echo(f"{point.share:7.1%} in int8: predicted {decibels_text(point.predicted_db)}{measured_text}")
     if choice.table:
         title = f"Graphs that were run, the fastest first (latency: {choice.latency})"
-        print_table(POINT_COLUMNS, list(point_rows(choice.recorded)), title=title)
+        mixes = [point.mix_text.removeprefix(", ") for point in choice.table]
+        point_cells = [(*cells, mix) for cells, mix in zip(point_rows(choice.recorded), mixes, strict=True)]
+        has_mixes = any(mixes)
+        print_table(
+            (*POINT_COLUMNS, "other formats") if has_mixes else POINT_COLUMNS,
+            point_cells if has_mixes else [cells[:-1] for cells in point_cells],
+            title=title,
+        )
     echo(f"chosen: {summary}")
 
 

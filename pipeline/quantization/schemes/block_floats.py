@@ -182,7 +182,7 @@ def quantize_blocks(
     Other nodes with weights go on in fp8 where the format has activations, and ranges are known; the rest in the
     scheme's float precision.
 
-    overrides: node -> precision.
+    overrides: node -> precision; in NVFP4 that may be MXFP8.
     Raises DataError when ranges lack what NVFP4 reads, ModelError when opset 23 is out of reach.
     """
     if carries_qdq(model):
@@ -191,15 +191,25 @@ def quantize_blocks(
     graph = tidy_from(prepare_model(model), LOWEST_OPSET)
     graph.ir_version = max(graph.ir_version, LOWEST_IR)
     chosen_sites, other_sites, unsupported_nodes = find_block_sites(graph, block_format, overrides, ranges)
-    insertion = Insertion(graph, GRIDS["fp8"])
+    wide_nodes = {name for name, wanted in overrides.items() if wanted == "mxfp8"}
+    wide_sites = find_block_sites(graph, FORMATS["mxfp8"], {}, ranges)[0] if wide_nodes else []
+    wide_sites = [site for site in wide_sites if site.node in wide_nodes]
+    wide_names, insertion = {site.node for site in wide_sites}, Insertion(graph, GRIDS["fp8"])
+    wide_notes = [FloatNode(site.node, site.op_type, reason) for site, reason in other_sites if site.node in wide_names]
+    other_sites = [(site, reason) for site, reason in other_sites if site.node not in wide_names]
     eight_bit_nodes, float_nodes = _quantize_rest(other_sites, insertion, block_format, overrides, ranges)
-    weights = {site.node: _as_product(site, insertion) for site in chosen_sites}
+    weights = {site.node: _as_product(site, insertion) for site in (*chosen_sites, *wide_sites)}
     notes = QuantizationNotes(
-        tuple(weights), (*unsupported_nodes, *float_nodes), precision=precision, eight_bits=eight_bit_nodes
+        tuple(site.node for site in chosen_sites),
+        (*unsupported_nodes, *float_nodes),
+        precision=precision,
+        eight_bits=(*eight_bit_nodes, *wide_notes),
+        formats=dict.fromkeys((node.node for node in eight_bit_nodes), "fp8") | dict.fromkeys(wide_names, "mxfp8"),
     )
     written_graph, notes = finish_rest(graph, notes, scheme, overrides, ranges)
     amax_of = {site.node: ranges.reach(site.activation) if ranges else None for site in chosen_sites}
-    _Writer(written_graph, block_format, amax_of).write(weights)
+    forms = {name: FORMATS["mxfp8"] if name in wide_names else block_format for name in weights}
+    _Writer(written_graph, forms, amax_of).write(weights)
     return written_graph, notes
 
 
@@ -286,10 +296,13 @@ def _as_product(site: Site, insertion: Insertion) -> Floats:
 
 
 class _Writer:
-    """Puts block formats into a finished graph, in place. reaches: of the activation of each node, if known."""
+    """Puts block formats into a finished graph, in place. forms: by node.  reaches: of the activation of each node, if
+    known."""
 
-    def __init__(self, model: ModelProto, form: BlockFormat, reaches: Mapping[str, float | None]) -> None:
-        self.model, self.form, self.reaches = model, form, reaches
+    def __init__(
+        self, model: ModelProto, forms: Mapping[str, BlockFormat], reaches: Mapping[str, float | None]
+    ) -> None:
+        self.model, self.forms, self.reaches = model, forms, reaches
         self.types = element_types(model)
         self.dequantized: dict[str, str] = {}
         self.nodes: list[NodeProto] = []
@@ -300,35 +313,37 @@ class _Writer:
         for node in graph.node:
             if node.name in weights:
                 is_half = self.types[node.input[0]] == TensorProto.FLOAT16
-                name = f"{node.name}/weight"
-                codes, scales, tensor_scale = self.form.encode(weights[node.name])
+                name, form = f"{node.name}/weight", self.forms[node.name]
+                codes, scales, tensor_scale = form.encode(weights[node.name])
                 operands = [self._constant(f"{name}_codes", codes), self._constant(f"{name}_scales", scales)]
-                node.input[1] = self._dequantize(operands, tensor_scale, name, 0, is_half)
-                if self.form.activations:
-                    node.input[0] = self._activation(node.input[0], self.reaches[node.name], is_half)
+                node.input[1] = self._dequantize(form, operands, tensor_scale, name, 0, is_half)
+                if form.activations:
+                    node.input[0] = self._activation(form, node.input[0], self.reaches.get(node.name), is_half)
         graph.node.extend(self.nodes)
         drop_unread(graph)
         sort_nodes(graph)
         if any(node.domain == "trt" for node in self.nodes):
             self.model.opset_import.append(helper.make_opsetid("trt", 1))
 
-    def _activation(self, name: str, reach: float | None, half: bool) -> str:
+    def _activation(self, form: BlockFormat, name: str, reach: float | None, half: bool) -> str:
         if name not in self.dequantized:
-            outputs, attrs = [f"{name}/codes", f"{name}/scales"], {"axis": -1, "block_size": self.form.block}
+            outputs, attrs = [f"{name}/codes", f"{name}/scales"], {"axis": -1, "block_size": form.block}
             tensor_scale = activation_scale(reach or 1)
-            if self.form.four_bits:
+            if form.four_bits:
                 inputs = [name, self._constant(f"{name}/global", np.array(tensor_scale))]
                 self._add("TRT_FP4DynamicQuantize", inputs, outputs, scale_type=TensorProto.FLOAT8E4M3FN, **attrs)
             else:
                 self._add("TRT_MXFP8DynamicQuantize", [name], outputs, output_dtype=TensorProto.FLOAT8E4M3FN, **attrs)
-            self.dequantized[name] = self._dequantize(outputs, tensor_scale, f"{name}/blocks", -1, half)
+            self.dequantized[name] = self._dequantize(form, outputs, tensor_scale, f"{name}/blocks", -1, half)
         return self.dequantized[name]
 
-    def _dequantize(self, parts: list[str], tensor_scale: np.float32, name: str, axis: int, half: bool) -> str:
+    def _dequantize(
+        self, form: BlockFormat, parts: list[str], tensor_scale: np.float32, name: str, axis: int, half: bool
+    ) -> str:
         """The tensor that codes and scales mean."""
-        dtype, attrs = TensorProto.FLOAT16 if half else TensorProto.FLOAT, {"axis": axis, "block_size": self.form.block}
+        dtype, attrs = TensorProto.FLOAT16 if half else TensorProto.FLOAT, {"axis": axis, "block_size": form.block}
         result_name = f"{name}_dequantized"
-        if not self.form.four_bits:
+        if not form.four_bits:
             self._add("TRT_MXFP8DequantizeLinear", parts, [result_name], output_dtype=dtype, **attrs)
             return result_name
         scales_name = f"{name}_scales_dequantized"

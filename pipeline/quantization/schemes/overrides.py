@@ -11,7 +11,7 @@ from enginesmith.core.text import suggest
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-OverridePrecision = Literal["fp32", "fp16", "fp8", "int8"]
+OverridePrecision = Literal["fp32", "fp16", "fp8", "mxfp8", "int8"]
 
 
 @dataclass(frozen=True)
