@@ -191,24 +191,18 @@ def quantize_blocks(
     graph = tidy_from(prepare_model(model), LOWEST_OPSET)
     graph.ir_version = max(graph.ir_version, LOWEST_IR)
     chosen_sites, other_sites, unsupported_nodes = find_block_sites(graph, block_format, overrides, ranges)
-    wide_nodes = {name for name, wanted in overrides.items() if wanted == "mxfp8"}
-    wide_sites = find_block_sites(graph, FORMATS["mxfp8"], {}, ranges)[0] if wide_nodes else []
-    wide_sites = [site for site in wide_sites if site.node in wide_nodes]
-    wide_names, insertion = {site.node for site in wide_sites}, Insertion(graph, GRIDS["fp8"])
-    wide_notes = [FloatNode(site.node, site.op_type, reason) for site, reason in other_sites if site.node in wide_names]
-    other_sites = [(site, reason) for site, reason in other_sites if site.node not in wide_names]
+    forms = {site.node: _form_of(site, block_format, overrides) for site in chosen_sites}
+    insertion = Insertion(graph, GRIDS["fp8"])
     eight_bit_nodes, float_nodes = _quantize_rest(other_sites, insertion, block_format, overrides, ranges)
-    weights = {site.node: _as_product(site, insertion) for site in (*chosen_sites, *wide_sites)}
-    notes = QuantizationNotes(
-        tuple(site.node for site in chosen_sites),
-        (*unsupported_nodes, *float_nodes),
-        precision=precision,
-        eight_bits=(*eight_bit_nodes, *wide_notes),
-        formats=dict.fromkeys((node.node for node in eight_bit_nodes), "fp8") | dict.fromkeys(wide_names, "mxfp8"),
-    )
+    weights = {site.node: _as_product(site, insertion) for site in chosen_sites}
+    wide_sites = [site for site in chosen_sites if forms[site.node] is not block_format]
+    wide_nodes = [FloatNode(site.node, site.op_type, "quantization.overrides says mxfp8") for site in wide_sites]
+    formats = {node.node: "fp8" for node in eight_bit_nodes} | {node.node: "mxfp8" for node in wide_nodes}
+    narrow_nodes, others = tuple(name for name in weights if name not in formats), (*unsupported_nodes, *float_nodes)
+    eight_bits = (*eight_bit_nodes, *wide_nodes)
+    notes = QuantizationNotes(narrow_nodes, others, precision=precision, eight_bits=eight_bits, formats=formats)
     written_graph, notes = finish_rest(graph, notes, scheme, overrides, ranges)
     amax_of = {site.node: ranges.reach(site.activation) if ranges else None for site in chosen_sites}
-    forms = {name: FORMATS["mxfp8"] if name in wide_names else block_format for name in weights}
     _Writer(written_graph, forms, amax_of).write(weights)
     return written_graph, notes
 
@@ -216,12 +210,21 @@ def quantize_blocks(
 def find_block_sites(
     graph: ModelProto, form: BlockFormat, overrides: Mapping[str, OverridePrecision], ranges: Ranges | None
 ) -> tuple[list[Site], list[tuple[Site, str]], tuple[FloatNode, ...]]:
-    """The sites of a prepared model that take the format; the others, with the reason; and nodes that are no sites."""
+    """The sites of a prepared model that take the format, or the block format that overrides say; the others, with the
+    reason; and nodes that are no sites."""
     sites, unsupported_nodes = find_sites(graph)
     shapes, insertion = static_shapes(graph), Insertion(graph, GRIDS["fp8"])
-    reasons = {site.node: _obstacle(site, form, insertion, shapes, overrides, ranges) for site in sites}
+    reasons = {
+        site.node: find_override(site.node, overrides)
+        or _obstacle(site, _form_of(site, form, overrides), insertion, shapes, ranges)
+        for site in sites
+    }
     other_sites = [(site, reason) for site in sites if (reason := reasons[site.node])]
     return [site for site in sites if not reasons[site.node]], other_sites, unsupported_nodes
+
+
+def _form_of(site: Site, form: BlockFormat, overrides: Mapping[str, OverridePrecision]) -> BlockFormat:
+    return FORMATS["mxfp8"] if overrides.get(site.node) == "mxfp8" else form
 
 
 def _obstacle(
@@ -229,11 +232,8 @@ def _obstacle(
     form: BlockFormat,
     insertion: Insertion,
     shapes: Mapping[str, tuple[int, ...]],
-    overrides: Mapping[str, OverridePrecision],
     ranges: Ranges | None,
 ) -> str | None:
-    if reason := find_override(site.node, overrides):
-        return reason
     if site.op_type not in ("Gemm", "MatMul"):
         return f"{form.name} is for MatMul and Gemm"
     if attribute_of(insertion.by_name[site.node], "transA", 0):
@@ -318,7 +318,7 @@ class _Writer:
                 operands = [self._constant(f"{name}_codes", codes), self._constant(f"{name}_scales", scales)]
                 node.input[1] = self._dequantize(form, operands, tensor_scale, name, 0, is_half)
                 if form.activations:
-                    node.input[0] = self._activation(form, node.input[0], self.reaches.get(node.name), is_half)
+                    node.input[0] = self._activation(form, node.input[0], self.reaches[node.name], is_half)
         graph.node.extend(self.nodes)
         drop_unread(graph)
         sort_nodes(graph)

@@ -50,7 +50,7 @@ def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, Overrid
 def find_override(node: str, overrides: Mapping[str, OverridePrecision]) -> str | None:
     """Why an override leaves a node in float, or None where none does."""
     precision = overrides.get(node, "int8")
-    return None if precision == "int8" else f"quantization.overrides says {precision}"
+    return None if precision in ("int8", "mxfp8") else f"quantization.overrides says {precision}"
 
 
 def in_fp32(node_precisions: Mapping[str, OverridePrecision]) -> dict[str, str]:

@@ -57,12 +57,6 @@ class SweepCost:
         total_s = self.inference_s * self.groups
         object.__setattr__(self, "inferences_per_group", self.sweep_s / total_s if total_s else 0.0)
 
-    @classmethod
-    def total(cls, costs: "Sequence[SweepCost]") -> "SweepCost":
-        """Of several sweeps over the same samples."""
-        sweep_s, group_count = sum(cost.sweep_s for cost in costs), sum(cost.groups for cost in costs)
-        return cls(group_count, sweep_s, costs[0].inference_s)
-
 
 def sweep(
     model: ModelProto,

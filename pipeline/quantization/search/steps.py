@@ -19,7 +19,7 @@ from pipeline.quantization.search.rates import PRODUCT_FORMATS
 
 # What an override calls floats, of 16 or 32 bits. Here they have 16: a constant factor where there is one other format.
 FLOAT: OverridePrecision = "fp16"
-_FLOAT_BITS = 16.0
+_FLOAT_BITS = (16.0, None)
 # Bits that a step adds at least: mxfp8 has 8.25, and a unit of it may have products in fp8.
 _FEWEST_BITS = 0.25
 
@@ -50,24 +50,18 @@ def find_steps(macs: Mapping[str, float], noises: Mapping[str, Mapping[str, floa
     steps = dict[str, FormatStep]()
     for name, count in sorted(macs.items()):
         noise = {precision: by_group[name] for precision, by_group in noises.items() if name in by_group} | {FLOAT: 0.0}
+        bits = {precision: PRODUCT_FORMATS.get(precision, _FLOAT_BITS)[0] for precision in noise}
         precision, *wider = noise
-        all_bits, utility = _add_bits(precision, FLOAT), math.inf
+        all_bits, utility = bits[FLOAT] - bits[precision], math.inf
         while wider:
-            utilities = {other: _utility(noise, precision, other) / max(count, 1e-9) for other in wider}
-            best = max(utilities, key=lambda other: utilities[other])
-            utility = min(utility, utilities[best])
+            added_bits = {other: max(bits[other] - bits[precision], _FEWEST_BITS) for other in wider}
+            # Of two that are infinite the difference would be NaN.
+            saved = {
+                other: noise[precision] - noise[other] if noise[precision] != noise[other] else 0.0 for other in wider
+            }
+            best = max(wider, key=lambda other: saved[other] / added_bits[other])
+            utility = min(utility, saved[best] / added_bits[best] / max(count, 1e-9))
             key = f"{name} {best}" if name in steps else name
-            steps[key] = FormatStep(name, best, count * (_add_bits(precision, best) / all_bits), utility)
+            steps[key] = FormatStep(name, best, count * (added_bits[best] / all_bits), utility)
             precision, wider = best, wider[wider.index(best) + 1 :]
     return dict(sorted(steps.items(), key=lambda item: -item[1].utility))
-
-
-def _utility(noise: Mapping[str, float], narrow: str, wide: str) -> float:
-    """Noise that one multiplication less in a format saves, over the bits that it adds."""
-    saved = noise[narrow] - noise[wide] if noise[narrow] != noise[wide] else 0.0  # also of two that are infinite
-    return saved / _add_bits(narrow, wide)
-
-
-def _add_bits(narrow: str, wide: str) -> float:
-    bits = {name: PRODUCT_FORMATS[name][0] if name in PRODUCT_FORMATS else _FLOAT_BITS for name in (narrow, wide)}
-    return max(bits[wide] - bits[narrow], _FEWEST_BITS)

@@ -90,12 +90,6 @@ class GroupDamage:
     format: str = ""
 
     @property
-    def alone_text(self) -> str:
-        """'31.2 dB', or '14.2 dB in nvfp4, 27.3 dB in fp8'."""
-        by_format = [f"{decibels_text(value)} in {name}" for name, value in self.alone.items()]
-        return ", ".join(by_format) if len(by_format) > 1 else decibels_text(in_json(self.sqnr_db))
-
-    @property
     def choice_text(self) -> str:
         """'yes', 'in fp8', or 'left in float'."""
         return "yes" if self.kept else "left in float" if self.format in ("", FLOAT) else f"in {self.format}"
@@ -176,7 +170,7 @@ class MixedPrecisionChoice:
         weight_db = {node: in_json(value) for node, value in self.weight_db.items()}
         groups = tuple(replace(row, sqnr_db=in_json(row.sqnr_db)) for row in self.rows)
         frontier, table = (tuple(map(_point_in_json, points)) for points in (self.frontier, self.table))
-        chosen, more = _point_in_json(self.point), (table, self.latency, self.rule)
+        chosen, more = _point_in_json(self.point), (table, self.latency, self.rule, self.precision)
         return SearchDocument(self.left, groups, frontier, chosen, weight_db, self.cost, floor, *more)
 
 
@@ -194,18 +188,26 @@ class SearchDocument:
     table: tuple[FrontierPoint, ...] = ()
     latency: str = ""
     rule: str = ""
+    precision: str = "int8"
 
     @property
     def recorded(self) -> RecordedSearch:
         """The frontier for a quantization record, without the names of the groups."""
         floor_db = self.floor.sqnr_db if self.floor else None
         frontier, table = (tuple(map(_record_point, points)) for points in (self.frontier, self.table))
-        return RecordedSearch(floor_db, frontier, _record_point(self.chosen), table, self.latency, self.rule)
+        rule = (self.rule + self.chosen.mix_text).removeprefix(", ")
+        return RecordedSearch(floor_db, frontier, _record_point(self.chosen), table, self.latency, rule)
 
 
 def _record_point(point: FrontierPoint) -> SearchPoint:
     fields = {name: value for name, value in vars(point).items() if name not in ("left", "mix")}
     return SearchPoint(**fields, left=len(point.left))
+
+
+def describe_alone(alone: Mapping[str, float | None]) -> str:
+    """'31.2 dB', or '14.2 dB in nvfp4, 27.3 dB in fp8' of several formats."""
+    texts = {name: decibels_text(value) for name, value in alone.items()}
+    return ", ".join(f"{text} in {name}" if len(texts) > 1 else text for name, text in texts.items())
 
 
 def in_json(sqnr_db: float | None) -> float | None:
@@ -314,6 +316,8 @@ def open_trials(
         scheme, plans = replace(target.scheme, float_precision="fp32"), {name: next(fitted_plans) for name in by_format}
         terms = target.ranges, scheme, side.runs, side.clock.check, target.precision
         sweeps = {name: sweep(side.model, kind.groups, plans[name], *terms, name) for name, kind in by_format.items()}
+        sweep_costs = [cost for _, cost in sweeps.values()]
+        sweep_s = sum(cost.sweep_s for cost in sweep_costs)
         trials.append(
             SearchTrial(
                 side=side,
@@ -324,7 +328,7 @@ def open_trials(
                 plans=plans,
                 work=node_work,
                 noises={name: group_noise for name, (group_noise, _) in sweeps.items()},
-                cost=SweepCost.total([cost for _, cost in sweeps.values()]),
+                cost=SweepCost(sum(cost.groups for cost in sweep_costs), sweep_s, sweep_costs[0].inference_s),
                 costs=costs if target.peaks else None,
                 peaks=target.peaks,
             )
@@ -504,11 +508,9 @@ class SearchTrial:
             answers = (runner.run(inputs) for inputs in (*float_side.runs, *float_side.edges))
             judge = GraphJudge(float_side.limits, float_side.runs, float_side.edges) if float_side.limits else None
             self.qualities[float_groups] = quality(float_side.expected, answers, float_side.answers, judge)
-        graph_quality = self.qualities[float_groups]
-        figures = graph_quality.sqnr_db, graph_quality.cosine, graph_quality.argmax_agreement, graph_quality.accuracy
-        predicted = self.predict(float_groups)
-        fields = predicted.share, predicted.left, predicted.predicted_db, *figures
-        return self._cost(FrontierPoint(*fields, mix=predicted.mix))
+        figures = ("sqnr_db", "cosine", "argmax_agreement", "accuracy")
+        measured = {name: getattr(self.qualities[float_groups], name) for name in figures}
+        return self._cost(replace(self.predict(float_groups), **measured))
 
     def _list_plans(self, left: Sequence[str]) -> list[SmoothingPlan]:
         """The plans of all groups in their formats; floats have none."""
@@ -518,12 +520,8 @@ class SearchTrial:
     def _list_wider(self, left: Sequence[str]) -> dict[str, OverridePrecision]:
         """The formats of the nodes that these steps take from their first one."""
         formats = self.formats(left)
-        wider_groups = {self.steps[name].group for name in left}
-        return {
-            node: cast("OverridePrecision", formats[group])
-            for group in wider_groups
-            for node in self.groups[group].nodes
-        }
+        nodes = ((node, self.steps[name].group) for name in left for node in self.groups[self.steps[name].group].nodes)
+        return {node: cast("OverridePrecision", formats[group]) for node, group in nodes}
 
     def write(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
         """The graph where these steps are taken (`schemes.write`); weights in float lie in the side's file."""
@@ -538,23 +536,20 @@ class SearchTrial:
         folds, total = find_folds(self.side.model, self.groups.values()), sum(self.multiplications.values())
         names = dict.fromkeys(step.group for step in self.steps.values())
         rows = tuple(self._row(name, name in folds, total, formats[name]) for name in names)
-        left_groups = dict.fromkeys(self.steps[name].group for name in point.left)
-        reasons = {node: self._reason(name, rule) for name in left_groups for node in self.groups[name].nodes}
+        left_groups = [self.groups[self.steps[name].group] for name in point.left]
+        reasons = {node: self._reason(group.activation, rule) for group in left_groups for node in group.nodes}
         node_inputs = {node.name: node.input[0] for node in model.graph.node if node.input}
         smoothed_statistics = {node_inputs[plan.group.nodes[0]]: plan.seen for plan in plans if plan.seen}
         weight_db = {node: value for plan in plans for node, value in plan.weight_db.items()}
         model = with_weights_inside(model)
-        details = (frontier, point, self.cost, smoothed_statistics, weight_db)
-        choice = MixedPrecisionChoice(model, ranges, reasons, rows, *details, precision=self.precision)
+        details = (frontier, point, self.cost, smoothed_statistics, weight_db, "", self.precision)
+        choice = MixedPrecisionChoice(model, ranges, reasons, rows, *details)
         return replace(choice, formats=self._list_wider(point.left))
 
     def _reason(self, name: str, rule: str) -> str:
         if name in self.timings and self.timings[name].lost:
             return self.timings[name].reason
-        alone = {precision: decibels_text(value) for precision, value in self._list_alone(name).items()}
-        if len(self.noises) == 1:
-            return f"{rule}: quantized alone it leaves {alone[self.precision]}"
-        return f"{rule}: alone it leaves {', '.join(f'{text} in {precision}' for precision, text in alone.items())}"
+        return f"{rule}: quantized alone it leaves {describe_alone(self._list_alone(name))}"
 
     def _list_alone(self, name: str) -> dict[str, float | None]:
         """By format that a group may have, the decibels that it alone leaves."""
