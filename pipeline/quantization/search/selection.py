@@ -200,6 +200,8 @@ def _leave_slow_groups(
     tried_names = sorted(_list_free(trial, point), key=lambda name: trial.macs[name])
     float_groups, current_model = point.left, with_weights_inside(trial.write(point.left, scheme))
     for name in tried_names:
+        if trial.formats((*float_groups, name)) == trial.formats(float_groups):
+            continue  # it follows a step that is not taken
         other_model = with_weights_inside(trial.write((*float_groups, name), scheme))
         trial.timings[name] = benchmark_until_decided(race(current_model, other_model))
         if trial.timings[name].lost:

@@ -427,11 +427,20 @@ class SearchTrial:
         """The graph with all groups in float, which others are timed against."""
         return with_weights_inside(self.write(self.ranked, self.scheme))
 
+    def _list_taken(self, left: Sequence[str]) -> tuple[str, ...]:
+        """Those of the steps that a group can take: all of its steps before are among them."""
+        names, ended_groups = {*left}, set[str]()
+        for name, step in self.steps.items():
+            if name not in names or step.group in ended_groups:
+                ended_groups.add(step.group)
+                names.discard(name)
+        return tuple(name for name in left if name in names)
+
     def formats(self, left: Sequence[str]) -> dict[str, str]:
         """The format of each group where these steps are taken."""
-        names = {*left}
+        taken_names = {*self._list_taken(left)}
         first_formats = {group: name for name, noises in reversed(self.noises.items()) for group in noises}
-        return first_formats | {step.group: step.format for name, step in self.steps.items() if name in names}
+        return first_formats | {step.group: step.format for name, step in self.steps.items() if name in taken_names}
 
     def time_point(self, float_groups: tuple[str, ...], race: PairedRounds) -> None:
         """Time a point and the float model in turns, `PATIENCE` rounds."""
@@ -500,7 +509,7 @@ class SearchTrial:
 
     def point(self, float_groups: Sequence[str]) -> FrontierPoint:
         """The point, with the quality of the whole model, quantized so and run."""
-        float_groups = tuple(float_groups)
+        float_groups = self._list_taken(float_groups)
         if float_groups not in self.qualities:
             float_side = self.side
             float_side.clock.check("trials of the whole model", len(self.qualities))
@@ -519,9 +528,9 @@ class SearchTrial:
 
     def _list_wider(self, left: Sequence[str]) -> dict[str, OverridePrecision]:
         """The formats of the nodes that these steps take from their first one."""
-        formats = self.formats(left)
-        nodes = ((node, self.steps[name].group) for name in left for node in self.groups[self.steps[name].group].nodes)
-        return {node: cast("OverridePrecision", formats[group]) for node, group in nodes}
+        first_formats = self.formats(())
+        wider = [(group, name) for group, name in self.formats(left).items() if name != first_formats[group]]
+        return {node: cast("OverridePrecision", name) for group, name in wider for node in self.groups[group].nodes}
 
     def write(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
         """The graph where these steps are taken (`schemes.write`); weights in float lie in the side's file."""
