@@ -146,8 +146,7 @@ class SearchResult:
     the choice with its reasons, and the statistics of smoothed activations.
 
     left: nodes left in float, with the reason.  share: of the multiplications with weights, in int8.
-    summary: for people.  ended: how far it got when its time was over; '' where it was done.  formats: of `left`, where
-    a search chose among several.
+    summary: for people.  ended: how far it got when its time was over; '' where it was done.  formats: of `left`.
     """
 
     model: str

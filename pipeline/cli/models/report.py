@@ -118,10 +118,9 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
         echo(f"{point.share:7.1%} {format_text}: predicted {decibels_text(point.predicted_db)}{measured_text}")
     if choice.table:
         title = f"Graphs that were run, the fastest first (latency: {choice.latency})"
-        rows = [list(cells) for cells in point_rows(choice.recorded)]
-        for cells, point in zip(rows, choice.table, strict=True):
-            cells[0] += point.mix_text
-        print_table(POINT_COLUMNS, rows, title=title)
+        pairs = zip(point_rows(choice.recorded), choice.table, strict=True)
+        point_cells = [[cells[0] + point.mix_text, *cells[1:]] for cells, point in pairs]
+        print_table(POINT_COLUMNS, point_cells, title=title)
     echo(f"chosen: {summary}")
 
 

@@ -61,8 +61,8 @@ class GraphRecipe:
     """How a graph was written, with all that writing it again with other overrides takes. Kept as a blob.
 
     model: digest of the float model behind it.  ranges: as `Ranges.to_json` gives them.  left: nodes left in float,
-    with the reason.  searched: whether a search chose model and ranges.  states: rounded where the graph takes and
-    gives them.  formats: of nodes that are left, where a search chose among several.
+    with the reason; formats: of these nodes.  searched: whether a search chose model and ranges.  states: rounded where
+    the graph takes and gives them.
     """
 
     model: str

@@ -296,13 +296,10 @@ def _as_product(site: Site, insertion: Insertion) -> Floats:
 
 
 class _Writer:
-    """Puts block formats into a finished graph, in place. forms: by node.  reaches: of the activation of each node, if
-    known."""
+    """Puts block formats into a finished graph, in place. forms: by node.  amax: of its activation, if known."""
 
-    def __init__(
-        self, model: ModelProto, forms: Mapping[str, BlockFormat], reaches: Mapping[str, float | None]
-    ) -> None:
-        self.model, self.forms, self.reaches = model, forms, reaches
+    def __init__(self, model: ModelProto, forms: Mapping[str, BlockFormat], amax: Mapping[str, float | None]) -> None:
+        self.model, self.forms, self.amax = model, forms, amax
         self.types = element_types(model)
         self.dequantized: dict[str, str] = {}
         self.nodes: list[NodeProto] = []
@@ -318,7 +315,7 @@ class _Writer:
                 operands = [self._constant(f"{name}_codes", codes), self._constant(f"{name}_scales", scales)]
                 node.input[1] = self._dequantize(form, operands, tensor_scale, name, 0, is_half)
                 if form.activations:
-                    node.input[0] = self._activation(form, node.input[0], self.reaches[node.name], is_half)
+                    node.input[0] = self._activation(form, node.input[0], self.amax[node.name], is_half)
         graph.node.extend(self.nodes)
         drop_unread(graph)
         sort_nodes(graph)
@@ -338,7 +335,7 @@ class _Writer:
         return self.dequantized[name]
 
     def _dequantize(
-        self, form: BlockFormat, parts: list[str], tensor_scale: np.float32, name: str, axis: int, half: bool
+        self, form: BlockFormat, parts: list[str], scale: np.float32, name: str, axis: int, half: bool
     ) -> str:
         """The tensor that codes and scales mean."""
         dtype, attrs = TensorProto.FLOAT16 if half else TensorProto.FLOAT, {"axis": axis, "block_size": form.block}
@@ -347,9 +344,7 @@ class _Writer:
             self._add("TRT_MXFP8DequantizeLinear", parts, [result_name], output_dtype=dtype, **attrs)
             return result_name
         scales_name = f"{name}_scales_dequantized"
-        self._add(
-            "DequantizeLinear", [parts[1], self._constant(f"{name}_global", np.array(tensor_scale))], [scales_name]
-        )
+        self._add("DequantizeLinear", [parts[1], self._constant(f"{name}_global", np.array(scale))], [scales_name])
         if half:
             self._add("Cast", [scales_name], [f"{scales_name}_fp16"], to=dtype)
         self._add(

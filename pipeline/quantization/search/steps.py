@@ -17,11 +17,11 @@ from pipeline.quantization.schemes.block_floats import FORMATS
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.search.rates import PRODUCT_FORMATS
 
-# What an override calls floats, of 16 or 32 bits. Here they have 16: a constant factor where there is one other format.
+# What an override calls floats. Those of 32 bits count as 16: a constant factor where there is one other format.
 FLOAT: OverridePrecision = "fp16"
-_FLOAT_BITS = (16.0, None)
 # Bits that a step adds at least: mxfp8 has 8.25, and a unit of it may have products in fp8.
 _FEWEST_BITS = 0.25
+_BROKEN = 1e30  # noise of outputs that are not finite
 
 
 def list_formats(precision: Precision) -> tuple[Precision, ...]:
@@ -49,18 +49,15 @@ def find_steps(macs: Mapping[str, float], noises: Mapping[str, Mapping[str, floa
     """
     steps = dict[str, FormatStep]()
     for name, count in sorted(macs.items()):
-        noise = {precision: by_group[name] for precision, by_group in noises.items() if name in by_group} | {FLOAT: 0.0}
-        bits = {precision: PRODUCT_FORMATS.get(precision, _FLOAT_BITS)[0] for precision in noise}
+        noise = {form: min(by_group[name], _BROKEN) for form, by_group in noises.items() if name in by_group}
+        noise |= {FLOAT: 0.0}
+        bits = {form: PRODUCT_FORMATS[form][0] for form in noise}
         precision, *wider = noise
         all_bits, utility = bits[FLOAT] - bits[precision], math.inf
         while wider:
             added_bits = {other: max(bits[other] - bits[precision], _FEWEST_BITS) for other in wider}
-            # Of two that are infinite the difference would be NaN.
-            saved = {
-                other: noise[precision] - noise[other] if noise[precision] != noise[other] else 0.0 for other in wider
-            }
-            best = max(wider, key=lambda other: saved[other] / added_bits[other])
-            utility = min(utility, saved[best] / added_bits[best] / max(count, 1e-9))
+            best = max(wider, key=lambda other: (noise[precision] - noise[other]) / added_bits[other])
+            utility = min(utility, (noise[precision] - noise[best]) / added_bits[best] / max(count, 1e-9))
             key = f"{name} {best}" if name in steps else name
             steps[key] = FormatStep(name, best, count * (added_bits[best] / all_bits), utility)
             precision, wider = best, wider[wider.index(best) + 1 :]

@@ -86,7 +86,7 @@ class GroupDamage:
     kept: bool
     int8_ms: float | None = None
     float_ms: float | None = None
-    alone: Mapping[str, float | None] = field(default_factory=dict)
+    alone: tuple[tuple[str, float | None], ...] = ()
     format: str = ""
 
     @property
@@ -113,12 +113,12 @@ class FrontierPoint:
     accuracy: float | None = None
     ms: float | None = None
     weight_bytes: int | None = None
-    mix: Mapping[str, float] = field(default_factory=dict)
+    mix: tuple[tuple[str, float], ...] = ()
 
     @property
     def mix_text(self) -> str:
         """', 12.5 % in fp8, 3.0 % in fp16', or ''."""
-        return "".join(f", {100 * share:.1f} % in {name}" for name, share in self.mix.items() if share)
+        return "".join(f", {100 * share:.1f} % in {name}" for name, share in self.mix if share)
 
 
 @dataclass(frozen=True)
@@ -204,10 +204,9 @@ def _record_point(point: FrontierPoint) -> SearchPoint:
     return SearchPoint(**fields, left=len(point.left))
 
 
-def describe_alone(alone: Mapping[str, float | None]) -> str:
+def describe_alone(alone: Sequence[tuple[str, float | None]]) -> str:
     """'31.2 dB', or '14.2 dB in nvfp4, 27.3 dB in fp8' of several formats."""
-    texts = {name: decibels_text(value) for name, value in alone.items()}
-    return ", ".join(f"{text} in {name}" if len(texts) > 1 else text for name, text in texts.items())
+    return ", ".join(decibels_text(value) + (f" in {name}" if len(alone) > 1 else "") for name, value in alone)
 
 
 def in_json(sqnr_db: float | None) -> float | None:
@@ -316,8 +315,6 @@ def open_trials(
         scheme, plans = replace(target.scheme, float_precision="fp32"), {name: next(fitted_plans) for name in by_format}
         terms = target.ranges, scheme, side.runs, side.clock.check, target.precision
         sweeps = {name: sweep(side.model, kind.groups, plans[name], *terms, name) for name, kind in by_format.items()}
-        sweep_costs = [cost for _, cost in sweeps.values()]
-        sweep_s = sum(cost.sweep_s for cost in sweep_costs)
         trials.append(
             SearchTrial(
                 side=side,
@@ -328,7 +325,7 @@ def open_trials(
                 plans=plans,
                 work=node_work,
                 noises={name: group_noise for name, (group_noise, _) in sweeps.items()},
-                cost=SweepCost(sum(cost.groups for cost in sweep_costs), sweep_s, sweep_costs[0].inference_s),
+                cost=sweeps[target.precision][1],
                 costs=costs if target.peaks else None,
                 peaks=target.peaks,
             )
@@ -399,7 +396,7 @@ def _fit_mixing(
 class SearchTrial:
     """What is known of a kind of int8 while points are tried.
 
-    plans: by format and group, how its nodes are quantized.  work: by node.
+    plans: by format and group, how its nodes are quantized.  work: by node.  cost: of the sweep in its own format.
     noises: by format, narrow ones first, and by group, the noise at the outputs where only it is quantized so.
     side: what is compared with.  qualities, timings: measured so far; float_ratios: of a point, the time over that of
     the float model.
@@ -505,7 +502,7 @@ class SearchTrial:
             for name in (*self.noises, FLOAT)
         }
         share, is_mixed = shares.pop(self.precision), len(self.noises) > 1
-        return FrontierPoint(share, tuple(left), self.predicted_db(left), mix=shares if is_mixed else {})
+        return FrontierPoint(share, tuple(left), self.predicted_db(left), mix=tuple(shares.items()) if is_mixed else ())
 
     def point(self, float_groups: Sequence[str]) -> FrontierPoint:
         """The point, with the quality of the whole model, quantized so and run."""
@@ -560,9 +557,9 @@ class SearchTrial:
             return self.timings[name].reason
         return f"{rule}: quantized alone it leaves {describe_alone(self._list_alone(name))}"
 
-    def _list_alone(self, name: str) -> dict[str, float | None]:
+    def _list_alone(self, name: str) -> tuple[tuple[str, float | None], ...]:
         """By format that a group may have, the decibels that it alone leaves."""
-        return {precision: in_json(_decibels(by[name])) for precision, by in self.noises.items() if name in by}
+        return tuple((form, in_json(_decibels(noise[name]))) for form, noise in self.noises.items() if name in noise)
 
     def _row(self, name: str, folds: bool, total: float, precision: str) -> GroupDamage:
         """A row of the table. total: multiplications of all groups.  precision: that the group gets."""

@@ -17,7 +17,7 @@ from builders.backends.tensorrt.build import LEAST
 from enginesmith.core.types import BLOCK_FLOATS, ShapeProfile, TensorSpec
 from pipeline.compile.steps.blobs import runnable
 from pipeline.quantization.insertion_points import find_sites, prepare_model
-from pipeline.quantization.ranges import QuantizationNotes, Ranges
+from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.block_floats import E4M3, FORMATS, emulate_blocks, exponents_of, round_e2m1
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
@@ -25,7 +25,7 @@ from pipeline.quantization.search.quality import SearchFloor
 from pipeline.quantization.search.repair import QuantizationRecipe
 from pipeline.quantization.search.selection import choose_each
 from pipeline.quantization.search.steps import list_formats
-from pipeline.quantization.search.trial import MixedPrecisionChoice, SearchTarget
+from pipeline.quantization.search.trial import SearchTarget
 from pipeline.quantization.settings.groups import compensate, find_groups, matrices, nearest
 from tests.builders import graphs
 from tests.pipeline.quantization import small_nets as nets
@@ -128,9 +128,8 @@ def test_each_layer_of_the_twin_gives_what_numpy_does_on_equal_inputs(precision,
         multiply = nets.named(twin, node)
         source = multiply.input[0].removesuffix("/blocks_dequantized")
         names = [source, *multiply.input, multiply.output[0]]
-        del twin.graph.output[:]
-        twin.graph.output.extend(onnx.helper.make_tensor_value_info(name, 1, None) for name in names)
-        before, left, right, output = nets.session(twin, optimized=False).run(names, data)
+        values = nets.values_of(twin, data, tuple({*names}), optimized=False)
+        before, left, right, output = (values[name] for name in names)
         stored = [given[name] for name in given if name.startswith(f"{node}/weight_")]
         assert np.array_equal(right, form.decode(*stored, *[np.float32(1)] * (3 - len(stored))))
         if form.activations:
@@ -228,12 +227,8 @@ def test_projections_that_read_one_tensor_share_its_quantization() -> None:
     assert len(nets.of_type(result, "TRT_FP4DynamicQuantize")) == 5 and nets.constant(result, "x/global").shape == ()
 
 
-Searched = tuple[MixedPrecisionChoice, QuantizationNotes, float]
-
-
-def search(precision: str, *floors_db: float) -> tuple[onnx.ModelProto, float, list[Searched]]:
-    """A net, the SQNR of its plain graph on samples that it never saw, and what a search without a floor and with each
-    of these gives, with the notes of its graph, and the SQNR."""
+def search(precision: str, *floors_db: float) -> tuple:
+    """A net, the SQNR of its plain graph on unseen samples; choice, notes and SQNR without a floor, and with each."""
     net, data, held_out = nets.attention_net(), nets.sentences(96), nets.sentences(64, 99)
     runs = [(8, {name: values[at : at + 8] for name, values in data.items()}) for at in range(0, 96, 8)]
     ranges, expected, searched = nets.measured(net, data), nets.run(net, held_out), []
@@ -253,16 +248,13 @@ def search(precision: str, *floors_db: float) -> tuple[onnx.ModelProto, float, l
 def test_a_floor_mixes_nvfp4_with_wider_formats_and_errors_of_rounding_cancel() -> None:
     """Groups that cost the most go on in fp8 or floats; of the others the weights are rounded for the activations."""
     net, plain_db, searched = search("nvfp4", 18.0, 32.0)
-    counts = []
+    counts, told = [], re.compile("the floor: quantized alone it leaves .* dB in nvfp4, .* dB in fp8")
     for choice, notes, _ in searched:
         point, left = choice.point, [item for item in notes.float_nodes if item.node in choice.left]
         counts.append((len(notes.quantized), len(notes.eight_bits), len(left)))
-        reasons = [item.reason for item in (*notes.eight_bits, *left)]
-        assert all(
-            re.match("the floor: quantized alone it leaves .* dB in nvfp4, .* dB in fp8", why) for why in reasons
-        )
+        assert all(told.match(item.reason) for item in (*notes.eight_bits, *left))
         assert f"in nvfp4{point.mix_text}: {point.sqnr_db:.1f} dB" in choice.summary
-        assert sum(point.mix.values()) == pytest.approx(1 - point.share)
+        assert sum(dict(point.mix).values()) == pytest.approx(1 - point.share)
     whole, mixed, wide = counts
     assert whole == (7, 0, 0) and searched[0][2] > plain_db + 0.2
     assert sum(mixed) == 7 and mixed[0] >= 3 and mixed[1] and searched[1][2] > 17.5
