@@ -410,7 +410,7 @@ class SearchTrial:
     groups: Mapping[str, SmoothingGroup]
     plans: Mapping[Precision, Mapping[str, SmoothingPlan]]
     work: Mapping[str, StatisticsWork]
-    noises: Mapping[Precision, Mapping[str, float]]
+    noises: Mapping[str, Mapping[str, float]]
     cost: SweepCost
     qualities: dict[tuple[str, ...], Quality] = field(default_factory=dict)
     timings: dict[str, Timing] = field(default_factory=dict)
@@ -436,7 +436,7 @@ class SearchTrial:
     def formats(self, left: Sequence[str]) -> dict[str, str]:
         """The format of each group where these steps are taken."""
         taken_names = {*self._list_taken(left)}
-        first_formats = {group: name for name, noises in reversed(self.noises.items()) for group in noises}
+        first_formats = {group: name for name in [*self.noises][::-1] for group in self.noises[name]}
         return first_formats | {step.group: step.format for name, step in self.steps.items() if name in taken_names}
 
     def time_point(self, float_groups: tuple[str, ...], race: PairedRounds) -> None:
