@@ -146,7 +146,7 @@ class SearchResult:
     the choice with its reasons, and the statistics of smoothed activations.
 
     left: nodes left in float, with the reason.  share: of the multiplications with weights, in int8.
-    summary: for people.  ended: how far it got when its time was over; '' where it was done.
+    summary: for people.  ended: how far it got when its time was over; '' where it was done.  formats: of `left`.
     """
 
     model: str
@@ -157,6 +157,7 @@ class SearchResult:
     share: float
     summary: str
     ended: str = ""
+    formats: Mapping[str, Precision] = field(default_factory=dict)
 
 
 # Stands in the notes of a unit whose graph failed.

@@ -85,7 +85,7 @@ class QuantizationNotes:
     quantized: names of the nodes that now compute in `precision`.  float_nodes: candidates left in float.
     passed_through: the model already carried Q/DQ and was not touched.  cast: what the cast of the rest to fp16 did.
     precision: what the quantized nodes compute in (its weights, of those that only store them so).
-    eight_bits: candidates of a block format that compute in fp8 instead.
+    eight_bits: candidates of a block format that compute in fp8 instead, or in mxfp8, as `formats` says by node.
     """
 
     quantized: tuple[str, ...] = ()
@@ -94,6 +94,7 @@ class QuantizationNotes:
     cast: CastNotes | None = None
     precision: str = "int8"
     eight_bits: tuple[FloatNode, ...] = ()
+    formats: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def idle(self) -> str | None:
@@ -111,8 +112,8 @@ class QuantizationNotes:
         float_text = pluralize(len(self.float_nodes), "candidate stays", "candidates stay")
         summary = f"{_count_computing(len(self.quantized))} {self.precision}, {float_text} in float"
         lines = self.cast.lines() if self.cast else ()
-        fp8_lines = [f"in fp8: {node}" for node in self.eight_bits]
-        return (summary, *fp8_lines, *_kept_lines(self.float_nodes, "float"), *lines)
+        wider_lines = [f"in {self.formats[node.node]}: {node}" for node in self.eight_bits]
+        return (summary, *wider_lines, *_kept_lines(self.float_nodes, "float"), *lines)
 
 
 def _kept_lines(float_nodes: Sequence[FloatNode], place: str) -> list[str]:

@@ -24,6 +24,7 @@ SMALL = {
     "bench_cpu_int8": "digits --rounds 1",
     "bench_dispatch": "--isolated 2 --in-worker 4 --mib 1",
     "bench_drift": "--megabytes 2",
+    "bench_formats": "--points 2 --mixes 'fp8, floats'",
     "bench_gc": "--documents 300",
     "bench_growth": "--only units --factors 1 2",
     "bench_intervals": "--times 1 --seconds 0.01",

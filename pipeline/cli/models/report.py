@@ -96,27 +96,31 @@ def _choice(activation: str, run: "Run") -> "tuple[SearchDocument, str]":
 
 
 def _print_choice(choice: "SearchDocument", summary: str) -> None:
+    from pipeline.quantization.search.trial import describe_alone
     from validation.reporting.quantization import POINT_COLUMNS, decibels_text, point_rows
 
     has_times = any(group.int8_ms is not None for group in choice.groups)
-    columns = ("nodes", "MACs", "alone", "strength", "clip", *(["model without -> with"] if has_times else []), "int8")
+    columns = ("nodes", "MACs", "alone", "strength", "clip", *(["model without -> with"] if has_times else []))
     rows = []
     for group in choice.groups:
         strength_text = "" if group.strength is None else f"{group.strength:.2f}{' folded' if group.folded else ''}"
-        cells = [", ".join(group.nodes), f"{group.share:.1%}", decibels_text(group.sqnr_db), strength_text]
+        cells = [", ".join(group.nodes), f"{group.share:.1%}", describe_alone(group.alone), strength_text]
         # The whole model's milliseconds without and with this group in int8.
         milliseconds = [format_plain(value) for value in (group.float_ms, group.int8_ms) if value is not None]
         time_text = f"{' -> '.join(milliseconds)} ms" if len(milliseconds) == 2 else ""
-        choice_text = "yes" if group.kept else "left in float"
-        rows.append([*cells, f"{group.clip:.2f}", *([time_text] if has_times else []), choice_text])
-    title = "Error per multiplication, worst first (alone: SQNR of the outputs if only these nodes are in int8)"
-    print_table(columns, rows, title=title)
+        rows.append([*cells, f"{group.clip:.2f}", *([time_text] if has_times else []), group.choice_text])
+    alone_text = f"alone: SQNR of the outputs if only these nodes are in {choice.precision}"
+    title = f"Error per multiplication, worst first ({alone_text})"
+    print_table((*columns, choice.precision), rows, title=title)
     for point in choice.frontier:
         measured_text = "" if point.sqnr_db is None else f", measured {decibels_text(point.sqnr_db)}"
-        echo(f"{point.share:7.1%} in int8: predicted {decibels_text(point.predicted_db)}{measured_text}")
+        format_text = f"in {choice.precision}{point.mix_text}"
+        echo(f"{point.share:7.1%} {format_text}: predicted {decibels_text(point.predicted_db)}{measured_text}")
     if choice.table:
         title = f"Graphs that were run, the fastest first (latency: {choice.latency})"
-        print_table(POINT_COLUMNS, list(point_rows(choice.recorded)), title=title)
+        pairs = zip(point_rows(choice.recorded), choice.table, strict=True)
+        point_cells = [[cells[0] + point.mix_text, *cells[1:]] for cells, point in pairs]
+        print_table(POINT_COLUMNS, point_cells, title=title)
     echo(f"chosen: {summary}")
 
 

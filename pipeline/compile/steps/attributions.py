@@ -313,7 +313,7 @@ def _propose(
 
     variant, ranges = written.variant, Ranges.from_json(written.ranges) if written.ranges else None
     recipe_fields = variant.precision, variant.scheme, ranges, written.overrides, written.left, not variant.native_io
-    recipe = QuantizationRecipe(load_graph(model), *recipe_fields, written.states)
+    recipe = QuantizationRecipe(load_graph(model), *recipe_fields, written.states, written.formats)
 
     return replace(propose(recipe, attribution, before, judge, clock.left(WHOLE)), searched=written.searched)
 

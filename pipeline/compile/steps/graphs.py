@@ -61,8 +61,8 @@ class GraphRecipe:
     """How a graph was written, with all that writing it again with other overrides takes. Kept as a blob.
 
     model: digest of the float model behind it.  ranges: as `Ranges.to_json` gives them.  left: nodes left in float,
-    with the reason.  searched: whether a search chose model and ranges.  states: rounded where the graph takes and
-    gives them.
+    with the reason; formats: of these nodes.  searched: whether a search chose model and ranges.  states: rounded where
+    the graph takes and gives them.
     """
 
     model: str
@@ -72,6 +72,7 @@ class GraphRecipe:
     left: Mapping[str, str]
     searched: bool
     states: tuple[QuantizedState, ...] = ()
+    formats: Mapping[str, Precision] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -141,16 +142,16 @@ class WriteGraph:
         elif self.observations and self.calibration:
             measured_ranges = chosen_ranges(store, variant, self.observations, self.calibration)
         float_nodes = choice.left if choice else find_last_nodes(model) if self.wide_ends else {}
-        states = scale_states(self.states, measured_ranges)
+        states, formats = scale_states(self.states, measured_ranges), choice.formats if choice else {}
         args, keep_io = (variant.scheme, measured_ranges, self.overrides), not variant.native_io
         variant_model, notes = write_variant(
-            model, variant.precision, *args, keep_io=keep_io, float_nodes=float_nodes, states=states
+            model, variant.precision, *args, keep_io=keep_io, float_nodes=float_nodes, states=states, formats=formats
         )
         inputs, outputs = specs_of(variant_model)
         save_onnx(variant_model, workdir / "graph.onnx")
         stored_graph = put_graph(store, workdir / "graph.onnx")
         ranges = measured_ranges.to_json() if measured_ranges else None
-        recipe = GraphRecipe(source, variant, ranges, self.overrides, float_nodes, choice is not None, states)
+        recipe = GraphRecipe(source, variant, ranges, self.overrides, float_nodes, choice is not None, states, formats)
         observations = Observations("", "", (), {})
         if variant.precision in QUANTIZED and self.observations:
             observations = Observations.from_bytes(store.read_blob(self.observations, MEASURED_BYTES))
@@ -191,8 +192,7 @@ class WriteGraph:
             prepared_model, sizes = prepare_model(model), sizes_at(self.shapes)
             share = narrow_share(prepared_model, notes.quantized, sizes, element_counts)
             idle_reason = idle_reason or refuse_share(share, variant.precision, notes.explain())
-            formats = dict.fromkeys((node.node for node in notes.eight_bits), "fp8")
-            formats |= dict.fromkeys(notes.quantized, variant.precision)
+            formats = {**notes.formats, **dict.fromkeys(notes.quantized, variant.precision)}
             floats = variant.scheme.float_precision if variant.scheme else "fp32"
             modelled = model_graph(prepared_model, sizes, formats, floats) if notes.quantized else {}
         if idle_reason and self.choice:

@@ -159,6 +159,7 @@ class SearchQuantization:
             choice.point.share,
             "; ".join(filter(None, [choice.summary, f"latency was not measured: {obstacle}" if obstacle else ""])),
             choice.ended,
+            choice.formats,
         )
 
 

@@ -182,7 +182,7 @@ def quantize_blocks(
     Other nodes with weights go on in fp8 where the format has activations, and ranges are known; the rest in the
     scheme's float precision.
 
-    overrides: node -> precision.
+    overrides: node -> precision; in NVFP4 that may be MXFP8.
     Raises DataError when ranges lack what NVFP4 reads, ModelError when opset 23 is out of reach.
     """
     if carries_qdq(model):
@@ -191,27 +191,40 @@ def quantize_blocks(
     graph = tidy_from(prepare_model(model), LOWEST_OPSET)
     graph.ir_version = max(graph.ir_version, LOWEST_IR)
     chosen_sites, other_sites, unsupported_nodes = find_block_sites(graph, block_format, overrides, ranges)
+    forms = {site.node: _form_of(site, block_format, overrides) for site in chosen_sites}
     insertion = Insertion(graph, GRIDS["fp8"])
     eight_bit_nodes, float_nodes = _quantize_rest(other_sites, insertion, block_format, overrides, ranges)
     weights = {site.node: _as_product(site, insertion) for site in chosen_sites}
-    notes = QuantizationNotes(
-        tuple(weights), (*unsupported_nodes, *float_nodes), precision=precision, eight_bits=eight_bit_nodes
-    )
+    wide_sites = [site for site in chosen_sites if forms[site.node] is not block_format]
+    wide_nodes = [FloatNode(site.node, site.op_type, "quantization.overrides says mxfp8") for site in wide_sites]
+    formats = {node.node: "fp8" for node in eight_bit_nodes} | {node.node: "mxfp8" for node in wide_nodes}
+    narrow_nodes, others = tuple(name for name in weights if name not in formats), (*unsupported_nodes, *float_nodes)
+    eight_bits = (*eight_bit_nodes, *wide_nodes)
+    notes = QuantizationNotes(narrow_nodes, others, precision=precision, eight_bits=eight_bits, formats=formats)
     written_graph, notes = finish_rest(graph, notes, scheme, overrides, ranges)
     amax_of = {site.node: ranges.reach(site.activation) if ranges else None for site in chosen_sites}
-    _Writer(written_graph, block_format, amax_of).write(weights)
+    _Writer(written_graph, forms, amax_of).write(weights)
     return written_graph, notes
 
 
 def find_block_sites(
     graph: ModelProto, form: BlockFormat, overrides: Mapping[str, OverridePrecision], ranges: Ranges | None
 ) -> tuple[list[Site], list[tuple[Site, str]], tuple[FloatNode, ...]]:
-    """The sites of a prepared model that take the format; the others, with the reason; and nodes that are no sites."""
+    """The sites of a prepared model that take the format, or the block format that overrides say; the others, with the
+    reason; and nodes that are no sites."""
     sites, unsupported_nodes = find_sites(graph)
     shapes, insertion = static_shapes(graph), Insertion(graph, GRIDS["fp8"])
-    reasons = {site.node: _obstacle(site, form, insertion, shapes, overrides, ranges) for site in sites}
+    reasons = {
+        site.node: find_override(site.node, overrides)
+        or _obstacle(site, _form_of(site, form, overrides), insertion, shapes, ranges)
+        for site in sites
+    }
     other_sites = [(site, reason) for site in sites if (reason := reasons[site.node])]
     return [site for site in sites if not reasons[site.node]], other_sites, unsupported_nodes
+
+
+def _form_of(site: Site, form: BlockFormat, overrides: Mapping[str, OverridePrecision]) -> BlockFormat:
+    return FORMATS["mxfp8"] if overrides.get(site.node) == "mxfp8" else form
 
 
 def _obstacle(
@@ -219,11 +232,8 @@ def _obstacle(
     form: BlockFormat,
     insertion: Insertion,
     shapes: Mapping[str, tuple[int, ...]],
-    overrides: Mapping[str, OverridePrecision],
     ranges: Ranges | None,
 ) -> str | None:
-    if reason := find_override(site.node, overrides):
-        return reason
     if site.op_type not in ("Gemm", "MatMul"):
         return f"{form.name} is for MatMul and Gemm"
     if attribute_of(insertion.by_name[site.node], "transA", 0):
@@ -286,10 +296,10 @@ def _as_product(site: Site, insertion: Insertion) -> Floats:
 
 
 class _Writer:
-    """Puts block formats into a finished graph, in place. reaches: of the activation of each node, if known."""
+    """Puts block formats into a finished graph, in place. forms: by node.  amax: of its activation, if known."""
 
-    def __init__(self, model: ModelProto, form: BlockFormat, reaches: Mapping[str, float | None]) -> None:
-        self.model, self.form, self.reaches = model, form, reaches
+    def __init__(self, model: ModelProto, forms: Mapping[str, BlockFormat], amax: Mapping[str, float | None]) -> None:
+        self.model, self.forms, self.amax = model, forms, amax
         self.types = element_types(model)
         self.dequantized: dict[str, str] = {}
         self.nodes: list[NodeProto] = []
@@ -300,41 +310,41 @@ class _Writer:
         for node in graph.node:
             if node.name in weights:
                 is_half = self.types[node.input[0]] == TensorProto.FLOAT16
-                name = f"{node.name}/weight"
-                codes, scales, tensor_scale = self.form.encode(weights[node.name])
+                name, form = f"{node.name}/weight", self.forms[node.name]
+                codes, scales, tensor_scale = form.encode(weights[node.name])
                 operands = [self._constant(f"{name}_codes", codes), self._constant(f"{name}_scales", scales)]
-                node.input[1] = self._dequantize(operands, tensor_scale, name, 0, is_half)
-                if self.form.activations:
-                    node.input[0] = self._activation(node.input[0], self.reaches[node.name], is_half)
+                node.input[1] = self._dequantize(form, operands, tensor_scale, name, 0, is_half)
+                if form.activations:
+                    node.input[0] = self._activation(form, node.input[0], self.amax[node.name], is_half)
         graph.node.extend(self.nodes)
         drop_unread(graph)
         sort_nodes(graph)
         if any(node.domain == "trt" for node in self.nodes):
             self.model.opset_import.append(helper.make_opsetid("trt", 1))
 
-    def _activation(self, name: str, reach: float | None, half: bool) -> str:
+    def _activation(self, form: BlockFormat, name: str, reach: float | None, half: bool) -> str:
         if name not in self.dequantized:
-            outputs, attrs = [f"{name}/codes", f"{name}/scales"], {"axis": -1, "block_size": self.form.block}
+            outputs, attrs = [f"{name}/codes", f"{name}/scales"], {"axis": -1, "block_size": form.block}
             tensor_scale = activation_scale(reach or 1)
-            if self.form.four_bits:
+            if form.four_bits:
                 inputs = [name, self._constant(f"{name}/global", np.array(tensor_scale))]
                 self._add("TRT_FP4DynamicQuantize", inputs, outputs, scale_type=TensorProto.FLOAT8E4M3FN, **attrs)
             else:
                 self._add("TRT_MXFP8DynamicQuantize", [name], outputs, output_dtype=TensorProto.FLOAT8E4M3FN, **attrs)
-            self.dequantized[name] = self._dequantize(outputs, tensor_scale, f"{name}/blocks", -1, half)
+            self.dequantized[name] = self._dequantize(form, outputs, tensor_scale, f"{name}/blocks", -1, half)
         return self.dequantized[name]
 
-    def _dequantize(self, parts: list[str], tensor_scale: np.float32, name: str, axis: int, half: bool) -> str:
+    def _dequantize(
+        self, form: BlockFormat, parts: list[str], scale: np.float32, name: str, axis: int, half: bool
+    ) -> str:
         """The tensor that codes and scales mean."""
-        dtype, attrs = TensorProto.FLOAT16 if half else TensorProto.FLOAT, {"axis": axis, "block_size": self.form.block}
+        dtype, attrs = TensorProto.FLOAT16 if half else TensorProto.FLOAT, {"axis": axis, "block_size": form.block}
         result_name = f"{name}_dequantized"
-        if not self.form.four_bits:
+        if not form.four_bits:
             self._add("TRT_MXFP8DequantizeLinear", parts, [result_name], output_dtype=dtype, **attrs)
             return result_name
         scales_name = f"{name}_scales_dequantized"
-        self._add(
-            "DequantizeLinear", [parts[1], self._constant(f"{name}_global", np.array(tensor_scale))], [scales_name]
-        )
+        self._add("DequantizeLinear", [parts[1], self._constant(f"{name}_global", np.array(scale))], [scales_name])
         if half:
             self._add("Cast", [scales_name], [f"{scales_name}_fp16"], to=dtype)
         self._add(

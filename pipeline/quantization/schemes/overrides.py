@@ -11,7 +11,7 @@ from enginesmith.core.text import suggest
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-OverridePrecision = Literal["fp32", "fp16", "fp8", "int8"]
+OverridePrecision = Literal["fp32", "fp16", "fp8", "mxfp8", "int8"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, Overrid
 def find_override(node: str, overrides: Mapping[str, OverridePrecision]) -> str | None:
     """Why an override leaves a node in float, or None where none does."""
     precision = overrides.get(node, "int8")
-    return None if precision == "int8" else f"quantization.overrides says {precision}"
+    return None if precision in ("int8", "mxfp8") else f"quantization.overrides says {precision}"
 
 
 def in_fp32(node_precisions: Mapping[str, OverridePrecision]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import ml_dtypes
 import numpy as np
@@ -238,16 +238,17 @@ def write(
     scheme: QuantizationScheme | None = None,
     ranges: Ranges | None = None,
     overrides: Sequence[Override] = (),
-    *,
-    keep_io: bool = True,
     float_nodes: Mapping[str, str] | None = None,
     states: Sequence[QuantizedState] = (),
+    formats: Mapping[str, Precision] | None = None,
+    *,
+    keep_io: bool = True,
 ) -> tuple[ModelProto, QuantizationNotes | CastNotes]:
     """The model in a precision other than fp32, and notes on what was done and what was left alone.
 
     scheme: the backend's, for the quantized precisions.  ranges: int8 and fp8 need them; the others find with them
     which tensors are too large.  float_nodes: nodes that a search leaves in float (node -> reason), or a cast in fp32;
-    in block formats they are in fp8 where the format has activations.
+    in block formats with activations they are in fp8, or as `formats` says by node.
     keep_io: whether fp16 and bf16 graphs keep fp32 inputs and outputs.  states: rounded where the graph takes and gives
     them.
     overrides: the spec's, by node or operator type.
@@ -257,7 +258,11 @@ def write(
     node_precisions = resolve(prepare_model(model), overrides) if overrides else {}
     block_format, reasons = FORMATS.get(precision), float_nodes or {}
     float_precision: OverridePrecision = "fp8" if block_format and block_format.activations else "fp16"
-    searched_precisions = {**node_precisions, **dict.fromkeys(reasons, float_precision)}
+    searched_precisions = {
+        **node_precisions,
+        **dict.fromkeys(reasons, float_precision),
+        **cast("Mapping[str, OverridePrecision]", formats or {}),
+    }
     notes: QuantizationNotes | CastNotes
     if precision == "fp16" or precision == "bf16":
         fp32_nodes = {**reasons, **in_fp32(node_precisions)}

@@ -20,6 +20,7 @@ PRODUCT_FORMATS: dict[str, tuple[float, float | None]] = {
     "nvfp4": (4.5, 4.5),
     "nvfp4-weights": (4.5, None),
     "int4": (4.125, None),
+    "fp16": (16, None),
 }
 
 

@@ -7,7 +7,7 @@ proposed has passed them.
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onnx import ModelProto
 
@@ -41,6 +41,7 @@ class QuantizationRecipe:
     float_nodes: Mapping[str, str]
     keep_io: bool
     states: tuple[QuantizedState, ...] = ()
+    formats: Mapping[str, Precision] = field(default_factory=dict)
 
     @property
     def float_precision(self) -> OverridePrecision:
@@ -53,11 +54,8 @@ class QuantizationRecipe:
 
     def write(self, nodes: Sequence[str] = ()) -> tuple[ModelProto, object]:
         """The graph with these nodes in float, and notes."""
-        rules = self.rules_with(nodes)
-        args = self.scheme, self.ranges, rules
-        return write(
-            self.model, self.precision, *args, keep_io=self.keep_io, float_nodes=self.float_nodes, states=self.states
-        )
+        args, left = (self.scheme, self.ranges, self.rules_with(nodes)), (self.float_nodes, self.states, self.formats)
+        return write(self.model, self.precision, *args, *left, keep_io=self.keep_io)
 
 
 def propose(

@@ -178,14 +178,16 @@ def _find_best(trial: SearchTrial, floor: SearchFloor | None, budget_ms: float |
     nothing does."""
     if budget_ms is not None and (costed := _list_costed(trial)):
         return find_within(costed, budget_ms, trial.latency)
-    passing_groups = [groups for groups, quality in trial.qualities.items() if floor is None or floor.holds(quality)]
-    return max(map(trial.point, passing_groups), key=lambda point: point.share, default=trial.predict(trial.ranked))
+    passing_steps = [left for left, quality in trial.qualities.items() if floor is None or floor.holds(quality)]
+    least_steps = min(passing_steps, key=lambda left: sum(trial.macs[name] for name in left), default=None)
+    return trial.predict(trial.ranked) if least_steps is None else trial.point(least_steps)
 
 
 def _list_free(trial: SearchTrial, point: FrontierPoint) -> list[str]:
-    """The groups that a point has in int8 and that no person wants there, worst first."""
+    """The steps that a point has not taken, of groups that no person wants in int8, worst first."""
     forced_nodes = {node for node, precision in trial.side.overrides.items() if precision == "int8"}
-    return [name for name in trial.ranked if name not in point.left and not forced_nodes & {*trial.groups[name].nodes}]
+    forced_groups = {name for name, group in trial.groups.items() if forced_nodes & {*group.nodes}}
+    return [name for name, step in trial.steps.items() if name not in point.left and step.group not in forced_groups]
 
 
 def _leave_slow_groups(
@@ -198,6 +200,8 @@ def _leave_slow_groups(
     tried_names = sorted(_list_free(trial, point), key=lambda name: trial.macs[name])
     float_groups, current_model = point.left, with_weights_inside(trial.write(point.left, scheme))
     for name in tried_names:
+        if trial.formats((*float_groups, name)) == trial.formats(float_groups):
+            continue  # it follows a step that is not taken
         other_model = with_weights_inside(trial.write((*float_groups, name), scheme))
         trial.timings[name] = benchmark_until_decided(race(current_model, other_model))
         if trial.timings[name].lost:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import cast
 
 import numpy as np
 from onnx import ModelProto, TensorProto
@@ -66,11 +67,12 @@ def sweep(
     runs: Sequence[Tensors],
     check: Callable[[str, int], None] = lambda *_: None,
     precision: Precision = "int8",
+    group_format: Precision = "int8",
 ) -> tuple[dict[str, float], SweepCost]:
     """What each group adds to the outputs when it is quantized alone, by its activation: energy over that of the
     outputs, infinite where these are not finite. model: prepared; tails share weights that lie outside.
 
-    plans: by activation, if it has one.
+    plans: by activation, if it has one.  precision: of the graph that is written.  group_format: of the group in it.
 
     As many of the runs are taken as keep the tails' inputs below `MOST_KEPT` bytes, or a part of the first one.
     check: called before each group; what it raises ends this.
@@ -90,6 +92,8 @@ def sweep(
                 changed_part, narrow_ranges = apply_plans(tail_model, plan, ranges)
                 other_nodes = [site.node for site in find_sites(changed_part)[0] if site.node not in group.nodes]
                 float_overrides = dict.fromkeys(other_nodes, _FLOAT)
+                if group_format != precision:
+                    float_overrides |= dict.fromkeys(group.nodes, cast("OverridePrecision", group_format))
                 quantized_part = write_searched(changed_part, precision, scheme, narrow_ranges, float_overrides)
                 noise, answers = _compare(quantized_part, stage_values)
                 drifts[-1][group.activation] = noise

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from onnx import ModelProto
 
@@ -27,6 +27,7 @@ from pipeline.quantization.search.latency import PATIENCE, PairedRounds, Timing
 from pipeline.quantization.search.quality import GraphLimits, Quality, SearchClock, SearchFloor
 from pipeline.quantization.search.rates import Peaks
 from pipeline.quantization.search.sensitivity import Answers, SweepCost, quality, sweep
+from pipeline.quantization.search.steps import FLOAT, FormatStep, find_steps, list_formats
 from pipeline.quantization.settings.fit import fit
 from pipeline.quantization.settings.groups import (
     SmoothingGroup,
@@ -62,13 +63,14 @@ from validation.reporting.quantization import BROKEN_DB, decibels_text
 
 @dataclass(frozen=True)
 class GroupDamage:
-    """One group in the ranked table. sqnr_db: of the model's outputs when only this group is quantized.
+    """One group in the ranked table. sqnr_db: of the model's outputs when only this group is quantized; alone: the same
+    by format, as in JSON.
 
     int8_ms, float_ms: what the whole model takes with this group in int8 and in float, where that was measured.
     activation, nodes, op_type: the tensor that is read, and who reads it.  macs, share: multiplications, and their part
     of all.
     strength, clip: as in `SmoothingPlan`.  folded: whether other nodes take the smoothing's factors.
-    kept: whether it is quantized.
+    kept: whether it is quantized in the format that was asked for.  format: that it is in.
     """
 
     activation: str
@@ -84,15 +86,22 @@ class GroupDamage:
     kept: bool
     int8_ms: float | None = None
     float_ms: float | None = None
+    alone: tuple[tuple[str, float | None], ...] = ()
+    format: str = ""
+
+    @property
+    def choice_text(self) -> str:
+        """'yes', 'in fp8', or 'left in float'."""
+        return "yes" if self.kept else "left in float" if self.format in ("", FLOAT) else f"in {self.format}"
 
 
 @dataclass(frozen=True)
 class FrontierPoint:
     """One point of the frontier: the share of the multiplications with weights in int8, and the quality that gives.
 
-    left: groups that stay in float.  predicted_db: from the damages of single groups.  The others: of the whole model,
-    where it was run; accuracy where there are labels.
-    ms: of a run, measured or modelled.  weight_bytes: of its weights.
+    left: groups that stay in float; of several formats, names of `find_steps`.  predicted_db: from the damages of
+    single groups.  The others: of the whole model, where it was run; accuracy where there are labels.
+    ms: of a run, measured or modelled.  weight_bytes: of its weights.  mix: the shares of other formats.
     """
 
     share: float
@@ -104,6 +113,12 @@ class FrontierPoint:
     accuracy: float | None = None
     ms: float | None = None
     weight_bytes: int | None = None
+    mix: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def mix_text(self) -> str:
+        """', 12.5 % in fp8, 3.0 % in fp16', or ''."""
+        return "".join(f", {100 * share:.1f} % in {name}" for name, share in self.mix if share)
 
 
 @dataclass(frozen=True)
@@ -111,7 +126,8 @@ class MixedPrecisionChoice:
     """What to quantize and how.
 
     model: prepared, with outliers moved and weights rounded, in float.  ranges: for it.  left: nodes that stay in
-    float, with the reason.  rows: the groups, most damage per multiplication first.  frontier: from all in int8 down.
+    float, or go to a wider format, with the reason; formats: of these nodes.  rows: the groups, most damage per
+    multiplication first.  frontier: from all in int8 down.
     point: what was chosen.  smoothed: what the smoothed activations hold, by the names that they have in `model`.
     weight_db: node -> SQNR of its rounded weight.  ended: how far the search got when its time was over; '' where it
     was done.  table: points that were run and whose cost is known, the fastest first.  latency: where times are from.
@@ -132,6 +148,7 @@ class MixedPrecisionChoice:
     table: tuple[FrontierPoint, ...] = ()
     latency: str = ""
     rule: str = ""
+    formats: Mapping[str, OverridePrecision] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:
@@ -146,14 +163,14 @@ class MixedPrecisionChoice:
         end_text = f"; chosen by {self.rule}" if self.rule else ""
         end_text += f"; the search {self.ended}" if self.ended else ""
         share_text = f"{100 * point.share:.1f} % of the multiplications with weights"
-        return f"{share_text} in {self.precision}: {quality_text} on calibration samples{end_text}"
+        return f"{share_text} in {self.precision}{point.mix_text}: {quality_text} on calibration samples{end_text}"
 
     def document(self, floor: SearchFloor | None) -> "SearchDocument":
         """Everything but model and ranges, and the floor that was asked for, with SQNR `in_json`."""
         weight_db = {node: in_json(value) for node, value in self.weight_db.items()}
         groups = tuple(replace(row, sqnr_db=in_json(row.sqnr_db)) for row in self.rows)
         frontier, table = (tuple(map(_point_in_json, points)) for points in (self.frontier, self.table))
-        chosen, more = _point_in_json(self.point), (table, self.latency, self.rule)
+        chosen, more = _point_in_json(self.point), (table, self.latency, self.rule, self.precision)
         return SearchDocument(self.left, groups, frontier, chosen, weight_db, self.cost, floor, *more)
 
 
@@ -171,18 +188,25 @@ class SearchDocument:
     table: tuple[FrontierPoint, ...] = ()
     latency: str = ""
     rule: str = ""
+    precision: str = "int8"
 
     @property
     def recorded(self) -> RecordedSearch:
         """The frontier for a quantization record, without the names of the groups."""
         floor_db = self.floor.sqnr_db if self.floor else None
         frontier, table = (tuple(map(_record_point, points)) for points in (self.frontier, self.table))
-        return RecordedSearch(floor_db, frontier, _record_point(self.chosen), table, self.latency, self.rule)
+        rule = (self.rule + self.chosen.mix_text).removeprefix(", ")
+        return RecordedSearch(floor_db, frontier, _record_point(self.chosen), table, self.latency, rule)
 
 
 def _record_point(point: FrontierPoint) -> SearchPoint:
-    fields = {name: value for name, value in vars(point).items() if name != "left"}
+    fields = {name: value for name, value in vars(point).items() if name not in ("left", "mix")}
     return SearchPoint(**fields, left=len(point.left))
+
+
+def describe_alone(alone: Sequence[tuple[str, float | None]]) -> str:
+    """'31.2 dB', or '14.2 dB in nvfp4, 27.3 dB in fp8' of several formats."""
+    return ", ".join(decibels_text(value) + (f" in {name}" if len(alone) > 1 else "") for name, value in alone)
 
 
 def in_json(sqnr_db: float | None) -> float | None:
@@ -277,47 +301,36 @@ def open_trials(
     side: FloatSide, targets: Sequence[SearchTarget], smoothing: Literal["none", "auto"]
 ) -> "list[SearchTrial]":
     """A trial for each target, with settings fitted and damages measured."""
-    kinds = [_find_kind(side, target) for target in targets]
-    groups = [group for kind in kinds for group in kind.groups]
+    kinds = [_find_kinds(side, target) for target in targets]
+    all_kinds = [kind for by_format in kinds for kind in by_format.values()]
+    groups = [group for kind in all_kinds for group in kind.groups]
     statistics, node_work = gather(side.model, groups, side.fitted, side.clock.check, side.mask)
-    wide_kinds = [
-        replace(kind, groups=kind.groups if _leaves_fp8(target.precision) else (), levels=FP8)
-        for kind, target in zip(kinds, targets, strict=True)
-    ]
-    plans = _fit_mixing(side, [*kinds, *wide_kinds], statistics, STRENGTHS if smoothing == "auto" else (None,))
+    mixing_plans = _fit_mixing(side, all_kinds, statistics, STRENGTHS if smoothing == "auto" else (None,))
     statistics.clear()
-    convolution_plans = fit_convolutions(side.model, kinds, side.fitted, side.clock.check)
+    other_plans = fit_convolutions(side.model, all_kinds, side.fitted, side.clock.check)
+    fitted_plans = iter([{**mixing, **other} for mixing, other in zip(mixing_plans, other_plans, strict=True)])
     costs = CostModel.of(side.model, side.tuned)
     trials = []
-    for target, kind, mixing_plans, other_plans, eight_bit_nodes in zip(
-        targets, kinds, plans[: len(kinds)], convolution_plans, plans[len(kinds) :], strict=True
-    ):
-        scheme, kind_plans = replace(target.scheme, float_precision="fp32"), mixing_plans | other_plans
-        group_noise, cost = sweep(
-            side.model, kind.groups, kind_plans, target.ranges, scheme, side.runs, side.clock.check, target.precision
-        )
+    for target, by_format in zip(targets, kinds, strict=True):
+        scheme, plans = replace(target.scheme, float_precision="fp32"), {name: next(fitted_plans) for name in by_format}
+        terms = target.ranges, scheme, side.runs, side.clock.check, target.precision
+        sweeps = {name: sweep(side.model, kind.groups, plans[name], *terms, name) for name, kind in by_format.items()}
         trials.append(
             SearchTrial(
                 side=side,
                 ranges=target.ranges,
                 scheme=scheme,
                 precision=target.precision,
-                groups={group.activation: group for group in kind.groups},
-                plans=kind_plans,
+                groups={group.activation: group for kind in by_format.values() for group in kind.groups},
+                plans=plans,
                 work=node_work,
-                alone=group_noise,
-                cost=cost,
-                eight_bits=eight_bit_nodes,
+                noises={name: group_noise for name, (group_noise, _) in sweeps.items()},
+                cost=sweeps[target.precision][1],
                 costs=costs if target.peaks else None,
                 peaks=target.peaks,
             )
         )
     return trials
-
-
-def _leaves_fp8(precision: Precision) -> bool:
-    """Whether what a search leaves is in fp8, not in float."""
-    return precision in FORMATS and FORMATS[precision].activations
 
 
 def leave_all(side: FloatSide, target: SearchTarget, reason: str) -> MixedPrecisionChoice:
@@ -329,6 +342,19 @@ def leave_all(side: FloatSide, target: SearchTarget, reason: str) -> MixedPrecis
     return MixedPrecisionChoice(
         model, target.ranges, reasons, (), (), point, SweepCost(0, 0.0, 0.0), ended=reason, precision=target.precision
     )
+
+
+def _find_kinds(side: FloatSide, target: SearchTarget) -> dict[Precision, FittedKind]:
+    """By format that groups may have, what is fitted for it. A group's nodes take the target's own format, or fp8 where
+    none that reads the same takes that."""
+    kinds = {name: _find_kind(side, replace(target, precision=name)) for name in list_formats(target.precision)}
+    first_kinds = [kinds[name] for name in ("fp8", target.precision) if name in kinds]
+    groups = {group.activation: group for kind in first_kinds for group in kind.groups}
+    nodes = {name: {node for group in kind.groups for node in group.nodes} for name, kind in kinds.items()}
+    return {
+        name: replace(kind, groups=[group for group in groups.values() if nodes[name] >= {*group.nodes}])
+        for name, kind in kinds.items()
+    }
 
 
 def _find_kind(side: FloatSide, target: SearchTarget) -> FittedKind:
@@ -370,8 +396,8 @@ def _fit_mixing(
 class SearchTrial:
     """What is known of a kind of int8 while points are tried.
 
-    plans: by group, how its nodes are quantized; eight_bits: in fp8, where groups are left in that.  work: by node.
-    alone: by group, the noise at the outputs where only it is quantized.
+    plans: by format and group, how its nodes are quantized.  work: by node.  cost: of the sweep in its own format.
+    noises: by format, narrow ones first, and by group, the noise at the outputs where only it is quantized so.
     side: what is compared with.  qualities, timings: measured so far; float_ratios: of a point, the time over that of
     the float model.
     costs, peaks: model of its costs; None where these are not known.  float_ms: of the float model, once one was timed.
@@ -382,11 +408,10 @@ class SearchTrial:
     scheme: QuantizationScheme
     precision: Precision
     groups: Mapping[str, SmoothingGroup]
-    plans: Mapping[str, SmoothingPlan]
+    plans: Mapping[Precision, Mapping[str, SmoothingPlan]]
     work: Mapping[str, StatisticsWork]
-    alone: Mapping[str, float]
+    noises: Mapping[str, Mapping[str, float]]
     cost: SweepCost
-    eight_bits: Mapping[str, SmoothingPlan] = field(default_factory=dict)
     qualities: dict[tuple[str, ...], Quality] = field(default_factory=dict)
     timings: dict[str, Timing] = field(default_factory=dict)
     costs: CostModel | None = None
@@ -399,12 +424,20 @@ class SearchTrial:
         """The graph with all groups in float, which others are timed against."""
         return with_weights_inside(self.write(self.ranked, self.scheme))
 
-    def _formats(self, float_groups: Sequence[str]) -> dict[str, str]:
-        """The formats of the products of a point, by node."""
-        left_nodes = {node for name in float_groups for node in self.groups[name].nodes}
-        nodes = (node for group in self.groups.values() for node in group.nodes)
-        formats = {node: "fp8" if node in left_nodes else str(self.precision) for node in nodes}
-        return {node: name for node, name in formats.items() if node not in left_nodes or _leaves_fp8(self.precision)}
+    def _list_taken(self, left: Sequence[str]) -> tuple[str, ...]:
+        """Those of the steps that a group can take: all of its steps before are among them."""
+        names, ended_groups = {*left}, set[str]()
+        for name, step in self.steps.items():
+            if name not in names or step.group in ended_groups:
+                ended_groups.add(step.group)
+                names.discard(name)
+        return tuple(name for name in left if name in names)
+
+    def formats(self, left: Sequence[str]) -> dict[str, str]:
+        """The format of each group where these steps are taken."""
+        taken_names = {*self._list_taken(left)}
+        first_formats = {group: name for name in [*self.noises][::-1] for group in self.noises[name]}
+        return first_formats | {step.group: step.format for name, step in self.steps.items() if name in taken_names}
 
     def time_point(self, float_groups: tuple[str, ...], race: PairedRounds) -> None:
         """Time a point and the float model in turns, `PATIENCE` rounds."""
@@ -429,34 +462,51 @@ class SearchTrial:
         ms = self.float_ms and ratio and self.float_ms * ratio
         if self.costs is None or self.peaks is None:
             return replace(point, ms=ms)
-        formats = self._formats(point.left)
+        products = self.formats(point.left).items()
+        formats = {node: name for group, name in products if name != FLOAT for node in self.groups[group].nodes}
         ms = ms if self.float_ms is not None else self.costs.estimate_ms(formats, self.peaks)
         return replace(point, ms=ms, weight_bytes=self.costs.weight_bytes(formats, self.peaks.floats))
 
     @cached_property
-    def macs(self) -> dict[str, float]:
-        """Multiplications by group."""
+    def multiplications(self) -> dict[str, float]:
+        """Of each group."""
         return {name: sum(self.work[node].macs for node in group.nodes) for name, group in self.groups.items()}
 
     @cached_property
+    def steps(self) -> dict[str, FormatStep]:
+        """`find_steps` of the groups."""
+        return find_steps(self.multiplications, self.noises)
+
+    @cached_property
+    def macs(self) -> dict[str, float]:
+        """Multiplications by step."""
+        return {name: step.macs for name, step in self.steps.items()}
+
+    @cached_property
     def ranked(self) -> tuple[str, ...]:
-        """Groups by damage per multiplication, worst first."""
-        return tuple(sorted(self.groups, key=lambda name: (-self.alone[name] / max(self.macs[name], 1e-9), name)))
+        """Steps by damage per multiplication, worst first."""
+        return tuple(self.steps)
 
-    def predicted_db(self, float_groups: Sequence[str]) -> float:
+    def predicted_db(self, left: Sequence[str]) -> float:
         """The SQNR in decibels to which the damages of single groups add up."""
-        float_names = {*float_groups}
-        return _decibels(sum(noise for name, noise in self.alone.items() if name not in float_names))
+        formats = self.formats(left)
+        return _decibels(
+            sum(noises[group] for name, noises in self.noises.items() for group in noises if formats[group] == name)
+        )
 
-    def predict(self, float_groups: Sequence[str]) -> FrontierPoint:
+    def predict(self, left: Sequence[str]) -> FrontierPoint:
         """The point, with the quality to which the damages of single groups add up."""
-        total = sum(self.macs.values())
-        share = 1 - sum(self.macs[name] for name in float_groups) / total if total else 0.0
-        return FrontierPoint(share, tuple(float_groups), self.predicted_db(float_groups))
+        formats, total = self.formats(left), sum(self.multiplications.values()) or 1.0
+        shares = {
+            name: sum(count for group, count in self.multiplications.items() if formats[group] == name) / total
+            for name in (*self.noises, FLOAT)
+        }
+        share, is_mixed = shares.pop(self.precision), len(self.noises) > 1
+        return FrontierPoint(share, tuple(left), self.predicted_db(left), mix=tuple(shares.items()) if is_mixed else ())
 
     def point(self, float_groups: Sequence[str]) -> FrontierPoint:
         """The point, with the quality of the whole model, quantized so and run."""
-        float_groups = tuple(float_groups)
+        float_groups = self._list_taken(float_groups)
         if float_groups not in self.qualities:
             float_side = self.side
             float_side.clock.check("trials of the whole model", len(self.qualities))
@@ -464,53 +514,58 @@ class SearchTrial:
             answers = (runner.run(inputs) for inputs in (*float_side.runs, *float_side.edges))
             judge = GraphJudge(float_side.limits, float_side.runs, float_side.edges) if float_side.limits else None
             self.qualities[float_groups] = quality(float_side.expected, answers, float_side.answers, judge)
-        graph_quality = self.qualities[float_groups]
-        figures = graph_quality.sqnr_db, graph_quality.cosine, graph_quality.argmax_agreement, graph_quality.accuracy
-        predicted = self.predict(float_groups)
-        return self._cost(FrontierPoint(predicted.share, predicted.left, predicted.predicted_db, *figures))
+        figures = ("sqnr_db", "cosine", "argmax_agreement", "accuracy")
+        measured = {name: getattr(self.qualities[float_groups], name) for name in figures}
+        return self._cost(replace(self.predict(float_groups), **measured))
 
-    def apply_other_plans(self, float_groups: Sequence[str]) -> tuple[ModelProto, Ranges]:
-        """The model with the plans of all other groups carried out, and in these those of fp8 where there are any."""
-        float_names = {*float_groups}
-        plans = [plan for name, plan in self.plans.items() if name not in float_names]
-        plans += [plan for name, plan in self.eight_bits.items() if name in float_names]
-        return apply_plans(self.side.model, plans, self.ranges)
+    def _list_plans(self, left: Sequence[str]) -> list[SmoothingPlan]:
+        """The plans of all groups in their formats; floats have none."""
+        formats = self.formats(left)
+        return [plan for name, plans in self.plans.items() for group, plan in plans.items() if formats[group] == name]
 
-    def write(self, float_groups: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
-        """The graph with these groups in float, or fp8 (`schemes.write`), and all others in the precision; weights in
-        float lie in the side's file."""
-        changed_model, ranges = self.apply_other_plans(float_groups)
-        precision: OverridePrecision = "fp8" if _leaves_fp8(self.precision) else "fp16"
-        overrides = {
-            **self.side.overrides,
-            **{node: precision for name in float_groups for node in self.groups[name].nodes},
-        }
+    def _list_wider(self, left: Sequence[str]) -> dict[str, OverridePrecision]:
+        """The formats of the nodes that these steps take from their first one."""
+        first_formats = self.formats(())
+        wider = [(group, name) for group, name in self.formats(left).items() if name != first_formats[group]]
+        return {node: cast("OverridePrecision", name) for group, name in wider for node in self.groups[group].nodes}
+
+    def write(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
+        """The graph where these steps are taken (`schemes.write`); weights in float lie in the side's file."""
+        changed_model, ranges = apply_plans(self.side.model, self._list_plans(left), self.ranges)
+        overrides = {**self.side.overrides, **self._list_wider(left)}
         return write_searched(changed_model, self.precision, scheme, ranges, overrides)
 
     def choose(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...], rule: str) -> MixedPrecisionChoice:
         """The result for a point of the frontier. rule: which leaves groups in float."""
-        model, ranges = self.apply_other_plans(point.left)
-        folds = find_folds(self.side.model, self.groups.values())
-        total, float_groups = sum(self.macs.values()), {*point.left}
-        rows = tuple(self._row(name, name in folds, total, name not in float_groups) for name in self.ranked)
-        reasons = {node: self._reason(name, rule) for name in point.left for node in self.groups[name].nodes}
-        plans = [plan for name, plan in self.plans.items() if name not in float_groups]
+        plans, formats = self._list_plans(point.left), self.formats(point.left)
+        model, ranges = apply_plans(self.side.model, plans, self.ranges)
+        folds, total = find_folds(self.side.model, self.groups.values()), sum(self.multiplications.values())
+        names = dict.fromkeys(step.group for step in self.steps.values())
+        rows = tuple(self._row(name, name in folds, total, formats[name]) for name in names)
+        left_groups = [self.groups[self.steps[name].group] for name in point.left]
+        reasons = {node: self._reason(group.activation, rule) for group in left_groups for node in group.nodes}
         node_inputs = {node.name: node.input[0] for node in model.graph.node if node.input}
         smoothed_statistics = {node_inputs[plan.group.nodes[0]]: plan.seen for plan in plans if plan.seen}
         weight_db = {node: value for plan in plans for node, value in plan.weight_db.items()}
         model = with_weights_inside(model)
-        details = (frontier, point, self.cost, smoothed_statistics, weight_db)
-        return MixedPrecisionChoice(model, ranges, reasons, rows, *details, precision=self.precision)
+        details = (frontier, point, self.cost, smoothed_statistics, weight_db, "", self.precision)
+        choice = MixedPrecisionChoice(model, ranges, reasons, rows, *details)
+        return replace(choice, formats=self._list_wider(point.left))
 
     def _reason(self, name: str, rule: str) -> str:
         if name in self.timings and self.timings[name].lost:
             return self.timings[name].reason
-        return f"{rule}: quantized alone it leaves {decibels_text(in_json(_decibels(self.alone[name])))}"
+        return f"{rule}: quantized alone it leaves {describe_alone(self._list_alone(name))}"
 
-    def _row(self, name: str, folds: bool, total: float, in_int8: bool) -> GroupDamage:
-        """A row of the table. total: multiplications of all groups."""
-        group, plan, timing = self.groups[name], self.plans.get(name), self.timings.get(name)
-        macs = self.macs[name]
+    def _list_alone(self, name: str) -> tuple[tuple[str, float | None], ...]:
+        """By format that a group may have, the decibels that it alone leaves."""
+        return tuple((form, in_json(_decibels(noise[name]))) for form, noise in self.noises.items() if name in noise)
+
+    def _row(self, name: str, folds: bool, total: float, precision: str) -> GroupDamage:
+        """A row of the table. total: multiplications of all groups.  precision: that the group gets."""
+        group, timing = self.groups[name], self.timings.get(name)
+        plan = next((plans[name] for plans in self.plans.values() if name in plans), None)
+        macs = self.multiplications[name]
         return GroupDamage(
             name,
             group.nodes,
@@ -518,13 +573,15 @@ class SearchTrial:
             macs,
             macs / total if total else 0.0,
             sum(self.work[node].weight_bytes for node in group.nodes),
-            _decibels(self.alone[name]),
+            _decibels(next(noises[name] for noises in self.noises.values() if name in noises)),
             plan.strength if plan else None,
             plan.clip if plan else 1.0,
             bool(plan and plan.factors is not None and folds),
-            in_int8,
+            precision == self.precision,
             timing.int8_ms if timing else None,
             timing.float_ms if timing else None,
+            self._list_alone(name),
+            precision,
         )
 
 

@@ -167,14 +167,18 @@ def named(model: ModelProto, name: str) -> onnx.NodeProto:
     return next(node for node in model.graph.node if node.name == name)
 
 
+def values_of(model: ModelProto, inputs: dict[str, np.ndarray], names: tuple[str, ...], optimized: bool = True) -> dict:
+    """The values of these float tensors in a run, by name."""
+    copy = ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.output[:]
+    copy.graph.output.extend(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in names)
+    return dict(zip(names, session(copy, optimized).run(None, inputs), strict=True))
+
+
 def ranges_of(model: ModelProto, arrays: dict[str, np.ndarray], tensors: tuple[str, ...]) -> Ranges:
     """Ranges by brute force: every tensor is copied out."""
-    copy = onnx.shape_inference.infer_shapes(model)
-    have = {value.name: value for value in (*copy.graph.value_info, *copy.graph.input, *copy.graph.output)}
-    del copy.graph.output[:]
-    copy.graph.output.extend(have[name] for name in tensors)
-    found = session(copy).run(None, arrays)
-    pairs = {name: (float(v.min()), float(v.max())) for name, v in zip(tensors, found, strict=True)}
+    pairs = {name: (float(v.min()), float(v.max())) for name, v in values_of(model, arrays, tensors).items()}
     return Ranges(pairs, "minmax", "0" * 64, len(next(iter(arrays.values()))))
 
 

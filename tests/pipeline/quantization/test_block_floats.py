@@ -1,6 +1,7 @@
 """NVFP4 and MXFP8: their arithmetic against a slow definition, their graphs, and the graphs that ONNX Runtime runs."""
 
 import itertools
+import re
 from fractions import Fraction
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builders.backends.tensorrt import TensorRTRTX
+from builders.backends.tensorrt.build import LEAST
 from enginesmith.core.types import BLOCK_FLOATS, ShapeProfile, TensorSpec
 from pipeline.compile.steps.blobs import runnable
 from pipeline.quantization.insertion_points import find_sites, prepare_model
@@ -20,7 +22,9 @@ from pipeline.quantization.schemes.block_floats import E4M3, FORMATS, emulate_bl
 from pipeline.quantization.schemes.overrides import Override
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.search.quality import SearchFloor
+from pipeline.quantization.search.repair import QuantizationRecipe
 from pipeline.quantization.search.selection import choose_each
+from pipeline.quantization.search.steps import list_formats
 from pipeline.quantization.search.trial import SearchTarget
 from pipeline.quantization.settings.groups import compensate, find_groups, matrices, nearest
 from tests.builders import graphs
@@ -124,9 +128,8 @@ def test_each_layer_of_the_twin_gives_what_numpy_does_on_equal_inputs(precision,
         multiply = nets.named(twin, node)
         source = multiply.input[0].removesuffix("/blocks_dequantized")
         names = [source, *multiply.input, multiply.output[0]]
-        del twin.graph.output[:]
-        twin.graph.output.extend(onnx.helper.make_tensor_value_info(name, 1, None) for name in names)
-        before, left, right, output = nets.session(twin, optimized=False).run(names, data)
+        values = nets.values_of(twin, data, tuple({*names}), optimized=False)
+        before, left, right, output = (values[name] for name in names)
         stored = [given[name] for name in given if name.startswith(f"{node}/weight_")]
         assert np.array_equal(right, form.decode(*stored, *[np.float32(1)] * (3 - len(stored))))
         if form.activations:
@@ -224,34 +227,65 @@ def test_projections_that_read_one_tensor_share_its_quantization() -> None:
     assert len(nets.of_type(result, "TRT_FP4DynamicQuantize")) == 5 and nets.constant(result, "x/global").shape == ()
 
 
-def searched() -> tuple:
-    """A net, samples that it never saw, and the ranges and runs of those that it is fitted on."""
-    net, data = nets.attention_net(), nets.sentences(96)
+def search(precision: str, *floors_db: float) -> tuple:
+    """A net, the SQNR of its plain graph on unseen samples; choice, notes and SQNR without a floor, and with each."""
+    net, data, held_out = nets.attention_net(), nets.sentences(96), nets.sentences(64, 99)
     runs = [(8, {name: values[at : at + 8] for name, values in data.items()}) for at in range(0, 96, 8)]
-    return net, nets.sentences(64, 99), nets.measured(net, data), runs
+    ranges, expected, searched = nets.measured(net, data), nets.run(net, held_out), []
+    target = SearchTarget(ranges, nets.TENSORRT_FP32, precision=precision)
+
+    def lost_db(graph: onnx.ModelProto) -> float:
+        return nets.sqnr_db(expected, nets.run(emulate_blocks(graph), held_out, optimized=False))
+
+    for floor in (None, *map(SearchFloor, floors_db)):
+        (choice,) = choose_each(net, [target], runs, floor, "none")
+        more = {"float_nodes": choice.left, "formats": choice.formats}
+        graph, notes = write(choice.model, precision, nets.TENSORRT_FP32, choice.ranges, **more)
+        searched.append((choice, notes, lost_db(graph)))
+    return net, lost_db(write(net, precision, nets.TENSORRT_FP32, ranges)[0]), searched
 
 
-def test_a_floor_mixes_nvfp4_with_fp8_and_errors_of_rounding_cancel() -> None:
-    """Groups that cost the most go on in fp8; of the others the weights are rounded with regard to the activations."""
-    net, held_out, ranges, runs = searched()
-    expected, target = nets.run(net, held_out), SearchTarget(ranges, nets.TENSORRT_FP32, precision="nvfp4")
-    reached = {}
-    for floor in (None, SearchFloor(sqnr_db=18.0)):
-        choice = choose_each(net, [target], runs, floor, "none")[0]
-        result, notes = write(choice.model, "nvfp4", nets.TENSORRT_FP32, choice.ranges, float_nodes=choice.left)
-        actual = nets.sqnr_db(expected, nets.run(emulate_blocks(result), held_out, optimized=False))
-        reached[floor] = actual, len(notes.quantized), len(notes.eight_bits)
-        assert all("the floor" in item.reason for item in notes.eight_bits) and "in nvfp4" in choice.summary
-    plain = nets.sqnr_db(
-        expected, nets.run(emulate_blocks(write(net, "nvfp4", nets.TENSORRT_FP32, ranges)[0]), held_out, False)
-    )
-    whole, mixed = reached.values()
-    assert whole[1:] == (7, 0) and whole[0] > plain + 0.2
+def test_a_floor_mixes_nvfp4_with_wider_formats_and_errors_of_rounding_cancel() -> None:
+    """Groups that cost the most go on in fp8 or floats; of the others the weights are rounded for the activations."""
+    net, plain_db, searched = search("nvfp4", 18.0, 32.0)
+    counts, told = [], re.compile("the floor: quantized alone it leaves .* dB in nvfp4, .* dB in fp8")
+    for choice, notes, _ in searched:
+        point, left = choice.point, [item for item in notes.float_nodes if item.node in choice.left]
+        counts.append((len(notes.quantized), len(notes.eight_bits), len(left)))
+        assert all(told.match(item.reason) for item in (*notes.eight_bits, *left))
+        assert f"in nvfp4{point.mix_text}: {point.sqnr_db:.1f} dB" in choice.summary
+        assert sum(dict(point.mix).values()) == pytest.approx(1 - point.share)
+    whole, mixed, wide = counts
+    assert whole == (7, 0, 0) and searched[0][2] > plain_db + 0.2
+    assert sum(mixed) == 7 and mixed[0] >= 3 and mixed[1] and searched[1][2] > 17.5
+    assert sum(wide) == 7 and all(wide[1:]) and searched[2][2] > 31, "in fp8 alone that is out of reach"
     exact, rounded = (
         matrices(part, find_groups(part, find_sites(part)[0])) for part in map(prepare_model, (net, choice.model))
     )
-    assert choice.left and not any(np.array_equal(exact[node], rounded[node]) for node in choice.left)
-    assert mixed[0] > 17.5 and mixed[1] + mixed[2] == 7 and mixed[1] >= 3 and mixed[2]
+    same = {node for node in choice.left if np.array_equal(exact[node], rounded[node])}
+    assert same == {node for node, precision in choice.formats.items() if precision == "fp16"}
+
+
+def test_a_graph_of_nvfp4_may_have_products_in_mxfp8() -> None:
+    net, data = nets.wide_net(96), nets.wide_data()
+    args = net, "nvfp4", nets.TENSORRT, nets.measured(net, data)
+    mixed, notes = write(*args, formats={"MatMul_h": "mxfp8"})
+    assert (notes.quantized, notes.formats) == (("Gemm_y",), {"MatMul_h": "mxfp8"})
+    assert "in mxfp8: MatMul_h (MatMul): quantization.overrides says mxfp8" in notes.lines()
+    assert nets.compiles(mixed, "SM120", nets.WIDE_SHAPES) == ""
+    recipe = QuantizationRecipe(*args, (), {}, True, formats=notes.formats)
+    assert recipe.write()[0] == mixed
+    expected, graphs = nets.run(net, data), (write(*args)[0], mixed)
+    plain, better = (nets.sqnr_db(expected, nets.run(emulate_blocks(graph), data, False)) for graph in graphs)
+    assert better > plain + 1
+    net = nets.wide_net(80)
+    notes = write(net, "nvfp4", nets.TENSORRT, nets.measured(net, data), formats={"Gemm_y": "mxfp8"})[1]
+    assert notes.formats == {"Gemm_y": "fp8"} and "no multiple of the block, 32" in notes.eight_bits[0].reason
+
+
+def test_generations_of_a_format_have_those_that_it_is_mixed_with() -> None:
+    for precision in BLOCK_FLOATS:
+        assert max(LEAST[other] for other in list_formats(precision)) == LEAST[precision]
 
 
 @pytest.mark.parametrize("precision", ["nvfp4", "mxfp8"])
@@ -266,17 +300,7 @@ def test_compensated_weights_lie_on_the_grid_and_lose_less_at_the_output(precisi
 
 
 def test_a_search_rounds_fp8_so_that_errors_cancel_and_a_floor_leaves_nodes_in_fp16() -> None:
-    net, held_out, ranges, runs = searched()
-    results = [
-        nets.sqnr_db(
-            nets.run(net, held_out), nets.run(write(net, "fp8", nets.TENSORRT_FP32, ranges)[0], held_out, False)
-        )
-    ]
-    floats = []
-    for floor in (None, SearchFloor(sqnr_db=results[0] + 4)):
-        choice = choose_each(net, [SearchTarget(ranges, nets.TENSORRT_FP32, None, "fp8")], runs, floor, "none")[0]
-        graph, notes = write(choice.model, "fp8", nets.TENSORRT_FP32, choice.ranges, float_nodes=choice.left)
-        results.append(nets.sqnr_db(nets.run(net, held_out), nets.run(graph, held_out, False)))
-        floats.append([item.node for item in notes.float_nodes if "the floor" in item.reason])
-    assert results[0] + 0.5 < results[1] < results[2]
+    _, plain_db, ((_, whole_notes, whole_db), (_, notes, floored_db)) = search("fp8", 30.0)
+    assert plain_db + 0.5 < whole_db < floored_db - 2
+    floats = [[item for item in found.float_nodes if "the floor" in item.reason] for found in (whole_notes, notes)]
     assert not floats[0] and 0 < len(floats[1]) < 9

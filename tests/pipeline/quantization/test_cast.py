@@ -13,22 +13,6 @@ from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.cast import cast_float, emulate, find_last_nodes, needs_emulation
 from pipeline.quantization.schemes.half_floats import LARGEST_FACTOR
 from tests.pipeline.quantization import small_nets as nets
-from tests.pipeline.quantization.small_nets import (
-    NETS,
-    attention_net,
-    build,
-    compiles,
-    constant,
-    conv_net,
-    images,
-    named,
-    of_type,
-    ranges_of,
-    run,
-    sentences,
-    sqnr_db,
-    x_values,
-)
 from validation.fuzz.cases import FACTORS
 
 HALF = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
@@ -38,42 +22,48 @@ def x_net(text: str, opset: int = 20, **weights: object) -> onnx.ModelProto:
     return nets.x_net(text, opset, **{"w": np.eye(5), **weights})
 
 
+def lost_db(model: onnx.ModelProto, result: onnx.ModelProto, data: dict[str, np.ndarray] | None = None) -> float:
+    """The SQNR of a graph as it computes in 16 bits."""
+    inputs = data or nets.x_values()
+    return nets.sqnr_db(nets.run(model, inputs), nets.run(emulate(result), inputs, optimized=False))
+
+
 def kept_nodes(model: onnx.ModelProto, precision: str = "fp16", ranges: Ranges | None = None) -> set[str]:
     _, notes = cast_float(model, precision, ranges=ranges)
     return {item.node for item in notes.float_nodes}
 
 
 @pytest.mark.parametrize(("precision", "floor_db"), [("fp16", 55), ("bf16", 40)])
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", nets.NETS)
 def test_the_cast_graph_computes_the_same_function(net: str, precision: str, floor_db: float) -> None:
-    make, data, _ = NETS[net]
+    make, data, _ = nets.NETS[net]
     result, _ = cast_float(make(), precision)
-    assert sqnr_db(run(make(), data()), run(emulate(result), data(), optimized=False)) > floor_db
+    assert lost_db(make(), result, data()) > floor_db
     # onnxruntime's CPU has no bf16 kernels
-    assert precision == "bf16" or sqnr_db(run(make(), data()), run(result, data())) > 55
+    assert precision == "bf16" or nets.sqnr_db(nets.run(make(), data()), nets.run(result, data())) > 55
 
 
 @pytest.mark.parametrize("precision", HALF)
 def test_every_node_of_a_plain_net_is_cast_and_the_edges_stay_fp32(precision: str) -> None:
-    result, notes = cast_float(conv_net(), precision)
-    assert notes.float_nodes == () and notes.cast == len(conv_net().graph.node)
+    result, notes = cast_float(nets.conv_net(), precision)
+    assert notes.float_nodes == () and notes.cast == len(nets.conv_net().graph.node)
     assert {item.data_type for item in result.graph.initializer} == {HALF[precision]}
     assert [v.type.tensor_type.elem_type for v in (*result.graph.input, *result.graph.output)] == [1, 1]
-    assert of_type(result, "Cast")[0].input[0] == "image" and len(of_type(result, "Cast")) == 2
+    assert nets.of_type(result, "Cast")[0].input[0] == "image" and len(nets.of_type(result, "Cast")) == 2
 
 
 def test_inputs_and_outputs_are_cast_when_asked() -> None:
-    result, _ = cast_float(conv_net(), "fp16", keep_io=False)
+    result, _ = cast_float(nets.conv_net(), "fp16", keep_io=False)
     assert [v.type.tensor_type.elem_type for v in (*result.graph.input, *result.graph.output)] == [10, 10]
-    assert not of_type(result, "Cast")
-    half = {"image": images()["image"].astype(np.float16)}
-    assert sqnr_db(run(conv_net(), images()), run(result, half)) > 50
+    assert not nets.of_type(result, "Cast")
+    half = {"image": nets.images()["image"].astype(np.float16)}
+    assert nets.sqnr_db(nets.run(nets.conv_net(), nets.images()), nets.run(result, half)) > 50
 
 
 def test_nodes_are_kept_by_name() -> None:
-    result, notes = cast_float(conv_net(), "fp16", keep={"Gemm_logits": "the spec keeps it in fp32"})
+    result, notes = cast_float(nets.conv_net(), "fp16", keep={"Gemm_logits": "the spec keeps it in fp32"})
     assert [(item.node, item.reason) for item in notes.float_nodes] == [("Gemm_logits", "the spec keeps it in fp32")]
-    assert constant(result, "w3").dtype == np.float32
+    assert nets.constant(result, "w3").dtype == np.float32
     assert "left in fp32: Gemm_logits (Gemm): the spec keeps it in fp32" in notes.lines()
 
 
@@ -86,20 +76,20 @@ def test_the_last_nodes_follow_the_last_products() -> None:
 
 @pytest.mark.parametrize("precision", HALF)
 def test_a_mask_of_the_lowest_float32_stays_in_fp32_up_to_the_softmax(precision: str) -> None:
-    assert kept_nodes(attention_net(), precision) == {"Mul_m2", "Add_s2", "Softmax_p"}
-    arrays = sentences()
+    assert kept_nodes(nets.attention_net(), precision) == {"Mul_m2", "Add_s2", "Softmax_p"}
+    arrays = nets.sentences()
     arrays["mask"][0] = 0  # a row that is masked out altogether: -inf everywhere would give NaN
-    result, _ = cast_float(attention_net(), precision)
-    assert np.isfinite(run(emulate(result), arrays, optimized=False)).all()
+    result, _ = cast_float(nets.attention_net(), precision)
+    assert np.isfinite(nets.run(emulate(result), arrays, optimized=False)).all()
     # masks that fit are cast
-    assert kept_nodes(attention_net(-1e4)) == set() and kept_nodes(attention_net(-1e9), "bf16") == set()
+    assert kept_nodes(nets.attention_net(-1e4)) == set() and kept_nodes(nets.attention_net(-1e9), "bf16") == set()
 
 
 def test_infinite_constants_are_representable() -> None:
     text = "p = Greater(x, zero) m = Where(p, x, fill) y = Softmax(m)"
     model = x_net(text, zero=np.float32(-1), fill=np.float32(-np.inf))
     assert kept_nodes(model) == set()
-    assert sqnr_db(run(model, x_values()), run(emulate(cast_float(model, "fp16")[0]), x_values(), False)) > 50
+    assert lost_db(model, cast_float(model, "fp16")[0]) > 50
 
 
 def test_a_square_stays_in_fp32_until_its_range_is_measured() -> None:
@@ -107,12 +97,12 @@ def test_a_square_stays_in_fp32_until_its_range_is_measured() -> None:
     text = "q = Pow(x, two) m = ReduceMean(q, axes) e = Add(m, eps) r = Sqrt(e) y = Div(x, r)"
     model = x_net(text, two=np.float32(2), axes=np.array([1]), eps=np.float32(1e-5))
     assert kept_nodes(model) == {"Pow_q", "ReduceMean_m", "Add_e", "Sqrt_r"} and kept_nodes(model, "bf16") == set()
-    assert kept_nodes(model, ranges=ranges_of(model, x_values(), activations(model))) == set()
-    large = x_values(1000.0)
-    measured = ranges_of(model, large, activations(model))
+    assert kept_nodes(model, ranges=nets.ranges_of(model, nets.x_values(), activations(model))) == set()
+    large = nets.x_values(1000.0)
+    measured = nets.ranges_of(model, large, activations(model))
     assert kept_nodes(model, ranges=measured) == {"Pow_q", "ReduceMean_m", "Add_e", "Sqrt_r"}
     kept, _ = cast_float(model, "fp16", ranges=measured)
-    assert sqnr_db(run(model, large), run(emulate(kept), large, False)) > 55
+    assert lost_db(model, kept, large) > 55
 
 
 def test_what_grows_with_the_square_of_the_inputs_needs_room_for_the_largest_that_a_proof_tries() -> None:
@@ -166,17 +156,17 @@ def test_operators_without_a_16_bit_form_stay() -> None:
     assert [(item.node, item.reason) for item in notes.float_nodes] == [
         ("Range_r", "Range has no fp16 form in opset 20")
     ]
-    assert constant(result, "scales").dtype == np.float32
-    assert sqnr_db(run(model, x_values()), run(emulate(result), x_values(), False)) > 55
+    assert nets.constant(result, "scales").dtype == np.float32
+    assert lost_db(model, result) > 55
 
 
 def test_results_typed_by_an_attribute_follow() -> None:
     model = x_net("p = Greater(x, w0) f = Cast<to=1>(p) y = Mul(f, x)", w0=np.zeros(5))
     result, notes = cast_float(model, "fp16")
-    assert notes.float_nodes == () and named(result, "Cast_f").attribute[0].i == TensorProto.FLOAT16
+    assert notes.float_nodes == () and nets.named(result, "Cast_f").attribute[0].i == TensorProto.FLOAT16
     # the comparison sees the exact input
-    assert named(result, "Greater_p").input[0] == "x"
-    assert sqnr_db(run(model, x_values()), run(emulate(result), x_values(), False)) > 55
+    assert nets.named(result, "Greater_p").input[0] == "x"
+    assert lost_db(model, result) > 55
 
 
 def test_control_flow_keeps_fp32_and_reads_what_it_captures_in_fp32() -> None:
@@ -184,10 +174,10 @@ def test_control_flow_keeps_fp32_and_reads_what_it_captures_in_fp32() -> None:
     model = x_net(f"a = MatMul(x, w) b = If (flag) <{body}> c = MatMul(b, w) y = Relu(c)", flag=np.array(True))
     result, notes = cast_float(model, "fp16")
     assert [(item.node, item.reason) for item in notes.float_nodes] == [("If_b", "control flow")]
-    assert constant(result, result.graph.initializer[0].name).dtype != np.float32
-    expected = 2 * np.maximum(x_values()["x"], 0)
-    assert sqnr_db(expected, run(result, x_values())) > 55  # onnxruntime refuses a branch of mixed types
-    assert sqnr_db(expected, run(emulate(result), x_values(), False)) > 55
+    assert nets.constant(result, result.graph.initializer[0].name).dtype != np.float32
+    expected = 2 * np.maximum(nets.x_values()["x"], 0)
+    assert nets.sqnr_db(expected, nets.run(result, nets.x_values())) > 55  # onnxruntime refuses a branch of mixed types
+    assert nets.sqnr_db(expected, nets.run(emulate(result), nets.x_values(), False)) > 55
 
 
 def test_a_graph_of_which_only_copies_are_cast_is_no_fp16_graph():
@@ -198,13 +188,13 @@ def test_a_graph_of_which_only_copies_are_cast_is_no_fp16_graph():
 
 
 def test_an_output_that_the_net_reads_on_is_given_out_in_fp32() -> None:
-    model = build(
+    model = nets.build(
         "float[batch,5] x", "float[batch,5] a, float[batch,5] y", "a = Relu(x) y = MatMul(a, w)", {"w": np.eye(5)}
     )
     result, notes = cast_float(model, "fp16")
     assert notes.cast == 2 and element_types(result)["a"] == TensorProto.FLOAT
-    assert run(result, x_values()).dtype == np.float32
-    assert named(result, "MatMul_y").input[0] != "a"
+    assert nets.run(result, nets.x_values()).dtype == np.float32
+    assert nets.named(result, "MatMul_y").input[0] != "a"
 
 
 def test_local_functions_are_inlined() -> None:
@@ -215,7 +205,7 @@ def test_local_functions_are_inlined() -> None:
         twice (a) => (b) { b = Add(a, a) }
     """
     result, notes = cast_float(onnx.parser.parse_model(text), "fp16")
-    assert notes.float_nodes == () and len(of_type(result, "Add")) == 1
+    assert notes.float_nodes == () and len(nets.of_type(result, "Add")) == 1
 
 
 def test_unknown_operators_stay_and_are_listed() -> None:
@@ -229,14 +219,14 @@ def test_unknown_operators_stay_and_are_listed() -> None:
 @pytest.mark.parametrize("opset", [13, 15, 17, 18, 19, 21, 22])
 @pytest.mark.parametrize("precision", HALF)
 def test_every_opset_from_13_on(opset: int, precision: str) -> None:
-    result, _ = cast_float(conv_net(opset), precision)
-    assert sqnr_db(run(conv_net(opset), images()), run(emulate(result), images(), False)) > 40
+    result, _ = cast_float(nets.conv_net(opset), precision)
+    assert lost_db(nets.conv_net(opset), result, nets.images()) > 40
 
 
 @pytest.mark.parametrize("precision", HALF)
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", nets.NETS)
 def test_the_argument_is_left_alone_and_the_result_repeats(net: str, precision: str) -> None:
-    make = NETS[net][0]
+    make = nets.NETS[net][0]
     model = make()
     before = model.SerializeToString()
     result, _ = cast_float(model, precision)
@@ -246,18 +236,18 @@ def test_the_argument_is_left_alone_and_the_result_repeats(net: str, precision: 
 
 
 @pytest.mark.parametrize(("precision", "sm"), [("fp16", "SM75"), ("fp16", "SM89"), ("bf16", "SM80"), ("bf16", "SM120")])
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", nets.NETS)
 def test_tensorrt_rtx_builds_it(net: str, precision: str, sm: str) -> None:
-    make, _, shapes = NETS[net]
-    assert compiles(cast_float(make(), precision)[0], sm, shapes) == ""
+    make, _, shapes = nets.NETS[net]
+    assert nets.compiles(cast_float(make(), precision)[0], sm, shapes) == ""
 
 
 def test_a_constant_output_is_given_as_it_is() -> None:
     outputs, nodes = "float[3] anchors, float[n,5] y", "y = MatMul(x, w) anchors = Identity(k)"
-    model = build("float[n,5] x", outputs, nodes, {"w": np.eye(5), "k": [0.1, 0.2, 0.3]})
+    model = nets.build("float[n,5] x", outputs, nodes, {"w": np.eye(5), "k": [0.1, 0.2, 0.3]})
     result, notes = cast_float(model, "fp16")
     assert notes.cast == 1
-    np.testing.assert_array_equal(run(result, {"x": np.zeros((1, 5), "f4")}), np.asarray([0.1, 0.2, 0.3], "f4"))
+    np.testing.assert_array_equal(nets.run(result, {"x": np.zeros((1, 5), "f4")}), np.asarray([0.1, 0.2, 0.3], "f4"))
 
 
 @pytest.mark.parametrize(
@@ -274,11 +264,11 @@ def test_what_onnxruntimes_cpu_has_in_fp32_alone_stays(text: str, kept: list[str
     model = x_net(f"h = MatMul(x, w)\n y = {text}", rows=rows // 2, all=rows)
     result, notes = cast_float(model, "fp16")
     assert [item.op_type for item in notes.float_nodes] == kept
-    assert sqnr_db(run(model, x_values()), run(result, x_values())) > 55
+    assert nets.sqnr_db(nets.run(model, nets.x_values()), nets.run(result, nets.x_values())) > 55
 
 
 DTYPES = {"fp16": np.float16, "bf16": ml_dtypes.bfloat16}
-CHAIN = build(
+CHAIN = nets.build(
     "float[N] x", "float[N] y", "a = Mul(x, k) b = Add(a, x) c = Identity(b) y = Mul(b, c)", {"k": np.float32(0.3)}
 )
 EMULATED = {name: emulate(cast_float(CHAIN, name)[0]) for name in DTYPES}
@@ -297,38 +287,38 @@ def test_every_tensor_is_rounded_once_to_nearest_even(x: np.ndarray, precision: 
     with np.errstate(over="ignore"):
         b = rounded(rounded(half * k) + half)
         expected = rounded(b * b)
-    np.testing.assert_array_equal(run(EMULATED[precision], {"x": x}, optimized=False), expected)
+    np.testing.assert_array_equal(nets.run(EMULATED[precision], {"x": x}, optimized=False), expected)
 
 
 def test_fp16_overflow_shows_although_onnxruntime_hides_it() -> None:
-    model = build("float[N] x", "float[N] y", "b = Identity(x) a = Mul(x, b) y = Sqrt(a)", {})
+    model = nets.build("float[N] x", "float[N] y", "b = Identity(x) a = Mul(x, b) y = Sqrt(a)", {})
     half, x = cast_float(model, "fp16")[0], {"x": np.float32([1000])}
-    assert np.isposinf(run(emulate(half), x, optimized=False)).all()
-    assert run(half, x) == 1000  # the day this fails, onnxruntime computes fp16 for real
+    assert np.isposinf(nets.run(emulate(half), x, optimized=False)).all()
+    assert nets.run(half, x) == 1000  # the day this fails, onnxruntime computes fp16 for real
 
 
 @pytest.mark.parametrize("precision", DTYPES)
-@pytest.mark.parametrize(("make", "data"), [(conv_net, images), (attention_net, sentences)])
+@pytest.mark.parametrize(("make", "data"), [(nets.conv_net, nets.images), (nets.attention_net, nets.sentences)])
 def test_nothing_but_the_casts_is_16_bit(make: object, data: object, precision: str) -> None:
     result = emulate(cast_float(make(), precision)[0])
     types = element_types(result)
     for node in result.graph.node:
         if node.op_type != "Cast":
             assert {TensorProto.FLOAT16, TensorProto.BFLOAT16}.isdisjoint(types[name] for name in node.output)
-    assert run(result, data(), optimized=False).dtype == np.float32
+    assert nets.run(result, data(), optimized=False).dtype == np.float32
 
 
 def test_16_bit_outputs_become_fp32_and_inputs_still_take_the_data_that_there_is() -> None:
-    half, kept = (cast_float(conv_net(), "fp16", keep_io=keep_io)[0] for keep_io in (False, True))
-    found = run(emulate(half), {name: value.astype(np.float16) for name, value in images().items()}, optimized=False)
+    half, kept = (cast_float(nets.conv_net(), "fp16", keep_io=keep_io)[0] for keep_io in (False, True))
+    found = nets.run(emulate(half), {"image": nets.images()["image"].astype(np.float16)}, optimized=False)
     assert found.dtype == np.float32
-    assert np.abs(found - run(emulate(kept), images(), optimized=False)).max() < 2e-3 * np.abs(found).max()
+    assert np.abs(found - nets.run(emulate(kept), nets.images(), optimized=False)).max() < 2e-3 * np.abs(found).max()
 
 
 def test_only_16_bit_floats_and_constant_nodes_need_it() -> None:
-    plain = build("float[N] x", "float[N] y", "y = Mul(x, k)", {"k": np.float32(0.3)})
-    lifted = build("float[N] x", "float[N] y", "k = Constant <value_float = 0.3> () y = Mul(x, k)", {})
-    within = build("float[N] x", "float[N] y", "h = Cast <to = 10> (x) y = Cast <to = 1> (h)", {})
+    plain = nets.build("float[N] x", "float[N] y", "y = Mul(x, k)", {"k": np.float32(0.3)})
+    lifted = nets.build("float[N] x", "float[N] y", "k = Constant <value_float = 0.3> () y = Mul(x, k)", {})
+    within = nets.build("float[N] x", "float[N] y", "h = Cast <to = 10> (x) y = Cast <to = 1> (h)", {})
     assert not needs_emulation(plain)
     assert all(needs_emulation(model) for model in (lifted, within, cast_float(plain, "fp16")[0]))
     assert emulate(plain).graph.node == tidy(plain).graph.node

@@ -1,6 +1,7 @@
 """The pipeline's use of the choice: the spec asks for it, the graph is what was chosen, and a command shows it."""
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +62,16 @@ def test_another_floor_is_another_choice(small: Project) -> None:
     assert 'class="picture frontier"' in page and "where at least 130 dB were asked for" in page
     assert "the floor: quantized alone it leaves" in page
     assert "left in float: " in small.run("show", "tiny", "--quantization").out
+
+
+def test_each_group_is_written_in_the_format_that_was_chosen_for_it(small: Project) -> None:
+    parts = {"targets": ["sm_120"], "precisions": ["fp32", "nvfp4"], "backends": {"tensorrt-rtx": {}}}
+    small.change_spec(**parts, quantization={"floor": {"sqnr_db": 30}})
+    shown = small.run("debug", "sensitivity", small.spec, "--activation", "int8").out
+    assert "0.0 %, 55.6 % in fp8, 44.4 % in fp16" in shown and re.search(r"dB in nvfp4, .* in fp8\n", shown)
+    assert small.run("build", small.spec).code == 0
+    notes = [note.partition(": quantized alone it leaves ")[0] for note in _record(small)["notes"][2:4]]
+    assert notes == ["in fp8: node_3 (MatMul): the floor", "left in float: node (MatMul): the floor"]
 
 
 def test_measured_times_are_part_of_the_choice_and_of_its_record(small: Project) -> None:

@@ -25,12 +25,7 @@ from tests.pipeline.quantization.search.outlier_nets import choose, noise, outli
 
 def values_of(model: ModelProto, arrays: dict) -> dict[str, np.ndarray]:
     """Every float activation, copied out."""
-    graph = onnx.shape_inference.infer_shapes(prepare_model(model))
-    names = activations(model)
-    have = {value.name: value for value in (*graph.graph.value_info, *graph.graph.input, *graph.graph.output)}
-    del graph.graph.output[:]
-    graph.graph.output.extend(have[name] for name in names)
-    return dict(zip(names, nets.session(graph).run(None, arrays), strict=True))
+    return nets.values_of(prepare_model(model), arrays, activations(model))
 
 
 def observed(model: ModelProto, arrays: dict) -> Observations:
@@ -100,11 +95,7 @@ def test_an_activation_has_the_sqnr_and_clipping_of_its_own_values():
 def test_a_weight_has_the_sqnr_of_what_the_graph_multiplies_with(precision, scheme):
     found, written = recorded(nets.conv_net(), nets.images(), scheme, precision)
     node = next(n for n in written.graph.node if n.op_type == "Gemm")
-    graph = ModelProto()
-    graph.CopyFrom(written)
-    del graph.graph.output[:]
-    graph.graph.output.append(onnx.helper.make_tensor_value_info(node.input[1], onnx.TensorProto.FLOAT, None))
-    (multiplied,) = nets.session(graph, optimized=False).run(None, nets.images())
+    (multiplied,) = nets.values_of(written, nets.images(), node.input[1:2], optimized=False).values()
     exact = onnx.numpy_helper.to_array(next(i for i in nets.conv_net().graph.initializer if i.name == "w3"))
     assert by_name(found)["w3"]["sqnr_db"] == pytest.approx(nets.sqnr_db(exact, multiplied), abs=0.02)
 

@@ -13,7 +13,7 @@ from enginesmith.core.types import Dim, Target, TensorSpec
 from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.search.costs import CostModel
 from pipeline.quantization.search.pareto import error_of, find_front, find_knee, list_depths
-from pipeline.quantization.search.quality import Quality, SearchFloor
+from pipeline.quantization.search.quality import SearchFloor
 from pipeline.quantization.search.rates import PEAKS, name_rates, peaks_of
 from pipeline.quantization.search.selection import choose_each
 from pipeline.quantization.search.trial import FrontierPoint, MixedPrecisionChoice, SearchTarget
@@ -85,10 +85,6 @@ def test_what_is_chosen_is_on_the_front_of_what_was_run(race: Counted | None) ->
     assert error_of(within.point) == min(error_of(entry) for entry in within.table if entry.ms <= budget_ms)
     assert all(reason.startswith("the budget of ") for reason in within.left.values())
     assert within.latency == ("measured in 20 rounds" if race else within.latency) and within.rule in within.summary
-
-
-def test_a_floor_is_not_held_by_what_is_not_finite() -> None:
-    assert not SearchFloor(cosine=0.5).holds(Quality(1e-3, 0.999, finite=False))
 
 
 def test_what_is_out_of_reach_says_the_nearest_point() -> None:

@@ -16,41 +16,26 @@ from pipeline.quantization.search.selection import choose_each, refill_groups, s
 from pipeline.quantization.search.sensitivity import Answers, quality
 from pipeline.quantization.search.trial import FrontierPoint, MixedPrecisionChoice, SearchDocument, SearchTarget
 from pipeline.quantization.settings.runs import RunLabels, group_runs
+from tests.pipeline.quantization import small_nets as nets
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, choose, noise, outlier_net, runs
-from tests.pipeline.quantization.small_nets import (
-    BATCH,
-    CPU,
-    IMAGE,
-    MASK,
-    TENSORRT,
-    TENSORRT_FP32,
-    TOKENS,
-    attention_net,
-    build,
-    conv_net,
-    images,
-    run,
-    sentences,
-    sqnr_db,
-)
 from validation.reporting.quantization import BROKEN_DB, frontier_svg
 
 NETS = {
     "outliers": (outlier_net, noise),
     "residual": (lambda: outlier_net(residual=True), noise),
-    "attention": (attention_net, sentences),
-    "convolutions": (conv_net, images),
+    "attention": (nets.attention_net, nets.sentences),
+    "convolutions": (nets.conv_net, nets.images),
 }
 
 
 @cache
-def chosen_for(name: str, scheme=TENSORRT_FP32, **wanted) -> tuple[MixedPrecisionChoice, float]:
+def chosen_for(name: str, scheme=nets.TENSORRT_FP32, **wanted) -> tuple[MixedPrecisionChoice, float]:
     """The choice for a net, and the SQNR that its graph has on samples the search never saw."""
     net, data = NETS[name]
     model, samples, unseen = net(), data(128, 1), data(64, 2)
     found = choose(model, all_ranges(model, samples), scheme, runs(samples), **wanted)
-    written, _ = quantize_int8(found.model, found.ranges, TENSORRT_FP32, dict.fromkeys(found.left, "fp16"))
-    return found, sqnr_db(run(model, unseen), run(written, unseen, optimized=False))
+    written, _ = quantize_int8(found.model, found.ranges, nets.TENSORRT_FP32, dict.fromkeys(found.left, "fp16"))
+    return found, nets.sqnr_db(nets.run(model, unseen), nets.run(written, unseen, optimized=False))
 
 
 @pytest.mark.parametrize("name", ["outliers", "residual"])
@@ -61,7 +46,7 @@ def test_smoothing_wins_many_decibels_where_a_channel_is_loud(name):
 
 
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("scheme", [TENSORRT, CPU], ids=["tensorrt", "cpu"])
+@pytest.mark.parametrize("scheme", [nets.TENSORRT, nets.CPU], ids=["tensorrt", "cpu"])
 def test_the_floor_holds_for_every_net_and_scheme(name, scheme):
     floor = SearchFloor(sqnr_db=30, cosine=0.99)
     found, _ = chosen_for(name, scheme, floor=floor)
@@ -100,14 +85,14 @@ def test_predictions_are_near_what_is_run():
 
 def test_single_samples_are_joined_up_to_the_batch_the_model_is_tuned_for():
     ends = [(i + 1, {"image": np.full((1, 1, 8, 8), i, np.float32)}) for i in range(6)]
-    found = list(group_runs(ends, (IMAGE,), (BATCH,)))
+    found = list(group_runs(ends, (nets.IMAGE,), (nets.BATCH,)))
     assert [(count, len(inputs["image"])) for count, inputs in found] == [(4, 4), (2, 2)]
     assert np.concatenate([inputs["image"] for _, inputs in found])[:, 0, 0, 0].tolist() == list(range(6))
 
 
 def test_runs_of_different_shapes_stay_apart():
     ends = [(i + 1, {"tokens": np.zeros((1, 6), np.int64), "mask": np.ones((1, 5 + i // 2))}) for i in range(4)]
-    assert [count for count, _ in group_runs(ends, (TOKENS, MASK), (BATCH,))] == [2, 2]
+    assert [count for count, _ in group_runs(ends, (nets.TOKENS, nets.MASK), (nets.BATCH,))] == [2, 2]
 
 
 class Additive:
@@ -194,14 +179,14 @@ def test_nan_is_never_good_enough_and_the_graphs_checks_count_for_a_floor_of_its
 
 
 def test_a_floor_of_accuracy_is_kept_by_labels_in_the_order_of_the_samples():
-    model, samples = conv_net(), images(128, 1)
-    labels = RunLabels("logits", run(model, samples).argmax(axis=-1))
+    model, samples = nets.conv_net(), nets.images(128, 1)
+    labels = RunLabels("logits", nets.run(model, samples).argmax(axis=-1))
     ranges = all_ranges(model, samples)
-    found = choose(model, ranges, TENSORRT_FP32, runs(samples), SearchFloor(accuracy=1.0), labels=labels)
+    found = choose(model, ranges, nets.TENSORRT_FP32, runs(samples), SearchFloor(accuracy=1.0), labels=labels)
     assert found.point.accuracy == 1 and "accuracy 1.0000" in found.summary
     wrong = RunLabels("logits", np.where(np.arange(128) % 2, labels.values, labels.values + 1))
     with pytest.raises(DataError, match=r"accuracy 1 is out of reach: the float model itself has 0\.5000"):
-        choose(model, ranges, TENSORRT_FP32, runs(samples), SearchFloor(accuracy=1.0), labels=wrong)
+        choose(model, ranges, nets.TENSORRT_FP32, runs(samples), SearchFloor(accuracy=1.0), labels=wrong)
 
 
 def positive(count: int, seed: int) -> dict[str, np.ndarray]:
@@ -212,18 +197,18 @@ def positive(count: int, seed: int) -> dict[str, np.ndarray]:
 
 def log_net() -> ModelProto:
     weights = {"w": np.abs(np.random.default_rng(0).normal(size=(16, 4)))}
-    return build("float[batch,16] x", "float[batch,4] z", "y = MatMul(x, w)\n z = Log(y)", weights)
+    return nets.build("float[batch,16] x", "float[batch,4] z", "y = MatMul(x, w)\n z = Log(y)", weights)
 
 
 def test_broken_outputs_are_not_taken_for_exact_ones():
     samples = positive(64, 1)
-    found = choose(log_net(), all_ranges(log_net(), samples), CPU, runs(samples))
+    found = choose(log_net(), all_ranges(log_net(), samples), nets.CPU, runs(samples))
     document = found.document(None)
     data = json.loads(json.dumps(encode(document), allow_nan=False))
     assert data["groups"][0]["sqnr_db"] == data["frontier"][0]["predicted_db"] == data["chosen"]["sqnr_db"] == BROKEN_DB
     assert data["frontier"][-1]["predicted_db"] is None, "float loses nothing"
     assert "broken" in found.summary and "broken" in frontier_svg(document.recorded)
-    floored = choose(log_net(), all_ranges(log_net(), samples), CPU, runs(samples), SearchFloor(sqnr_db=20))
+    floored = choose(log_net(), all_ranges(log_net(), samples), nets.CPU, runs(samples), SearchFloor(sqnr_db=20))
     assert floored.point.share == 0 and "no loss" in floored.summary
     assert "broken" in next(iter(floored.left.values()))
 
@@ -231,15 +216,16 @@ def test_broken_outputs_are_not_taken_for_exact_ones():
 def test_a_float_model_that_is_not_finite_holds_no_floor():
     samples = {"x": np.zeros((16, 16), np.float32)}
     ranges = all_ranges(log_net(), positive(64, 1))
-    model = build("float[batch,16] x", "float[batch,4] z", "y = MatMul(x, w)\n z = Div(y, y)", {"w": np.ones((16, 4))})
+    weights = {"w": np.ones((16, 4))}
+    model = nets.build("float[batch,16] x", "float[batch,4] z", "y = MatMul(x, w)\n z = Div(y, y)", weights)
     with pytest.raises(DataError, match="float model itself gives NaN"):
-        choose(model, ranges, CPU, runs(samples), SearchFloor(sqnr_db=20))
+        choose(model, ranges, nets.CPU, runs(samples), SearchFloor(sqnr_db=20))
 
 
 @pytest.mark.parametrize(("precision", "smoothing"), [("int8", "none"), ("int8", "auto"), ("nvfp4", "auto")])
 def test_a_model_with_nothing_to_quantize_is_chosen_as_it_is(precision, smoothing):
     samples = positive(16, 1)
-    target = SearchTarget(all_ranges(log_net(), samples), CPU, precision=precision)
+    target = SearchTarget(all_ranges(log_net(), samples), nets.CPU, precision=precision)
     (found,) = choose_each(log_net(), [target], runs(samples), None, smoothing, {"MatMul_y": "fp32"})
     assert found.rows == () and found.point.share == 0 and "no loss" in found.summary
 
@@ -256,22 +242,21 @@ def test_an_output_before_a_group_and_a_node_that_nothing_reads_do_not_stop_the_
     weights = {name: rng.normal(size=(16, 16)) for name in ("a", "b", "c", "dead")}
     text = "early = MatMul(x, a)\n r = Relu(early)\n m = MatMul(r, b)\n unread = MatMul(m, dead)\n"
     text += "s = Tanh(m)\n y = MatMul(s, c)"
-    model = build("float[batch,16] x", "float[batch,16] early, float[batch,16] y", text, weights)
+    model = nets.build("float[batch,16] x", "float[batch,16] early, float[batch,16] y", text, weights)
     samples = positive(64, 1)
-    found = choose(model, all_ranges(model, samples), CPU, runs(samples), SearchFloor(sqnr_db=25))
+    found = choose(model, all_ranges(model, samples), nets.CPU, runs(samples), SearchFloor(sqnr_db=25))
     damage = {row.nodes: row.sqnr_db for row in found.rows}
     assert len(damage) == 4 and found.point.sqnr_db >= 25
     assert [nodes for nodes, sqnr in damage.items() if sqnr == math.inf] == [("MatMul_unread",)]
 
 
 def test_an_output_of_one_value_decides_nothing():
-    model = build("float[batch,16] x", "float[batch,1] y", "y = MatMul(x, w)", {"w": np.ones((16, 1))})
+    model = nets.build("float[batch,16] x", "float[batch,1] y", "y = MatMul(x, w)", {"w": np.ones((16, 1))})
     samples = positive(16, 1)
     ranges = all_ranges(model, samples)
     with pytest.raises(DataError, match="argmax cannot change"):
-        choose(model, ranges, CPU, runs(samples), SearchFloor(argmax_agreement=0.9))
+        choose(model, ranges, nets.CPU, runs(samples), SearchFloor(argmax_agreement=0.9))
+    labels = RunLabels("y", np.zeros(16, np.int64))
     with pytest.raises(DataError, match="tells no accuracy"):
-        choose(
-            model, ranges, CPU, runs(samples), SearchFloor(accuracy=0.5), labels=RunLabels("y", np.zeros(16, np.int64))
-        )
-    assert choose(model, ranges, CPU, runs(samples), SearchFloor(cosine=0.9)).point.share == 1
+        choose(model, ranges, nets.CPU, runs(samples), SearchFloor(accuracy=0.5), labels=labels)
+    assert choose(model, ranges, nets.CPU, runs(samples), SearchFloor(cosine=0.9)).point.share == 1

@@ -1,13 +1,16 @@
 """Kinds of int8 searched together: each as if alone, with what they share made once; and a time that is over."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from pipeline.quantization.search import selection, trial
 from pipeline.quantization.search.quality import OutOfTimeError, SearchClock, SearchFloor
 from pipeline.quantization.search.selection import choose_each
-from pipeline.quantization.search.trial import SearchTarget
+from pipeline.quantization.search.trial import SearchTarget, SearchTrial
 from pipeline.quantization.settings import smooth
+from pipeline.quantization.settings.groups import StatisticsWork
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, choose, noise, outlier_net, runs
 from tests.pipeline.quantization.search.test_selection import Additive
 from tests.pipeline.quantization.small_nets import CPU, TENSORRT_FP32, build, conv_net, images
@@ -89,6 +92,13 @@ def test_parts_of_a_time_are_equal():
     clock = SearchClock.start(1000)
     assert clock.part(2).end == pytest.approx(clock.end - 500, abs=5) and clock.part(1).end == clock.end
     assert SearchClock().part(3).end == np.inf
+
+
+def test_a_step_is_not_taken_without_those_before_it() -> None:
+    group, noises = SimpleNamespace(nodes=("n",)), {"nvfp4": {"g": 9.0}, "fp8": {"g": 1.0}}
+    opened = SearchTrial(*[None] * 3, "nvfp4", {"g": group}, {}, {"n": StatisticsWork(1, 4)}, noises, None)
+    lefts = ("g fp16",), ("g fp16", "g"), ("g",), ()
+    assert [opened.formats(left)["g"] for left in lefts] == ["nvfp4", "fp16", "fp8", "nvfp4"]
 
 
 def test_the_depth_is_found_where_damages_predict_it():

@@ -138,15 +138,6 @@ def test_layers_are_taken_together_as_far_as_memory_goes():
     assert [len(batch) for batch in batches(found * 5)] == [8, 8, 4]
 
 
-def test_groups_are_rounded_each_for_itself():
-    rng = np.random.default_rng(0)
-    matrix = rng.normal(size=(3, 12, 5)).astype(np.float32)
-    x = rng.normal(size=(3, 400, 12)).cumsum(axis=2)
-    moments = (x.swapaxes(1, 2) @ x / 400).astype(np.float32)
-    apart = np.stack([compensate(part, moment) for part, moment in zip(matrix, moments, strict=True)])
-    assert np.array_equal(compensate(matrix, moments), apart)
-
-
 def test_a_silent_group_is_rounded_beside_a_loud_one():
     matrix = np.random.default_rng(0).normal(size=(2, 6, 5)).astype(np.float32)
     moments = np.stack([np.zeros((6, 6)), np.eye(6) + 0.5]).astype(np.float32)

@@ -9,7 +9,7 @@ from pipeline.quantization.settings import smooth
 from pipeline.quantization.settings.groups import find_groups, matrices
 from pipeline.quantization.settings.smooth import SmoothingPlan, apply_plans, find_folds
 from tests.pipeline.quantization.search.outlier_nets import all_ranges
-from tests.pipeline.quantization.small_nets import build, of_type, run
+from tests.pipeline.quantization.small_nets import build, maker, of_type, run, values_of
 
 WIDTH, HEADS = 12, 3
 INPUT = f"float[batch,sequence,{WIDTH}] x"
@@ -56,7 +56,7 @@ def test_factors_of_an_attention_result_go_into_the_value_projection() -> None:
     model = attention()
     changed, plan = smoothed(model)
     assert len(changed.graph.node) == len(model.graph.node)
-    a_before, a_after = (run_to(graph, "a") for graph in (model, changed))
+    a_before, a_after = (values_of(graph, inputs(), ("a",))["a"] for graph in (model, changed))
     np.testing.assert_allclose(a_after, a_before / plan.factors, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(run(changed, inputs()), run(model, inputs()), rtol=1e-4, atol=1e-4)
 
@@ -95,19 +95,7 @@ def test_what_does_not_leave_channels_apart_is_not_folded_through(text: str) -> 
     changed, _ = smoothed(model)
     np.testing.assert_allclose(run(changed, inputs()), run(model, inputs()), rtol=1e-3, atol=1e-3)
     # The projection right in front of `a` may take the factors; the values' own may not.
-    assert found is None or all(node != named_maker(model, "v0") for node, _, _ in found.constants)
-
-
-def named_maker(model: onnx.ModelProto, tensor: str) -> str:
-    return next(node.name for node in model.graph.node if tensor in node.output)
-
-
-def run_to(model: onnx.ModelProto, tensor: str) -> np.ndarray:
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    del copy.graph.output[:]
-    copy.graph.output.append(onnx.helper.make_tensor_value_info(tensor, onnx.TensorProto.FLOAT, None))
-    return run(copy, inputs())
+    assert found is None or all(node != maker(model, "v0").name for node, _, _ in found.constants)
 
 
 def test_a_model_is_looked_at_once_for_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:

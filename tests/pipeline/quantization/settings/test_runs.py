@@ -12,29 +12,20 @@ from pipeline.quantization.schemes.qdq import quantize_int8
 from pipeline.quantization.settings import groups
 from pipeline.quantization.settings.groups import find_groups, gather
 from pipeline.quantization.settings.runs import SessionRunner, find_mask, with_weights_inside, with_weights_outside
+from tests.pipeline.quantization import small_nets as nets
 from tests.pipeline.quantization.search.outlier_nets import all_ranges, choose, noise, outlier_net, runs
-from tests.pipeline.quantization.small_nets import (
-    CPU,
-    TENSORRT_FP32,
-    attention_net,
-    build,
-    conv_net,
-    images,
-    run,
-    sentences,
-)
 
-NETS = {"outliers": (outlier_net, noise), "convolutions": (conv_net, images)}
+NETS = {"outliers": (outlier_net, noise), "convolutions": (nets.conv_net, nets.images)}
 
 
 @pytest.mark.parametrize("name", NETS)
-@pytest.mark.parametrize("scheme", [CPU, TENSORRT_FP32], ids=["cpu", "tensorrt"])
+@pytest.mark.parametrize("scheme", [nets.CPU, nets.TENSORRT_FP32], ids=["cpu", "tensorrt"])
 def test_an_exact_session_gives_the_bits_of_the_graph_as_it_is_written(name, scheme):
     net, data = NETS[name]
     model, given = net(), data(32, 1)
     graph, _ = quantize_int8(model, all_ranges(model, given), scheme)
     (found,) = SessionRunner(graph, exact=True).run(given).values()
-    np.testing.assert_array_equal(found, run(graph, given, optimized=False))
+    np.testing.assert_array_equal(found, nets.run(graph, given, optimized=False))
     (fused,) = SessionRunner(graph).run(given).values()
     assert np.abs(fused - found).max() < 0.05 * np.abs(found).max()
 
@@ -42,7 +33,7 @@ def test_an_exact_session_gives_the_bits_of_the_graph_as_it_is_written(name, sch
 def test_graphs_share_weights_that_lie_in_a_file_and_what_was_made_of_them_goes_once_it_is_open(tmp_path):
     model, given = outlier_net(), noise(8, 1)
     shared = with_weights_outside(model, tmp_path)
-    graphs = [quantize_int8(item, all_ranges(model, given), CPU)[0] for item in (model, shared)]
+    graphs = [quantize_int8(item, all_ranges(model, given), nets.CPU)[0] for item in (model, shared)]
     assert graphs[1].ByteSize() < graphs[0].ByteSize()
     assert len([*tmp_path.glob("loose-*")]) > 0, "int8 weights, beside the file that they were made of"
     opened = [SessionRunner(graph) for graph in graphs]
@@ -59,18 +50,18 @@ def test_a_chosen_model_holds_its_weights_and_none_that_nothing_reads(tmp_path):
     found = with_weights_inside(shared)
     assert not has_external(found) and has_external(shared)
     assert {item.name for item in found.graph.initializer} == {item.name for item in model.graph.initializer}
-    np.testing.assert_array_equal(run(found, given), run(model, given))
+    np.testing.assert_array_equal(nets.run(found, given), nets.run(model, given))
 
 
 def test_a_search_leaves_no_file_that_its_model_needs(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     model, given = outlier_net(residual=True), noise(64, 1)
-    found = choose(model, all_ranges(model, given), CPU, runs(given))
+    found = choose(model, all_ranges(model, given), nets.CPU, runs(given))
     assert not [*tmp_path.iterdir()] and not has_external(found.model)
     assert any("_factors" in item.name for item in found.model.graph.initializer), "smoothed, and not folded"
 
 
-@pytest.mark.parametrize(("net", "data"), [(conv_net, images), (attention_net, sentences)])
+@pytest.mark.parametrize(("net", "data"), [(nets.conv_net, nets.images), (nets.attention_net, nets.sentences)])
 def test_inferred_shapes_count_what_a_run_counts(net: Any, data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = prepare_model(net())
     found, runs = find_groups(graph, find_sites(graph)[0]), [(5, data(5, 1)), (3, data(3, 2))]
@@ -80,7 +71,7 @@ def test_inferred_shapes_count_what_a_run_counts(net: Any, data: Any, monkeypatc
 
 
 def test_what_a_model_says_of_sizes_does_not_count() -> None:
-    model = build(
+    model = nets.build(
         "float[batch,4,9,8] x", "float[1,6,9,8] y", "y = Conv<pads=[1,1,1,1]>(x, w)", {"w": np.ones((6, 4, 3, 3))}
     )
     graph, inputs = prepare_model(model), {"x": np.ones((2, 4, 9, 8), np.float32)}
@@ -90,7 +81,7 @@ def test_what_a_model_says_of_sizes_does_not_count() -> None:
 
 def test_sizes_that_values_decide_are_seen_in_the_run() -> None:
     text = "n = NonZero(x)\n t = Transpose<perm=[1,0]>(n)\n f = Cast<to=1>(t)\n y = MatMul(f, w)"
-    model = build("float[batch,4] x", "float[rows,6] y", text, {"w": np.ones((2, 6))})
+    model = nets.build("float[batch,4] x", "float[rows,6] y", text, {"w": np.ones((2, 6))})
     graph, inputs = prepare_model(model), {"x": np.eye(4, dtype=np.float32)}
     (work,) = gather(graph, find_groups(graph, find_sites(graph)[0]), [(4, inputs)])[1].values()
     assert work.macs == 4 * 6 * 2 / 4
@@ -105,7 +96,7 @@ def test_rows_of_padding_count_in_no_statistics_where_no_output_depends_on_them(
         {last}
         y = ReduceMean<keepdims=0>(p, row)"""
     tables = {"table": np.random.default_rng(0).normal(size=(9, 4)), "w": np.ones((4, 6)), "axis": [2], "row": [1]}
-    model = prepare_model(build("int64[b,s] ids, int64[b,s] mask", "float[b,6] y", text, tables))
+    model = prepare_model(nets.build("int64[b,s] ids, int64[b,s] mask", "float[b,6] y", text, tables))
     whole = {"ids": np.arange(8).reshape(2, 4), "mask": np.ones((2, 4), np.int64)}
     padded = {**whole, "mask": np.array([[1, 1, 1, 0], [1, 1, 0, 0]])}
     mask = find_mask(SessionRunner(model), [(2, whole), (2, padded)])
@@ -124,7 +115,7 @@ def test_rows_of_padding_count_in_no_statistics_where_no_output_depends_on_them(
 )
 def test_an_input_of_zeros_and_ones_is_not_always_a_mask(given: str, output: str, text: str) -> None:
     constants = {"zero": np.float32(0), "flat": [-1]}
-    model = build(f"{given}[b,s] ids, int64[b,s] mask", output, f"f = Cast<to=1>(ids)\n {text}", constants)
+    model = nets.build(f"{given}[b,s] ids, int64[b,s] mask", output, f"f = Cast<to=1>(ids)\n {text}", constants)
     ids = np.array([[0, 3, 2, 1], [1, 0, 1, 0]], {"float": "f4"}.get(given, given))
     inputs = {"ids": ids, "mask": np.array([[1, 1, 1, 0], [1, 1, 1, 1]])}
     assert find_mask(SessionRunner(prepare_model(model)), [(2, inputs)]) is None

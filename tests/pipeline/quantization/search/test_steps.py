@@ -1,0 +1,37 @@
+"""Steps through several formats: along the hull of noise and work, the most useful first."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.quantization.search.steps import FLOAT, find_steps
+
+NOISE = st.floats(0, 1) | st.just(math.inf)
+
+
+def test_a_group_leaves_out_formats_that_pay_less_than_the_next_one() -> None:
+    for fp8, mxfp8, formats in ((1.1, 1, ["fp8", "mxfp8", FLOAT]), (5, 1, ["mxfp8", FLOAT]), (8, 9, [FLOAT])):
+        noises = {"nvfp4": {"g": 10.0}, "fp8": {"g": fp8}, "mxfp8": {"g": mxfp8}}
+        assert [step.format for step in find_steps({"g": 1.0}, noises).values()] == formats
+
+
+def test_groups_step_in_turns_from_the_first_format_that_takes_them() -> None:
+    steps = find_steps(
+        {"a": 1, "b": 1, "c": 1}, noises := {"nvfp4": {"a": 9, "b": 4}, "fp8": {"a": 1, "b": 0, "c": 0.5}}
+    )
+    assert [(name, step.format) for name, step in steps.items()] == [
+        ("a", "fp8"), ("b", "fp8"), ("a fp16", FLOAT), ("c", FLOAT), ("b fp16", FLOAT)
+    ]  # fmt: skip
+    assert steps["a"].macs + steps["a fp16"].macs == steps["c"].macs == 1, "all multiplications of a group"
+    assert next(iter(find_steps({"a": 100, "b": 1, "c": 1}, noises))) == "b", "much work for what it saves"
+
+
+@given(st.dictionaries(st.sampled_from("abcde"), st.tuples(NOISE, NOISE, NOISE, st.floats(0, 100)), min_size=1))
+def test_each_step_of_a_group_comes_behind_its_last_one_whatever_the_noise(groups: dict[str, tuple]) -> None:
+    formats = ("mxfp8", "fp8", "int8", FLOAT)
+    noises = {name: {group: row[at] for group, row in groups.items()} for at, name in enumerate(formats[:3])}
+    steps = [*find_steps({group: row[3] for group, row in groups.items()}, noises).values()]
+    for group in groups:
+        places = [formats.index(step.format) for step in steps if step.group == group]
+        assert places == sorted({*places}) and places[-1] == 3
