@@ -200,6 +200,7 @@ def importing_from(root: Path, file: str, module: str = "") -> Iterator[None]:
     search_path = list(sys.path)
     bytecode_setting = sys.dont_write_bytecode
     finder = FindIn([str(folder) for folder in folders])
+    below = (str(root), str(root.resolve()))
     sys.path[:0] = [str(folder) for folder in folders]
     sys.meta_path.insert(0, finder)
     sys.dont_write_bytecode = True
@@ -209,8 +210,8 @@ def importing_from(root: Path, file: str, module: str = "") -> Iterator[None]:
         sys.path[:], sys.dont_write_bytecode = search_path, bytecode_setting
         sys.meta_path.remove(finder)
         for name, loaded_module in list(sys.modules.items()):
-            source = getattr(loaded_module, "__file__", None)
-            if source is not None and Path(source).resolve() in files:
+            source = str(getattr(loaded_module, "__file__", ""))
+            if source.startswith(below) and Path(source).resolve() in files:
                 del sys.modules[name]
 
 
