@@ -151,11 +151,8 @@ def test_sixty_units_each_end_once_whatever_crashes(fleet, tmp_path):
     def one(index: int) -> str:
         needs = Needs({"enginesmith/sm": GENERATIONS[index % 5]}, required=True)
         try:
-            return (
-                "built"
-                if executor.run(job("unit", needs, index=index, fate=fates[index], folder=str(tmp_path))) == index
-                else "?"
-            )
+            unit = job("unit", needs, index=index, fate=fates[index], folder=str(tmp_path))
+            return "built" if executor.run(unit) == index else "?"
         except StepError as error:
             return error.kind
         except Exception as error:

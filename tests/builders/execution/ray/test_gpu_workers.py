@@ -172,12 +172,8 @@ def test_a_cancelled_canary_ends_both_engines_and_gives_the_gpu_back(
     assert caught.value.kind == "cancelled"
     assert psutil.wait_procs(both, timeout=PATIENCE_S)[1] == []
     needs = Needs({"enginesmith/sm": "sm_89"}, required=True, gpus=1)
-    assert (
-        executor.run(
-            call_job("next", "tests.builders.jobs:add", {"a": 1, "b": 2}, limits=ProcessLimits(60), needs=needs)
-        )
-        == 3
-    )
+    following = call_job("next", "tests.builders.jobs:add", {"a": 1, "b": 2}, limits=ProcessLimits(60), needs=needs)
+    assert executor.run(following) == 3
 
 
 class Failing:
