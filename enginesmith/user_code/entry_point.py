@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from enginesmith.core.errors import ModelError
 from enginesmith.core.text import join_first, suggest
@@ -164,8 +164,7 @@ def find_function(root: Path, file: str, function: str, module: str = "") -> Cal
         function_names = [name for name, value in vars(loaded_module).items() if inspect.isfunction(value)]
         suggestion = suggest(function, function_names, f"its functions: {', '.join(function_names) or 'none'}")
         raise ModelError(f"{loaded_module.__file__} has no function {function!r}; {suggestion}")
-    entry_function: Callable[..., Any] = callee
-    return entry_function
+    return cast("Callable[..., Any]", callee)
 
 
 def _check_call(callee: Callable[..., Any], where: str, arguments: Mapping[str, Any]) -> None:
@@ -199,8 +198,9 @@ def importing_from(root: Path, file: str, module: str = "") -> Iterator[None]:
             )
     search_path = list(sys.path)
     bytecode_setting = sys.dont_write_bytecode
-    finder = FindIn([str(folder) for folder in folders])
-    sys.path[:0] = [str(folder) for folder in folders]
+    places = [str(folder) for folder in folders]
+    finder = FindIn(places)
+    sys.path[:0] = places
     sys.meta_path.insert(0, finder)
     sys.dont_write_bytecode = True
     try:
@@ -209,8 +209,8 @@ def importing_from(root: Path, file: str, module: str = "") -> Iterator[None]:
         sys.path[:], sys.dont_write_bytecode = search_path, bytecode_setting
         sys.meta_path.remove(finder)
         for name, loaded_module in list(sys.modules.items()):
-            source = getattr(loaded_module, "__file__", None)
-            if source is not None and Path(source).resolve() in files:
+            source = str(getattr(loaded_module, "__file__", ""))
+            if source.startswith((str(root), *places)) and Path(source).resolve() in files:
                 del sys.modules[name]
 
 

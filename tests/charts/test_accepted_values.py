@@ -86,10 +86,8 @@ def test_schedules_that_say_something_are_taken(cron: str) -> None:
     ],
 )  # fmt: skip
 def test_networks_of_both_families_are_taken(cidr: str) -> None:
-    assert (
-        f'cidr: "{cidr}"'
-        in renders.rendered(with_value("networkPolicy.registry.cidrs", [cidr]))["network/policies.yaml"]
-    )
+    texts = renders.rendered(with_value("networkPolicy.registry.cidrs", [cidr]))
+    assert f'cidr: "{cidr}"' in texts["network/policies.yaml"]
 
 
 def test_a_whole_number_of_cpus_is_a_quantity_wherever_cpus_are_given() -> None:

@@ -21,6 +21,8 @@ from onnx import numpy_helper
 
 from enginesmith.core.errors import digest_of_file
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(__file__).with_name("toy_compiler")
 SPEC = {
@@ -98,7 +100,6 @@ def unit(items: Sequence[Any], precision: str = "fp32") -> Any:
     return found
 
 
-@pytest.mark.slow
 def test_it_passes_the_conformance_suite(world):
     suite = ROOT / "tests/conformance/test_backends.py"
     words = ["-q", "-m", "", "-p", "no:xdist", "-p", "no:cacheprovider", str(suite), "-k", "toy or imports_no_compiler"]
@@ -178,7 +179,6 @@ def test_fleet_says_where_it_serves_and_where_it_does_not(published):
     assert "cpu fp32 onnxruntime" in other and "cpu fp32 toy" not in other
 
 
-@pytest.mark.slow
 def test_compare_times_it_beside_another(published):
     words = ("iris.yaml", "--target", "cpu", "--precision", "fp32", "--backend", "toy,onnxruntime")
     found = published.json("backends", "compare", *words, "--seconds", "0.02")

@@ -153,7 +153,7 @@ def test_a_killed_prefect_run_leaves_no_server_behind(project: Project, home: Pa
 
 def test_a_full_disk_is_said_and_the_same_command_finishes(project: Project, tmp_path: Path) -> None:
     """RLIMIT_FSIZE makes every write past the limit fail, as a full disk does."""
-    project.change_spec(targets=["cpu"])
+    project.change_spec(targets=["cpu"], precisions=["fp32"], calibration=None)
     code = (
         "import resource, signal, sys\nfrom enginesmith.cli import main\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

@@ -68,10 +68,8 @@ def test_an_answer_ranks_and_gives_each_reason() -> None:
         "h200 int8 tensorrt": "needs TensorRT 9.0, found 10.16.1.11",
         "sm_89 fp16 tensorrt-rtx": "built for sm_89; this is sm_90 (h200)",
     }
-    assert (
-        found.to_json()["candidates"][0]["unit"] == "h200 fp16 tensorrt"
-        and found.to_json()["machine"]["target"] == "h200"
-    )
+    assert found.to_json()["candidates"][0]["unit"] == "h200 fp16 tensorrt"
+    assert found.to_json()["machine"]["target"] == "h200"
     nothing = rank_engines([model], H200, Policy(proven_only=True, fallback="onnx"), "m@1")
     with pytest.raises(UnknownNameError, match="unproven, and only proven"):
         nothing.resolution()

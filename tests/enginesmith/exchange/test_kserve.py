@@ -127,13 +127,9 @@ def test_the_command_answers_as_kserve_asks(store: Store, tmp_path: Path, capsys
     assert names_in(tmp_path / "two") == ["letters-1-cpu-fp32.json", "letters-1-cpu-fp32.onnx"]
     assert run("initialize", "enginesmith://digits?target=l4", dest[0], "--registry", store.uri) == 2
     assert "has no engine for sm_89" in capsys.readouterr().err
-    assert (
-        run("initialize", "enginesmith://digits?target=cpu&max-batch-size=few", dest[0], "--registry", store.uri) == 2
-    )
-    assert (
-        "error: 'enginesmith://digits?target=cpu&max-batch-size=few': Invalid value for '--max-batch-size'"
-        in capsys.readouterr().err
-    )
+    wrong = "enginesmith://digits?target=cpu&max-batch-size=few"
+    assert run("initialize", wrong, dest[0], "--registry", store.uri) == 2
+    assert f"error: {wrong!r}: Invalid value for '--max-batch-size'" in capsys.readouterr().err
     assert run("initialize", "enginesmith://digits", "--registry", store.uri) == 2
     assert "has no folder" in capsys.readouterr().err
 

@@ -171,11 +171,8 @@ def test_skopeo_reads_and_copies_it(store: Store, tmp_path: Path) -> None:
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
     told = json.loads(skopeo("inspect", f"oci:{tmp_path / 'out'}:digits-1-l4-int8-tensorrt-rtx"))
-    assert (
-        told["Labels"]["io.enginesmith.compute-capability"] == "8.9"
-        and told["Os"] == "linux"
-        and len(told["Layers"]) == 1
-    )
+    assert told["Labels"]["io.enginesmith.compute-capability"] == "8.9"
+    assert told["Os"] == "linux" and len(told["Layers"]) == 1
     raw = json.loads(skopeo("inspect", "--raw", f"oci:{tmp_path / 'out'}:digits-1"))
     assert len(raw["manifests"]) == 2
     skopeo(

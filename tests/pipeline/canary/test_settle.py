@@ -212,10 +212,8 @@ def test_a_target_without_an_engine_is_missing_and_says_what_would_bring_it(stor
 
 def test_a_policy_names_the_targets_that_count(store: Store, pair, settled: Settle) -> None:
     one, two = pair
-    assert (
-        "a canary's PASS on each of sm_89"
-        in run("registry", "policy", "set", "digits:stable", "--canary-on", "l4").output
-    )
+    said = run("registry", "policy", "set", "digits:stable", "--canary-on", "l4").output
+    assert "a canary's PASS on each of sm_89" in said
     assert policies.of_channel(store, "digits", "stable").canary_on == ("sm_89",), "a product is its generation"
     assert settled("cpu", two, one, slower=0.05).startswith("MISSING: digits:stable was not moved to 2: sm_89")
     assert "needs the PASS of a canary on sm_89" in refused(run("promote", "digits@2", "digits:stable"))

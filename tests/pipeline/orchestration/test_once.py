@@ -2,10 +2,7 @@
 
 import re
 import signal
-import subprocess
-import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 
@@ -15,31 +12,12 @@ from enginesmith.core.text import precise_now
 from enginesmith.registry.builds.build_history import LockHolder, hold_build_lock
 from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.layout import build_lock_key
+from tests.enginesmith.cli.test_interruption import interrupt, start
 from tests.pipeline.projects import Project
 from tests.waiting import PATIENCE_S, stopped
 
-ROOT = Path(__file__).parents[3]
 SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}
 WAITING = re.compile(r"lock: waiting: compiling tiny is running on \S+, process (\d+), since ")
-
-
-def start(project: Project, *words: str, stop_at: str = "") -> subprocess.Popen[str]:
-    """stop_at: what a line of its progress holds at which it stops; '' goes on."""
-    module = ("tests.pipeline.stopping", stop_at) if stop_at else ("enginesmith",)
-    command = [sys.executable, "-m", *module, "build", project.spec, "--registry", project.registry, *words]
-    return subprocess.Popen(
-        [*map(str, command)], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, process_group=0, cwd=ROOT
-    )
-
-
-def kill_at(project: Project, word: str) -> None:
-    """A build that is killed when a line of its progress holds the word."""
-    process = start(project, stop_at=word)
-    assert process.stderr is not None
-    with process.stderr as lines:
-        assert any(word in line for line in lines), f"{word} was never said"
-        process.send_signal(signal.SIGKILL)
-    process.wait(PATIENCE_S)
 
 
 def test_three_builds_at_once_make_everything_once(project: Project) -> None:
@@ -79,7 +57,9 @@ def test_two_builds_of_one_model_that_select_different_units_do_not_run_side_by_
 
 def test_a_killed_holder_keeps_nobody_waiting(project: Project) -> None:
     project.change_spec(**SMALL)
-    kill_at(project, "export ...")
+    killed = start(project, stop_at="export ...")
+    interrupt(killed, "export ...", signal.SIGKILL)
+    assert killed.wait(PATIENCE_S) == -signal.SIGKILL
     assert list(project.store.list("locks/")), "it left its locks behind"
     after = project.build()
     assert after.code == 0 and after.json["version"] == "1" and "lock: waiting" not in after.err

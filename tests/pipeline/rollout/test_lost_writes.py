@@ -4,13 +4,14 @@ and after one look everything else says so too."""
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from enginesmith.core.errors import EnginesmithError, UnavailableError, UndecidedError
-from enginesmith.registry import leases
+from enginesmith.registry import leases, manifest
 from enginesmith.registry.gc import collect
 from enginesmith.registry.store.layout import ROLLOUTS
 from enginesmith.registry.verification import verify
@@ -28,6 +29,12 @@ from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, look, plan, re
 
 Work = Callable[[Any], object]
 NOBODY, SOME, ALL = {"1"}, {"1", "2"}, {"2"}
+
+
+@pytest.fixture(autouse=True)
+def manifests_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two manifests are read thousands of times."""
+    monkeypatch.setattr(manifest, "_read", cache(manifest._read))
 
 
 @dataclass
@@ -132,7 +139,7 @@ def failing(case: Case, how: str) -> Iterator[tuple[MemoryStore, bool]]:
 def seen(store: MemoryStore) -> tuple[str, set[str]]:
     """The state of the rollout, and the versions that nodes get. Whatever they get is there."""
     channel = state(store)
-    nodes = {channel.served_to(node).version: node for node in NODES[:40]}
+    nodes = {channel.served_to(node).version: node for node in NODES[:12]}
     assert all(served(store, node) == version for version, node in nodes.items())
     return channel.rollout.state if channel.rollout else "", set(nodes)
 

@@ -83,10 +83,8 @@ class TestEntryPoint:
 
     def test_a_local_module_that_python_would_not_import_is_refused(self, tmp_path):
         (tmp_path / "json.py").write_text("SCALE = 2")
-        fails(
-            torch_request(tmp_path, "import json\n" + LINEAR),
-            r"json\.py has the name of 'json', a module that is loaded",
-        )
+        request = torch_request(tmp_path, "import json\n" + LINEAR)
+        fails(request, r"json\.py has the name of 'json', a module that is loaded")
 
     def test_local_modules_are_found_fresh_and_nothing_stays_behind(self, tmp_path):
         path, modules = list(sys.path), set(sys.modules)

@@ -17,7 +17,7 @@ from tests.builders.execution.ray.conftest import ROOT
 from tests.waiting import gone, text_of
 
 pytest.importorskip("ray")
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 DRIVER = """
 import json, sys

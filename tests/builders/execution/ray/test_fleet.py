@@ -15,7 +15,7 @@ from tests.waiting import PATIENCE_S, text_of, until
 
 pytest.importorskip("ray")
 JOBS = "tests.builders.jobs"
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.usefixtures("generations")]
 
 
 def job(function: str, needs: Needs | None = None, leaner: dict | None = None, **arguments: object) -> Job:
@@ -143,7 +143,6 @@ def test_a_unit_on_a_killed_node_is_rescheduled(fleet, executor, tmp_path):
     assert seen.retries == ["its node was lost; try 2, elsewhere"]
 
 
-@pytest.mark.slow
 def test_sixty_units_each_end_once_whatever_crashes(fleet, tmp_path):
     drawn = ["crash once"] * 5 + ["crash"] * 2 + ["error"] * 3 + ["built"] * 50
     random.Random(6).shuffle(drawn)
@@ -152,11 +151,8 @@ def test_sixty_units_each_end_once_whatever_crashes(fleet, tmp_path):
     def one(index: int) -> str:
         needs = Needs({"enginesmith/sm": GENERATIONS[index % 5]}, required=True)
         try:
-            return (
-                "built"
-                if executor.run(job("unit", needs, index=index, fate=fates[index], folder=str(tmp_path))) == index
-                else "?"
-            )
+            unit = job("unit", needs, index=index, fate=fates[index], folder=str(tmp_path))
+            return "built" if executor.run(unit) == index else "?"
         except StepError as error:
             return error.kind
         except Exception as error:

@@ -92,7 +92,7 @@ def put_traffic(folder: Path, apart_s: float) -> str:
 
 
 @pytest.fixture
-def context(store: Store, executor: RayExecutor) -> RunContext:
+def context(store: Store, executor: RayExecutor, generations: None) -> RunContext:
     return RunContext(store, LocalExecutor(), executor, Places())
 
 
@@ -102,6 +102,7 @@ def on_l4(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_workers, "gpu_named", lambda _: L4)
 
 
+@pytest.mark.slow
 def test_an_engine_is_proven_on_a_worker_of_its_gpu_and_the_registry_has_the_report(store, context):
     item = unproven(store)
     assert [entry.status for entry in judge_entries(store, item.manifest)] == ["unproven"]
@@ -111,6 +112,7 @@ def test_an_engine_is_proven_on_a_worker_of_its_gpu_and_the_registry_has_the_rep
     assert [entry.status for entry in judge_entries(store, item.manifest)] == ["proven"]
 
 
+@pytest.mark.slow
 def test_what_a_worker_cannot_run_is_told_by_it(store, context):
     [item] = list_pending(store, on=L4)
     assert [entry.unit for entry in item.engines] == ["sm_89 fp32 tensorrt-rtx"]
@@ -118,6 +120,7 @@ def test_what_a_worker_cannot_run_is_told_by_it(store, context):
     assert (row.verdict, row.reason) == ("unproven", "no sm_89 GPU on this machine"), "the fleet's GPUs are numbers"
 
 
+@pytest.mark.slow
 def test_a_canary_has_both_engines_in_one_task_with_requests_in_flight(store, context, on_l4, tmp_path):
     traffic = put_traffic(tmp_path / "traffic", 1 / 2000)
     with ObservationLog(tmp_path / "traffic" / "tiny.observed.jsonl") as log:
@@ -132,6 +135,7 @@ def test_a_canary_has_both_engines_in_one_task_with_requests_in_flight(store, co
     assert (kept.verdict, kept.report) == (done.report.verdict, done.blob) and kept.verdict in ("INSUFFICIENT", "FAIL")
 
 
+@pytest.mark.slow
 def test_a_gpu_that_no_group_has_is_named_with_the_remedy(store, context):
     with pytest.raises(StepError) as caught:
         validate_on_worker(unproven(store), B300, context)
@@ -149,7 +153,10 @@ def engines_below(process: psutil.Process) -> list[psutil.Process]:
     return found
 
 
-def test_a_cancelled_canary_ends_both_engines_and_gives_the_gpu_back(fleet, executor, store, on_l4, tmp_path):
+@pytest.mark.slow
+def test_a_cancelled_canary_ends_both_engines_and_gives_the_gpu_back(
+    fleet, generations, executor, store, on_l4, tmp_path
+):
     traffic = put_traffic(tmp_path / "traffic", 1.0)
     raylet = psutil.Process(raylets(fleet)["sm_89"])
     with RayExecutor(fleet.address) as own, ThreadPoolExecutor(1) as pool:
@@ -165,12 +172,8 @@ def test_a_cancelled_canary_ends_both_engines_and_gives_the_gpu_back(fleet, exec
     assert caught.value.kind == "cancelled"
     assert psutil.wait_procs(both, timeout=PATIENCE_S)[1] == []
     needs = Needs({"enginesmith/sm": "sm_89"}, required=True, gpus=1)
-    assert (
-        executor.run(
-            call_job("next", "tests.builders.jobs:add", {"a": 1, "b": 2}, limits=ProcessLimits(60), needs=needs)
-        )
-        == 3
-    )
+    following = call_job("next", "tests.builders.jobs:add", {"a": 1, "b": 2}, limits=ProcessLimits(60), needs=needs)
+    assert executor.run(following) == 3
 
 
 class Failing:

@@ -40,11 +40,8 @@ def test_what_is_missing_is_named(cpu):
 
 def test_another_architecture_is_its_own_level(cpu):
     cpu((), "aarch64")
-    assert (
-        host_level() == "aarch64"
-        and find_missing_flags("aarch64") == ()
-        and find_missing_flags("x86-64") == ("x86_64",)
-    )
+    assert host_level() == "aarch64" and find_missing_flags("aarch64") == ()
+    assert find_missing_flags("x86-64") == ("x86_64",)
 
 
 def planned(level, toolchain=()):

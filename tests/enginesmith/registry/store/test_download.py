@@ -197,10 +197,8 @@ def test_a_blob_is_delivered_whole(store: Store, tmp_path: Path, cached: bool, m
     fetcher = BlobFetcher(BlobCache(tmp_path / "cache") if cached else None)
     told: list[tuple[int, int]] = []
     dest = tmp_path / "out" / "engine"
-    assert (
-        BlobFetcher(fetcher.cache, lambda *there: told.append(there)).fetch(store, blob_digest, len(DATA), dest)
-        == "registry"
-    )
+    telling = BlobFetcher(fetcher.cache, lambda *there: told.append(there))
+    assert telling.fetch(store, blob_digest, len(DATA), dest) == "registry"
     assert dest.read_bytes() == DATA and told[-1] == (len(DATA), len(DATA)) and len(told) == 11
     assert names_in(dest.parent) == ["engine"]
     assert fetcher.fetch(store, blob_digest, len(DATA), dest) == "there"

@@ -36,18 +36,12 @@ def test_several_places_are_remembered_and_damaged_notes_are_none(tmp_path: Path
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"data")
         verifications.add(BLOB, tmp_path / name)
-    assert (
-        verifications.is_verified(BLOB, tmp_path / "a")
-        and verifications.is_verified(BLOB, tmp_path / "b")
-        and reads == []
-    )
+        assert verifications.is_verified(BLOB, tmp_path / name)
+    assert reads == []
     for damage in (b"[", b'{"a": 1}', b"[1]", b""):
         (tmp_path / "stamps" / BLOB.name).write_bytes(damage)
         assert verifications.is_verified(BLOB, tmp_path / "a")
     assert len(reads) == 4
     verifications.forget(BLOB)
-    assert (
-        verifications.last_used(BLOB.name) is None
-        and verifications.is_verified(BLOB, tmp_path / "a")
-        and len(reads) == 5
-    )
+    assert verifications.last_used(BLOB.name) is None
+    assert verifications.is_verified(BLOB, tmp_path / "a") and len(reads) == 5
