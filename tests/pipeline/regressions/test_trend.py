@@ -70,7 +70,7 @@ def test_the_picture_has_points_levels_and_what_came_with_a_change() -> None:
     trend = find_trend(stepped(40, version="2"))
     picture = draw_trend(trend)
     assert picture.startswith("<svg") and "60 points" in picture
-    assert re.findall(r"<text[^>]*>([^<]*)", picture) == [
+    assert re.findall(r'<text[^>]* y="[\d.]+">([^<]*)', picture) == [
         *("2026-01-01", "2026-02-02", "2026-03-04", "0.980", "1.000", "1.020", "1.040", "1.060"),
         *("+5.3 %: version 1 -&gt; 2", "times the reference"),
     ]

@@ -148,6 +148,7 @@ def test_a_cast_is_rounded_in_several_ways_and_an_engine_by_each_left_out_edge_s
         perturbed = perturb_graph(tmp_path / "graph.onnx", opener, tmp_path, "fp16")
         stages = list(measure_rounding([], perturbed, golden, reference, thorough=True))
         golden_only, found = stages[-2:]
+        assert stages[0].drifts["y", "golden"].count == 8 * 5, "of each group the first four samples"
         assert found.drifts["y", "golden"] == golden_only.drifts["y", "golden"]
         assert found.drifts["y", "batch=16"].sqnr_db < found.drifts["y", "edge"].sqnr_db - 12
         all_limits = [OutputLimits(budgets("engine", "fp16", None, stage), stage.drifts) for stage in stages]

@@ -42,6 +42,7 @@ def test_over_no_integers_it_is_the_end_of_the_type(tmp_path, operator):
         'y = Resize <mode = "cubic"> (x, , scales)',
         'y = GridSample <mode = "bicubic", padding_mode = "reflection"> (x, grid)',
         "y = Pad (x, edges)",
+        "y = LpNormalization <axis = 1> (x)",
     ],
 )
 def test_what_onnx_tests_on_one_plane_is_right_for_each_plane_of_several(tmp_path, node):
@@ -54,6 +55,12 @@ def test_what_onnx_tests_on_one_plane_is_right_for_each_plane_of_several(tmp_pat
     found = ran(tmp_path, text, *given.values(), opset=19)
     expected = OrtSession(tmp_path / "model.onnx", optimized=False).run(given)["y"]
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_running_products_go_forward(tmp_path):
+    text = "(float[2, 3] x) => (float[2, 3] y) <int64 axis = {1}> { y = CumProd (x, axis) }"
+    x = np.arange(1, 7, dtype="f").reshape(2, 3)
+    assert (ran(tmp_path, text, x, opset=26) == np.cumprod(x, 1)).all()
 
 
 @pytest.mark.parametrize("causal", [0, 1])
