@@ -28,9 +28,7 @@ def test_a_change_comes_with_what_differs_there() -> None:
     (change,) = find_trend(stepped(40, version="2", toolchain={"onnxruntime": "1.31"}, driver="580.1")).changes
     assert change.index == 40 and change.value == "relative" and change.ratio == pytest.approx(1.05, abs=0.01)
     assert change.came_with == ("version 1 -> 2", "onnxruntime 1.30 -> 1.31", "driver none -> 580.1")
-    assert "5.0 % slower, with version 1 -> 2" in describe_change(change) or "slower, with version" in describe_change(
-        change
-    )
+    assert " % slower, with version 1 -> 2" in describe_change(change)
 
 
 def test_a_change_with_nothing_that_is_recorded_says_so() -> None:
