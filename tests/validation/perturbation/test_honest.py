@@ -85,8 +85,7 @@ def test_honest_rounding_of_a_sparse_output_is_that_of_its_elements_that_are_not
 
 
 def test_figures_repeat(tmp_path):
-    first, again = honest_of(tmp_path, in_int8()), honest_of(tmp_path, in_int8())
-    assert first == again
+    assert honest_of(tmp_path, in_int8()) == honest_of(tmp_path, in_int8())
 
 
 def test_why_it_is_not_known_is_said(tmp_path):
