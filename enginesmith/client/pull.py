@@ -435,7 +435,7 @@ def _download_graphs(
     store: Store, located: Located, resolution: Resolution, dest: Path, fetcher: BlobFetcher
 ) -> Pulled:
     ensemble, graphs, functions = resolution.chosen, list[dict[str, object]](), functions_of(located.manifest)
-    is_cached = True
+    origins = set[Origin]()
     path = dest / f"{stem_of(located.manifest, ensemble)}.json"
     _check_owner(path, located.manifest)
     parts_prefix = parts_folder(located.manifest.model, located.manifest.version)
@@ -449,7 +449,7 @@ def _download_graphs(
         pulled_engine = download_engine(
             store, graph_version, graph_resolution, dest / parts_prefix / graph.name, fetcher
         )
-        is_cached = is_cached and pulled_engine.cached
+        origins.add(pulled_engine.origin)
         file = f"{parts_prefix}/{graph.name}/{pulled_engine.description.name}"
         graph_fields = {"name": graph.name, "description": file, "digest": entry.digest}
         graphs.append({**graph_fields, "sources": dict(graph.sources)})
@@ -457,15 +457,15 @@ def _download_graphs(
         for file, digest in function.files.items():
             code_path = dest / parts_prefix / function.name / file
             if not code_path.is_file() or digest_of_file(code_path) != digest:
-                is_cached = False
+                origins.add("registry")
                 files.write_whole(code_path, store.read_blob(digest, MOST_CODE_BYTES))
     description = {**describe(located, ensemble, path.name), "graphs": graphs}
     description |= {"functions": encode(functions)} if functions else {}
     description_bytes = as_json(description)
-    is_cached = is_cached and path.is_file() and path.read_bytes() == description_bytes
-    if not is_cached:
+    if not path.is_file() or path.read_bytes() != description_bytes:
         files.write_whole(path, description_bytes)
-    return Pulled(path, path, located, resolution, "there" if is_cached else "registry")
+    origin: Origin = "registry" if "registry" in origins else "cache" if "cache" in origins else "there"
+    return Pulled(path, path, located, resolution, origin)
 
 
 def _check_owner(description: Path, manifest: Manifest) -> None:

@@ -131,16 +131,6 @@ def test_a_client_that_does_not_read_gets_no_second_answer(capfd: pytest.Capture
     assert capfd.readouterr().err == ""
 
 
-def test_a_client_that_leaves_is_no_traceback(capfd: pytest.CaptureFixture[str]) -> None:
-    with serving() as server:
-        for _ in range(3):
-            with connected(server) as connection:
-                connection.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
-                connection.recv(10)
-        assert statuses(ask(server, b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n")) == [200]
-    assert capfd.readouterr().err == ""
-
-
 @pytest.mark.parametrize(
     ("sent", "limits", "status"),
     [

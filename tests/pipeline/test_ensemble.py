@@ -108,7 +108,7 @@ def test_the_report_says_what_each_engine_does_alone(built: tuple[Path, Outcome]
     assert values["engine", "decoder alone"][0] == "inf"
 
 
-def test_pulled_engines_answer_as_the_models_do(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+def test_pulled_engines_answer_as_the_models_do(built, tmp_path, monkeypatch):
     folder, _ = built
     pulled = enginesmith.pull("pair:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
     assert pulled.description.name == "pair-1-cpu-fp32.json"
@@ -119,8 +119,10 @@ def test_pulled_engines_answer_as_the_models_do(built: tuple[Path, Outcome], tmp
     hidden = encoder({"x": golden["encoder.x"], "attention": golden["mask"]})["hidden"]
     wanted = decoder({"y": golden["decoder.y"], "memory": hidden, "mask": golden["mask"]})["logits"]
     np.testing.assert_allclose(whole.run(golden)["decoder.logits"], wanted, atol=1e-5)
-    again = enginesmith.pull("pair:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
-    assert again.cached
+    assert enginesmith.pull("pair:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32").cached
+    monkeypatch.setattr("enginesmith.registry.store.folder.FileStore.near", False)
+    client = enginesmith.Client(folder / "registry", cache=tmp_path / "cache")
+    assert [client.pull("pair@1", tmp_path / name).origin for name in "ab"] == ["registry", "cache"]
 
 
 def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome], tmp_path: Path) -> None:

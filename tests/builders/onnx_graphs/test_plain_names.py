@@ -60,7 +60,7 @@ def test_equal_models_give_equal_copies_whatever_their_names(tmp_path):
     one, two = (onnx.load(graphs.mlp(tmp_path / f"{seed}.onnx")) for seed in "ab")
     for node in two.graph.node:
         node.name, node.doc_string = f"other/{node.name}", "said elsewhere"
-    two.producer_name = "somebody"
+    two.producer_name, two.graph.doc_string = "somebody", "said elsewhere"
     onnx.save(two, tmp_path / "b.onnx")
     copies = [plain(tmp_path / f"{name}.onnx")[0].SerializeToString(deterministic=True) for name in "ab"]
     assert copies[0] == copies[1] and one.graph.node[0].name != two.graph.node[0].name

@@ -3,11 +3,13 @@
 import json
 import os
 import pickle
+import shutil
 import sys
 import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -252,14 +254,16 @@ def test_a_probe_of_the_cpu_is_made_once_for_a_cache(tmp_path: Path, monkeypatch
     assert json.loads((tmp_path / "probes.json").read_bytes()) == {"avx2.so": True}
 
 
-def test_no_member_is_written_beside_the_folder(tmp_path: Path) -> None:
-    cache = tmp_path / "net.cache"
+def test_no_member_is_written_beside_the_folder_which_ends_with_the_process(tmp_path, monkeypatch):
+    cache, at_exit = tmp_path / "net.cache", Mock()
+    monkeypatch.setattr(loading, "atexit", at_exit)
     with zipfile.ZipFile(cache, "w") as archive:
         archive.writestr("files/../../../evil", "x")
         archive.writestr("/etc/evil", "x")
     folder = open_cache(cache, digest_of_file(cache)).folder.parent
     assert {file.name for file in folder.rglob("*") if file.is_file()} == {"evil"}
     assert not (folder.parent / "evil").exists()
+    at_exit.register.assert_called_once_with(shutil.rmtree, folder, ignore_errors=True)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from enginesmith.core.codec import decode
 from enginesmith.core.errors import InputError, IntegrityError, UnknownNameError
 from enginesmith.core.parsing import Malformed
 from enginesmith.registry.gc import collect
-from enginesmith.registry.registered_specs import KEPT, SpecBundle, addresses, find, registrations
+from enginesmith.registry.registered_specs import KEPT, SpecBundle, addresses, find, parse, registrations
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import registered_key
 from enginesmith.registry.verification import verify
@@ -133,6 +133,8 @@ def test_an_edited_or_damaged_registration_is_not_built(project: Project, store:
     with pytest.raises(IntegrityError, match="it was edited"):
         find(store, "tiny")
     assert [problem.kind for problem in verify(store).problems if problem.what == key] == ["edited"]
+    with pytest.raises(IntegrityError, match="the limit is 16777216"):
+        parse(bytes((16 << 20) + 1), "tiny")
 
 
 def test_a_bundle_of_an_ensemble_holds_its_graphs_and_builds_elsewhere(tmp_path: Path, store: Store) -> None:

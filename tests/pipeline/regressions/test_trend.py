@@ -28,9 +28,7 @@ def test_a_change_comes_with_what_differs_there() -> None:
     (change,) = find_trend(stepped(40, version="2", toolchain={"onnxruntime": "1.31"}, driver="580.1")).changes
     assert change.index == 40 and change.value == "relative" and change.ratio == pytest.approx(1.05, abs=0.01)
     assert change.came_with == ("version 1 -> 2", "onnxruntime 1.30 -> 1.31", "driver none -> 580.1")
-    assert "5.0 % slower, with version 1 -> 2" in describe_change(change) or "slower, with version" in describe_change(
-        change
-    )
+    assert " % slower, with version 1 -> 2" in describe_change(change)
 
 
 def test_a_change_with_nothing_that_is_recorded_says_so() -> None:
@@ -70,7 +68,7 @@ def test_the_picture_has_points_levels_and_what_came_with_a_change() -> None:
     trend = find_trend(stepped(40, version="2"))
     picture = draw_trend(trend)
     assert picture.startswith("<svg") and "60 points" in picture
-    assert re.findall(r"<text[^>]*>([^<]*)", picture) == [
+    assert re.findall(r'<text[^>]* y="[\d.]+">([^<]*)', picture) == [
         *("2026-01-01", "2026-02-02", "2026-03-04", "0.980", "1.000", "1.020", "1.040", "1.060"),
         *("+5.3 %: version 1 -&gt; 2", "times the reference"),
     ]

@@ -229,6 +229,7 @@ class TestOnnx:
         run(self.request(tmp_path))
         given, saved = tmp_path / "source.onnx", tmp_path / "work" / "source.onnx"
         assert [path for path in opened if path.name == "source.onnx"] == [given, given, saved, saved]
+        assert not saved.exists()
 
     def test_weights_in_a_folder_beside_it_are_taken_in(self, tmp_path):
         model = build("float[N,3] x", "float[N,3] y", "y = MatMul(x, w)", {"w": np.eye(3)})

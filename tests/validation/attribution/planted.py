@@ -1,6 +1,6 @@
 """A clean net, faults planted in copies of it, and the attribution of one against the other."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,11 +44,12 @@ def found(
     failed: Sequence[str] = ("engine sqnr_db",),
     optimized: bool = False,
     size: Size = DEFAULT,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Attribution:
     """Attribution of `faulty` against `clean`, with the engine's limits for fp32 unless given."""
     pair = graph(clean, folder, "clean"), graph(faulty, folder, "faulty", optimized)
     limits = budget or default_budget("engine", "fp32")
-    return attribute("engine", "fp32", *pair, golden_of(arrays), limits, failed, size)
+    return attribute("engine", "fp32", *pair, golden_of(arrays), limits, failed, size, tell)
 
 
 def copy_of(model: ModelProto) -> ModelProto:

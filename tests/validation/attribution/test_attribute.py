@@ -143,9 +143,11 @@ def chain(length: int, wrong: int | None = None) -> ModelProto:
 
 
 def test_a_long_model_is_cut_finely_only_where_it_is_worst(tmp_path: Path) -> None:
-    result = found(chain(120), chain(120, wrong=77), x_values(), tmp_path, size=Size(cuts=6))
+    lines = list[str]()
+    result = found(chain(120), chain(120, wrong=77), x_values(), tmp_path, size=Size(cuts=6), tell=lines.append)
     assert [row.node for row in result.blamed] == ["MatMul_t77"] and result.blamed[0].nodes == ("MatMul_t77",)
     assert result.points == 121 and result.cut < 30
+    assert lines[1].startswith("round 1: ") and lines[-1].endswith(f": {result.cut} cuts of 121 possible")
 
 
 def test_memory_is_bounded_by_windows_and_the_answer_is_the_same(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from validation.canary.judging.judge import judge
 from validation.canary.judging.thresholds import Thresholds
 from validation.canary.page import over_time_svg, render
 from validation.canary.report import LatencyCourses, TrafficReplayed
-from validation.plotting import percent_text, seconds_text
 from validation.statistics.rates import CanaryEvidence
 
 
@@ -135,8 +134,3 @@ def test_the_command_that_replays_is_there_for_replayed_traffic_only(failed, dra
     command = "enginesmith canary run --candidate tiny@2 --baseline tiny@1 --target cpu --precision int8 --scale 1.0"
     assert f"{command} --traffic TRAFFIC" in Page(drawn).text
     assert "enginesmith canary run" not in Page(render(replace(failed, traffic=TrafficReplayed()))).text
-
-
-def test_numbers_have_units():
-    assert [seconds_text(value) for value in (1.5, 0.0123, 45e-6, 3e-9)] == ["1.5 s", "12.3 ms", "45 µs", "3 ns"]
-    assert [percent_text(value) for value in (0.031, -0.02, 0.0)] == ["+3.1 %", "−2 %", "0 %"]  # noqa: RUF001

@@ -149,7 +149,7 @@ def test_the_page_has_a_section_with_table_and_distribution():
     section = page[page.index("<h2>Latency</h2>") :]
     section = section[: section.index("</section>")]
     assert "compute-bound at batch=8" in section and "too few runs for p99 at batch=1" in section
-    assert section.count("<svg") == 1
+    assert section.count("<svg") == 1 and ">latency of a run, logarithmic<" in section
     assert "/encoder/layers.13/attention/output/dense/MatMul" in section and "16 more nodes take less" in section
     assert "<h2>Latency</h2>" not in render({**version_report(), "latencies": {}})
 

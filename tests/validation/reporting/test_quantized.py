@@ -127,6 +127,7 @@ def test_values_outside_the_range_are_drawn_apart():
     inside, outside = (area(drawn(item), kind) for kind in ("in", "out"))
     assert inside == outside > 0
     assert area(drawn({**item, "range": [-2.0, 2.0]}), "out") == 0
+    assert drawn(item | {"histogram": {"span": [-2.0, 2.0], "counts": [9.0] * 60}}) == drawn(item)
 
 
 @pytest.mark.parametrize("span", [[0.0, 0.0], [0.0, 1e-30], [-1e30, 1e30]])

@@ -16,18 +16,11 @@ def ran(tmp_path, text, *arrays, opset=24):
     return to_module(tmp_path / "model.onnx")(*map(torch.from_numpy, arrays))[0].numpy()
 
 
-@pytest.mark.parametrize(("operator", "wanted"), [("ReduceMax", False), ("ReduceMin", True)])
-def test_the_greatest_of_no_booleans_is_false_and_the_least_is_true(tmp_path, operator, wanted):
-    text = f"(bool[2, n] x) => (bool[2] y) <int64[1] at = {{1}}> {{ y = {operator} <keepdims = 0> (x, at) }}"
-    assert ran(tmp_path, text, np.zeros((2, 0), bool), opset=20).tolist() == [wanted] * 2
-
-
-@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin"])
-def test_over_no_integers_it_is_the_end_of_the_type(tmp_path, operator):
-    text = f"(int32[2, n] x) => (int32[2] y) <int64[1] at = {{1}}> {{ y = {operator} <keepdims = 0> (x, at) }}"
-    ends = np.iinfo(np.int32)
-    wanted = ends.min if operator == "ReduceMax" else ends.max
-    assert ran(tmp_path, text, np.zeros((2, 0), np.int32), opset=20).tolist() == [wanted] * 2
+@pytest.mark.parametrize(("kind", "ends"), [("bool", (False, True)), ("int32", (-(2**31), 2**31 - 1))])
+def test_the_greatest_of_nothing_is_the_least_of_its_type_and_the_least_the_greatest(tmp_path, kind, ends):
+    for operator, wanted in zip(("ReduceMax", "ReduceMin"), ends, strict=True):
+        text = f"({kind}[2, n] x) => ({kind}[2] y) <int64[1] at = {{1}}> {{ y = {operator} <keepdims = 0> (x, at) }}"
+        assert ran(tmp_path, text, np.zeros((2, 0), kind), opset=20).tolist() == [wanted] * 2
 
 
 @pytest.mark.parametrize(
@@ -42,6 +35,7 @@ def test_over_no_integers_it_is_the_end_of_the_type(tmp_path, operator):
         'y = Resize <mode = "cubic"> (x, , scales)',
         'y = GridSample <mode = "bicubic", padding_mode = "reflection"> (x, grid)',
         "y = Pad (x, edges)",
+        "y = LpNormalization <axis = 1> (x)",
     ],
 )
 def test_what_onnx_tests_on_one_plane_is_right_for_each_plane_of_several(tmp_path, node):
@@ -54,6 +48,12 @@ def test_what_onnx_tests_on_one_plane_is_right_for_each_plane_of_several(tmp_pat
     found = ran(tmp_path, text, *given.values(), opset=19)
     expected = OrtSession(tmp_path / "model.onnx", optimized=False).run(given)["y"]
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_running_products_go_forward(tmp_path):
+    text = "(float[2, 3] x) => (float[2, 3] y) <int64 axis = {1}> { y = CumProd (x, axis) }"
+    x = np.arange(1, 7, dtype="f").reshape(2, 3)
+    assert (ran(tmp_path, text, x, opset=26) == np.cumprod(x, 1)).all()
 
 
 @pytest.mark.parametrize("causal", [0, 1])

@@ -15,7 +15,7 @@ from enginesmith.registry.store import http as http_store
 from enginesmith.registry.store.base import Store, absolute_uri, open_store, split_places
 from enginesmith.registry.store.files import read_error_counts
 from enginesmith.registry.store.http import HttpStore
-from enginesmith.registry.store.layout import channel_key
+from enginesmith.registry.store.layout import blob_key, channel_key
 from enginesmith.registry.store.objects import api
 from tests.enginesmith.object_stores.servers import serving
 from tests.enginesmith.registries import engine, flip, publish_engines
@@ -173,6 +173,9 @@ def test_a_connection_serves_many_requests_and_one_that_was_closed_is_replaced(b
 
 def test_wrong_bytes_are_never_given(store: Store, behind: HttpStore, site: Site) -> None:
     digest = store.put_bytes(b"engine")
+    tag, body = behind.bucket.open_from(blob_key(digest), 0, "")
+    body.close()
+    assert tag == f'"{hash(b"engine")}"', "by which other bytes are seen where reading goes on"
     flip(store, digest)
     for read in (behind.read_blob, behind.path):
         with pytest.raises(IntegrityError, match=r"other bytes.*; run .* at the registry itself$"):

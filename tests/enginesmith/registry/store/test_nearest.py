@@ -96,9 +96,10 @@ def put(places: Places, data: bytes) -> str:
     return places.mirror.store.put_bytes(data) and places.origin.store.put_bytes(data)
 
 
-def test_the_first_place_that_has_it_is_read_and_the_next_only_for_what_it_lacks(places: Places) -> None:
+def test_the_first_place_that_has_it_is_read_and_the_next_for_what_it_lacks(places: Places, tmp_path: Path) -> None:
     digest, missing = put(places, b"both"), places.origin.store.put_bytes(b"origin alone")
     assert places.store.read_blob(digest) == b"both" and places.store.stored_size(digest) == 4
+    places.store.fetch(digest, tmp_path / "engine")
     assert places.origin.asked == 0
     assert places.store.read_blob(missing) == b"origin alone" and places.store.size(missing) == 12
     places.origin.store.create("models/a/pins/1.json", b"{}")

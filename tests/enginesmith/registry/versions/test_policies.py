@@ -136,12 +136,14 @@ def test_a_policy_edited_by_hand_is_refused_and_reported(store: Store) -> None:
     policies.write(store, "digits", "stable", ChannelPolicy(("cpu",)))
     key = policy_key("digits", "stable")
     document = json.loads(store.read(key) or b"")
-    for edited in ({**document, "format": 2}, {**document, "extra": 1}, {**document, "canary": "no"}, {}):
+    for edited in ({**document, "extra": 1}, {**document, "canary": "no"}, {}, {**document, "format": 2}):
         store.replace(key, json.dumps(edited).encode(), store.read(key))
         remedy = "upgrade enginesmith$" if edited.get("format") == 2 else "enginesmith registry policy set"
         with pytest.raises(IntegrityError, match=f"policy of digits:stable.*{remedy}"):
             channels.promote(store, manifest, "stable")
         assert [(problem.kind, problem.what) for problem in verify(store).problems] == [("edited", key)]
+    with pytest.raises(IntegrityError, match=remedy):  # that of a newer release is not replaced
+        policies.write(store, "digits", "stable", ChannelPolicy())
 
 
 def test_history(store: Store) -> None:

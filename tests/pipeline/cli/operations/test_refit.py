@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -89,6 +91,8 @@ def test_engines_get_new_weights_and_are_proven_and_published_with_where_they_ar
     done = project.run("debug", "refit", "tiny@1", "--weights-from", project.spec, "--json")
     assert done.code == 0, done.err
     assert (done.json["version"], done.json["failed"], done.json["from"]) == ("2", [], "tiny@1")
+    refit_s = [float(text) for text in re.findall(r"refitted in (\S+) s", done.err)]
+    assert len(refit_s) == 2 and max(refit_s) < time.monotonic()
     for backend in ("stripped", "whole"):
         before, after = entry(project, "1", backend), entry(project, "2", backend)
         assert after.status == "proven" and after.graph != before.graph and after.build_key != before.build_key

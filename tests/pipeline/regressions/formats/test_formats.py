@@ -16,6 +16,7 @@ HOSTILE = "a\x1b[31m\x00 <script>&]]> ::error:: 100%\r\n| `x` \u202e"
 def test_junit_has_a_case_for_what_was_looked_at_and_a_failure_for_each_regression() -> None:
     (suite,) = JUnitXml.fromstring(to_junit(sample()).decode())
     assert (suite.tests, suite.failures) == (6, 1)
+    assert {case.classname for case in suite} == {UNIT, "cpu fp16 onnxruntime"}
     failed = [case for case in suite if not case.is_passed]
     assert [case.name for case in failed] == [f"latency at batch=8 against {UNIT}"]
     assert "2.0 times" in failed[0].result[0].text
