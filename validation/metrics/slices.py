@@ -135,8 +135,8 @@ class Slices:
         if not over:
             return self
         means = np.asarray(self.mean)
-        mean = means.mean(axis=tuple(over), keepdims=True)
-        weight = self.weight * math.prod(means.shape[axis] for axis in over)
+        count = math.prod(means.shape[axis] for axis in over)
+        mean, weight = means.sum(axis=tuple(over), keepdims=True) / max(count, 1), self.weight * count
         reduced_axes = tuple(axis + 1 for axis in over)
         reach = None if self.reach is None else self.reach.max(axis=reduced_axes, keepdims=True, initial=-np.inf)
         varied_slices = self._add_variation(np.square(means - mean) * self.weight)
