@@ -202,6 +202,16 @@ def test_an_empty_output_has_no_sums(shape):
         assert slices is not None and all(not sums.error_sq.any() for sums in slices.axes.values())
 
 
+@pytest.mark.parametrize("empty", [(1, 0, 4), (1, 0, 0)])
+def test_an_empty_output_of_one_case_leaves_the_variation_of_the_others(empty):
+    boxes, nothing = noisy((2, 3, 4), 3, 100.0)[0], np.zeros(empty)
+    parts = [measure(part, part, samples=1) for part in (boxes[:1], nothing, boxes[1:])]
+    for order in ((0, 1, 2), (1, 0, 2), (0, 2, 1)):
+        merged = parts[order[0]].merge(parts[order[1]]).merge(parts[order[2]])
+        assert np.isfinite(merged.slices.centered_sq) and np.isfinite(merged.slices.mean).all(), order
+        assert merged.slices.freedom > 0, order
+
+
 @pytest.mark.parametrize(("size", "scale", "offset", "lost", "times", "allowed"), [
     (300, 1e-2, 0, 0.8, 1, False), (300, 2e-3, 0, 0.8, 1, True), (30, 1e-4, 0, 0.8, 1, False),
     (300, 2e-3, 0, 0.2, 5, False), (30, 1e-4, 10, 0.2, 5, False),  # a slice of zeros where honest rounding has 14 dB
