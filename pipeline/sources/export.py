@@ -6,6 +6,7 @@ golden inputs and at every edge of the dims' buckets. The user's code (a `.pt2` 
 runs in a process of its own (`user_process`).
 """
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -15,9 +16,9 @@ import numpy as np
 import onnx
 
 from builders.execution.fork_server import fork_here
-from builders.onnx_graphs.bodies import NO_LIBRARIES, Libraries, list_weight_files, set_items
+from builders.onnx_graphs.bodies import NO_LIBRARIES, Libraries, list_bodies, list_weight_files, set_items
 from builders.onnx_graphs.outline import load_outline
-from builders.onnx_graphs.structure import find_tables
+from builders.onnx_graphs.structure import find_tables, select_needed
 from builders.onnx_graphs.weights import load_graph, without_weights
 from builders.reference import ReferenceSession, threads_for
 from enginesmith.arrays import Array
@@ -50,6 +51,8 @@ RANDOM_GROUPS, RANDOM_SEED = 8, 0
 READ_IR_VERSION = 10
 # The file that a torch source is translated into.
 CAPTURED = "captured.onnx"
+# Operators whose results have as many entries as values ask for; those with bodies (If, Loop) may have such in them.
+_SIZED_BY_VALUES = frozenset(("NonZero", "Compress", "Unique", "NonMaxSuppression"))
 
 
 @dataclass(frozen=True)
@@ -191,11 +194,55 @@ def write_model(
             model = source.model()
             check_weights(model)
             model = canonical(model, request.inputs, source.outputs)
+            _name_axes(model, request, source.run)
             name_libraries(model, source.libraries)
             save_onnx(model, path)
         else:
             known_model.rename(path)
         yield source
+
+
+def _name_axes(model: onnx.ModelProto, request: ExportRequest, run: Callable[[Tensors], Tensors]) -> None:
+    """In place: name axes of outputs whose dim shape inference does not know, as behind a Resize, by the dim whose size
+    they have in every run of the source on random inputs. All dims are at min, and one at a time at its next size
+    (sizes that are rounded differ there), its opt and its max.
+
+    An output whose size may depend on values (`_SIZED_BY_VALUES`) stays as it is; a dim with a run that fails names no
+    axis.
+    """
+    dim_names = {dim.name for dim in request.dims}
+    open_axes: list[tuple[str, int, onnx.TensorShapeProto.Dimension]] = []
+    for value in model.graph.output:
+        axes = [
+            (value.name, axis, size)
+            for axis, size in enumerate(value.type.tensor_type.shape.dim)
+            if not size.HasField("dim_value") and not {*re.findall(r"[A-Za-z_]\w*", size.dim_param or "_")} <= dim_names
+        ]
+        if axes and not _is_sized_by_values(model.graph, value.name):
+            open_axes += axes
+    dims = [dim for dim in request.dims if not dim.static]
+    if not open_axes or not dims:
+        return
+    tables, matches = find_tables(model.graph), [{dim.name for dim in dims} for _ in open_axes]
+    for grown_dim, grown_size in ((dim, size) for dim in dims for size in {dim.min, dim.sizes[1], dim.opt, dim.max}):
+        sizes = {dim.name: grown_size if dim == grown_dim else dim.min for dim in request.dims}
+        trial_dims = [replace(dim, opt=sizes[dim.name]) for dim in request.dims]
+        try:
+            outputs = run(next(random_groups(request.inputs, trial_dims, tables)))
+        except (ModelError, MemoryError):  # of the last, the golden set's edges say more
+            matches = [names - {grown_dim.name} for names in matches]
+            continue
+        for (name, axis, _), names in zip(open_axes, matches, strict=True):
+            names &= {dim for dim in names if outputs[name].shape[axis : axis + 1] == (sizes[dim],)}
+    for (_, _, size), names in zip(open_axes, matches, strict=True):
+        for name in names:  # one at most: each dim grew alone
+            size.dim_param = name
+
+
+def _is_sized_by_values(graph: onnx.GraphProto, name: str) -> bool:
+    """Whether the size of a tensor of the graph may depend on values."""
+    needed_nodes = select_needed(graph.node, [name])
+    return any(node.op_type in _SIZED_BY_VALUES or list_bodies(node) for node in needed_nodes)
 
 
 @contextmanager

@@ -4,16 +4,19 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+from builders.backends.request_checks import profiles
 from builders.reference import ReferenceSession
+from enginesmith.client.layouts.triton_config import largest_batch
 from enginesmith.core.codec import decode, encode
 from enginesmith.core.errors import DataError, digest_of_file
-from enginesmith.core.types import Dim, TensorSpec
+from enginesmith.core.types import BuildRequest, Dim, Target, TensorSpec
 from pipeline.sources.onnx_model import save_onnx, specs_of
 from pipeline.sources.request import ExportRequest
 from tests.pipeline.quantization.small_nets import build
@@ -208,6 +211,22 @@ class TestOnnx:
         assert exported.checks
         assert failed(exported) == []
         assert [path.name for path in (tmp_path / "work").glob("*.onnx")] == ["model.onnx"]
+
+    @pytest.mark.parametrize(
+        ("multiple", "y_shape"), [(1, ("batch", 1, "v")), (2, ("batch", 1, "width"))], ids=["rounded", "equal"]
+    )
+    def test_axes_without_a_size_are_named_by_the_dims_that_they_always_equal(self, tmp_path, multiple, y_shape):
+        halved_and_doubled = 'p = AveragePool<kernel_shape=[2], strides=[2]>(x) y = Resize<mode="nearest">(p, , s)'
+        by_values = "m = ReduceMax<keepdims=0>(x, a) n = NonZero(m)"  # random values are all there
+        weights = {"s": np.array([1, 1, 2.0]), "a": np.array([0, 1])}
+        inputs, outputs, text = "float[B,1,W] x", "float[u,1,v] y, int64[1,v] n", f"{halved_and_doubled} {by_values}"
+        save_onnx(build(inputs, outputs, text, weights), tmp_path / "source.onnx")
+        x, dims = TensorSpec("x", "float32", ("batch", 1, "width")), (BATCH, Dim("width", 4, 8, 16, multiple=multiple))
+        exported = run(replace(self.request(tmp_path), inputs=(x,), dims=dims))
+        y, n = specs_of(onnx.load(exported.onnx))[1]
+        assert [y.shape, n.shape] == [y_shape, (1, "v")]
+        request = BuildRequest("", "fp32", Target("cpu"), "onnxruntime", (x,), (y,), tuple(profiles((x,), dims)))
+        assert largest_batch(request) == BATCH.max  # Triton's max_batch_size
 
     def test_a_file_is_run_as_it_lies_there_unless_something_of_it_is_changed(self, tmp_path, monkeypatch):
         self.save(tmp_path)
