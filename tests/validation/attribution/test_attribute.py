@@ -210,6 +210,13 @@ def test_control_flow_reads_given_activations_and_integers_are_decisions(tmp_pat
     assert [row.node for row in result.blamed] == ["ArgMax_y"]
 
 
+def test_a_sequence_is_no_place_to_cut_but_what_is_made_of_it_is(tmp_path: Path) -> None:
+    text = "a = Mul(x, w) s = SequenceConstruct(a, x) b = ConcatFromSequence<axis=1>(s) y = Neg(b)"
+    net = with_names(build("float[batch,5] x", "float[batch,10] y", text, {"w": np.float32(2)}))
+    result = found(net, with_weight(net, "w", np.float32(-2)), x_values(), tmp_path)
+    assert [row.node for row in result.blamed] == ["Mul_a"] and result.points == 3
+
+
 def without_axis(model: ModelProto) -> ModelProto:
     copy = ModelProto()
     copy.CopyFrom(model)
