@@ -46,7 +46,6 @@ from validation.metrics.tally import Along
 
 # Groups of random inputs where no golden data is given, and their seed.
 RANDOM_GROUPS, RANDOM_SEED = 8, 0
-# Of a check that fails on NaN of the source: no fault of the export.
 _OWN_NAN = (
     "the model itself answers NaN to these inputs, so nothing can be proven on them: give golden.data that it answers "
     "(sizes are cut from its beginning: masks must leave something there), or narrow the dims"
@@ -144,9 +143,7 @@ def export(
         budget = budgets("export", "fp32", golden.noise).override(limits or {})
         recorder = RecordedSession(session, len(golden.cases))
         spreads = step_spreads(golden, state_axes)
-        checks = tuple(
-            _note_own_nan(check, golden) for check in expected_checks("export", recorder, golden, budget, spreads)
-        )
+        checks = tuple(_note_nan(expected_checks("export", recorder, golden, budget, spreads), golden))
         free_session = recorder.free_running(sequences) if sequences else None
         if sequences and free_session:
             roll_budget = budgets("export", "fp32", sequences.golden.noise).override(limits or {})
@@ -157,13 +154,13 @@ def export(
     return ExportResult(model_file, golden_file, golden_digest, *evidence)
 
 
-def _note_own_nan(check: Check, golden: GoldenSet) -> Check:
-    """The check; a failed one of NaN says so where the source itself gave NaN."""
-    if check.passed or check.name != "nonfinite":
-        return check
-    values = (case.expected[check.output] for case in golden.cases if check.case in (case.name, case.kind))
-    own_nan = any(np.isnan(value).any() for value in values)
-    return replace(check, note=f"{_OWN_NAN}; {check.note}") if own_nan else check
+def _note_nan(checks: Sequence[Check], golden: GoldenSet) -> Iterator[Check]:
+    """The checks; those that fail on NaN say so where the source itself gave NaN."""
+    for check in checks:
+        cases = [case for case in golden.cases if check.case in (case.name, case.kind)]
+        is_failed = check.name == "nonfinite" and not check.passed
+        is_own = is_failed and any(np.isnan(case.expected[check.output]).any() for case in cases)
+        yield replace(check, note=f"{_OWN_NAN}; {check.note}") if is_own else check
 
 
 def _list_notes(golden: GoldenSet, random: bool) -> Iterator[str]:

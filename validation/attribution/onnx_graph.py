@@ -156,12 +156,8 @@ class OnnxGraph:
         embed_shapes(self._model, workdir)
         restore_names(self._model)
         graph = self._model.graph
-        value_types = {
-            value.name: value.type for value in onnx.shape_inference.infer_shapes(self._model).graph.value_info
-        }
-        self.others = {
-            name for name, kind in value_types.items() if kind.WhichOneof("value") not in ("tensor_type", None)
-        }
+        values = onnx.shape_inference.infer_shapes(self._model).graph.value_info
+        self.others = {value.name for value in values if value.type.WhichOneof("value") not in ("tensor_type", None)}
         self.fuses = fuses
         self.outputs: Sequence[str] = [value.name for value in graph.output]
         scalars = {tensor.name: tensor for tensor in graph.initializer if math.prod(tensor.dims) == 1}
