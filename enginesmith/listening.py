@@ -97,7 +97,6 @@ class HttpServer:
         self.address = address
         self.ended = Event()
         self._failure: BaseException | None = None
-        self._is_stuck_said = False
         self._started: Future[Callable[[], None]] = Future()
 
     @property
@@ -139,7 +138,7 @@ class HttpServer:
 
     async def _serve(self, listening: socket.socket) -> None:
         loop, stop_event, pool = asyncio.get_running_loop(), asyncio.Event(), ThreadPoolExecutor(self._limits.threads)
-        loop.set_exception_handler(self._note_error)
+        loop.set_exception_handler(self._say_stuck)
         runner = self._make_runner(pool)
         await runner.setup()
         server = runner.server
@@ -154,11 +153,10 @@ class HttpServer:
         pool.shutdown(wait=False, cancel_futures=True)
         self.ended.set()
 
-    def _note_error(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:  # noqa: ARG002
+    def _say_stuck(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:
         """Say once why no connection can be accepted; asyncio would write a traceback for each one that breaks, too."""
-        error = context.get("exception")
-        if "socket" in context and isinstance(error, OSError) and not self._is_stuck_said:
-            self._is_stuck_said = True
+        if "socket" in context and isinstance(error := context.get("exception"), OSError):
+            loop.set_exception_handler(lambda *_: None)
             remedy = "new connections wait until that is over (said once)"
             print(f"error: {self.url} cannot accept connections: {error.strerror}; {remedy}", file=sys.stderr)
 

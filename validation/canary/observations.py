@@ -99,10 +99,10 @@ class ObservationTable:
         return self.accounted == len(self)
 
     def merge_attempts(self, worst: bool) -> "ObservationTable":
-        """The table with one row for each request's name: the worst, or the best, of its attempts in each column.
+        """The table with one row for each request: of several attempts the worst (or best) value in each column.
 
         Of the candidate's the worst and of the baseline's the best, so that trying again never makes a candidate look
-        better: as failed as any attempt, or all; the greatest latency, or least. Outputs that differ equal no other.
+        better. Outputs that differ among the attempts equal no other.
         """
         attempts = dict[Name | None, list[int]]()
         for row, name in enumerate(self.request):
