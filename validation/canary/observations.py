@@ -110,8 +110,8 @@ class ObservationTable:
         if len(attempts) == len(self):
             return self
         columns = {name: column for name, column in vars(self).items() if isinstance(column, list)}
-        firsts = {name: [column[rows[0]] for rows in attempts.values()] for name, column in columns.items()}
-        merged = replace(self, accounted=self.accounted - len(self) + len(attempts), **firsts)
+        merged = replace(self, accounted=self.accounted - len(self) + len(attempts))
+        vars(merged).update({name: [column[rows[0]] for rows in attempts.values()] for name, column in columns.items()})
         greatest, least = (np.fmax, np.fmin) if worst else (np.fmin, np.fmax)
         for index, rows in enumerate(attempts.values()):
             if len(rows) > 1:
