@@ -138,8 +138,7 @@ class HttpServer:
 
     async def _serve(self, listening: socket.socket) -> None:
         loop, stop_event, pool = asyncio.get_running_loop(), asyncio.Event(), ThreadPoolExecutor(self._limits.threads)
-        # asyncio would write a traceback for each connection that breaks.
-        loop.set_exception_handler(lambda *_: None)
+        loop.set_exception_handler(self._say_stuck)
         runner = self._make_runner(pool)
         await runner.setup()
         server = runner.server
@@ -153,6 +152,13 @@ class HttpServer:
         await runner.cleanup()
         pool.shutdown(wait=False, cancel_futures=True)
         self.ended.set()
+
+    def _say_stuck(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:
+        """Say once why no connection can be accepted; asyncio would write a traceback for each one that breaks, too."""
+        if "socket" in context and isinstance(error := context.get("exception"), OSError):
+            loop.set_exception_handler(lambda *_: None)
+            remedy = "new connections wait until that is over (said once)"
+            print(f"error: {self.url} cannot accept connections: {error.strerror}; {remedy}", file=sys.stderr)
 
     def _make_runner(self, pool: ThreadPoolExecutor) -> "web.AppRunner":
         """aiohttp's server with the limits, before it listens."""

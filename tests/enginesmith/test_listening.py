@@ -1,5 +1,6 @@
 """What listens for HTTP: its limits, and what it answers to requests that are none."""
 
+import errno
 import gzip
 import re
 import socket
@@ -153,6 +154,21 @@ def test_connections_beyond_the_limit_are_closed() -> None:
             assert read_all(three) == b""
         one.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         assert one.recv(100), "those that are there stay"
+
+
+def test_that_no_descriptor_is_left_is_said_once_and_it_goes_on(monkeypatch, capfd) -> None:
+    accept, refusals = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files") for _ in range(2)]
+
+    def refuse(listening: socket.socket) -> tuple[socket.socket, object]:
+        if refusals:
+            raise refusals.pop()
+        return accept(listening)
+
+    monkeypatch.setattr(socket.socket, "accept", refuse)
+    monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0)
+    with serving() as server:
+        assert statuses(ask(server, b"GET / HTTP/1.1\r\n" + CLOSE + b"\r\n")) == [200] and not refusals
+    assert capfd.readouterr().err.count(f"{server.url} cannot accept connections: Too many open files;") == 1
 
 
 def test_who_has_not_the_token_is_answered_before_the_body(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,7 @@ class OnnxGraph:
 
     opens: opens a session for a file like it.  fuses: whether that fuses nodes, so that reading a tensor between two of
     them may change what they compute.  steps: its nodes in an order in which they can run.  outputs: their names.
+    others: names of inner values that are no tensors, such as sequences, so that no session can give them.
     Files are written into `workdir`, which the caller removes. Raises ModelError where opening a session does.
     """
 
@@ -155,6 +156,8 @@ class OnnxGraph:
         embed_shapes(self._model, workdir)
         restore_names(self._model)
         graph = self._model.graph
+        values = onnx.shape_inference.infer_shapes(self._model).graph.value_info
+        self.others = {value.name for value in values if value.type.WhichOneof("value") not in ("tensor_type", None)}
         self.fuses = fuses
         self.outputs: Sequence[str] = [value.name for value in graph.output]
         scalars = {tensor.name: tensor for tensor in graph.initializer if math.prod(tensor.dims) == 1}

@@ -140,7 +140,8 @@ class Sweep:
 
     def points(self) -> list[str]:
         """The tensors where both can be cut, in order: floats or quantized on both sides, and not inside a fusion."""
-        names = list_shared(self.reference.steps, self.candidate.steps)
+        shared_names = list_shared(self.reference.steps, self.candidate.steps)
+        names = [name for name in shared_names if name not in self.reference.others]
         with (
             self.reference.open_tapped(names, whole=False) as reference,
             self.candidate.open_tapped(names, whole=False) as candidate,
@@ -152,8 +153,8 @@ class Sweep:
             name: (references[name], candidates[name]) for name in names if name in references and name in candidates
         }
         self.zeros = {name: step.zero for step in self.reference.steps for name in step.makes if step.zero is not None}
-        shared_names = [name for name in names if _can_cut(*self.kinds[name], name in self.zeros)]
-        return exclude_joined(shared_names, self.candidate.steps) if self.candidate.fuses else shared_names
+        cut_names = [name for name in names if _can_cut(*self.kinds[name], name in self.zeros)]
+        return exclude_joined(cut_names, self.candidate.steps) if self.candidate.fuses else cut_names
 
     def rows(self, cuts: set[str]) -> list[SegmentRow]:
         """A row for each cut. Only segments that were not measured yet are run; once the time is over, no more than the

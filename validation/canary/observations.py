@@ -8,7 +8,7 @@
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,8 @@ from validation.statistics.rates import Side
 
 # The most bytes of a line.
 MOST_LINE_BYTES = 1 << 20
+# The share of requests that may be observed more than once, as where a server tries again.
+MOST_REPEATED = 0.001
 Name = int | str
 
 
@@ -96,6 +98,34 @@ class ObservationTable:
         """Whether all writers stopped in order. Without that, the end may be where a process died."""
         return self.accounted == len(self)
 
+    def merge_attempts(self, worst: bool) -> "ObservationTable":
+        """The table with one row for each request: of several attempts the worst (or best) value in each column.
+
+        Of the candidate's the worst and of the baseline's the best, so that trying again never makes a candidate look
+        better. Outputs that differ among the attempts equal no other.
+        """
+        attempts = dict[Name | None, list[int]]()
+        for row, name in enumerate(self.request):
+            attempts.setdefault(name, []).append(row)
+        if len(attempts) == len(self):
+            return self
+        columns = {name: column for name, column in vars(self).items() if isinstance(column, list)}
+        merged = replace(self, accounted=self.accounted - len(self) + len(attempts))
+        vars(merged).update({name: [column[rows[0]] for rows in attempts.values()] for name, column in columns.items()})
+        greatest, least = (np.fmax, np.fmin) if worst else (np.fmin, np.fmax)
+        for index, rows in enumerate(attempts.values()):
+            if len(rows) > 1:
+                merged.ok[index] = (all if worst else any)(self.ok[row] for row in rows)
+                like_rows = [row for row in rows if self.ok[row] == merged.ok[index]]
+                merged.error[index] = self.error[like_rows[0]]
+                merged.latency[index] = float(greatest.reduce([self.latency[row] for row in like_rows]))
+                merged.score[index] = float(least.reduce([self.score[row] for row in like_rows]))
+                merged.sqnr_db[index] = float(np.min([self.sqnr_db[row] for row in like_rows]))
+                merged.flipped[index] = any(self.flipped[row] for row in like_rows) or merged.flipped[index]
+                outputs = {self.output[row] for row in like_rows}
+                merged.output[index] = outputs.pop() if len(outputs) == 1 else f"several, worst {worst}"
+        return merged
+
     def side(self, order: Array) -> Side:
         """The entries at the indices `order` (int [n]) as arrays; -1 stands for a request that was never answered."""
         missing_mask = order < 0
@@ -136,8 +166,12 @@ def read_observations(path: Path, size: int | None = None) -> ObservationTable:
     if not len(observations):
         raise DataError(f"{path} holds no observations; `enginesmith.recording.ObservationLog` writes them")
     names = Counter(name for name in observations.request if name is not None)
-    if (duplicate := next((name for name, count in names.items() if count > 1), None)) is not None:
-        raise DataError(f"{path}: request {str(duplicate)[:60]!r} was observed twice; each needs a name of its own")
+    repeated_names = [name for name, count in names.items() if count > 1]
+    if len(repeated_names) > MOST_REPEATED * len(names):
+        raise DataError(
+            f"{path}: request {str(repeated_names[0])[:60]!r} was observed twice, as {len(repeated_names)} of "
+            f"{len(names)} were, over {100 * MOST_REPEATED:g} %; log each request once, as its user saw it"
+        )
     observations.cut, observations.digest = reader.cut, reader.digest
     return observations
 

@@ -133,6 +133,13 @@ class TestGolden:
         case = GoldenSet.load(run(torch_request(tmp_path, table, inputs=(ids,))).golden).cases[0]
         assert case.inputs["x"].min() == 0 and case.inputs["x"].max() == 44
 
+    def test_random_masks_leave_something_of_each_row_and_nan_of_the_model_itself_is_said(self, tmp_path):
+        mask, dims = TensorSpec("mask", "bool", ("batch", "n")), (BATCH, Dim("n", 1, 4, 8))
+        body = net("return x / mask.sum(1, keepdim=True), x.log()", ", mask")
+        checks = run(torch_request(tmp_path, body, inputs=(X, mask), dims=dims, outputs=("y", "z"))).checks
+        found = [(check.output, "the model itself answers NaN" in check.note) for check in checks if not check.passed]
+        assert set(found) == {("z", True)}
+
     def test_a_known_model_is_used_as_it_is_when_only_the_golden_set_is_new(self, tmp_path):
         known = run(torch_request(tmp_path, LINEAR)).onnx.rename(tmp_path / "known.onnx")
         digest = digest_of_file(known)

@@ -191,12 +191,7 @@ def test_a_node_that_fails_to_run_is_named(tmp_path: Path) -> None:
 
 def test_control_flow_reads_given_activations_and_integers_are_decisions(tmp_path: Path) -> None:
     then, other = (
-        helper.make_graph(
-            [helper.make_node(kind, ["a", "a"], [f"{kind}_out"])],
-            kind,
-            [],
-            [helper.make_tensor_value_info(f"{kind}_out", onnx.TensorProto.FLOAT, None)],
-        )
+        onnx.parser.parse_graph(f"{kind} () => (float[] {kind}_out) {{ {kind}_out = {kind}(a, a) }}")
         for kind in ("Add", "Mul")
     )
     net = build("float[batch,5] x", "int64[batch] y", "a = Mul(x, w) z = Add(b, b) y = ArgMax<axis=1,keepdims=0>(z)",
@@ -206,16 +201,15 @@ def test_control_flow_reads_given_activations_and_integers_are_decisions(tmp_pat
     net = with_names(net)
     result = found(net, with_weight(net, "w", np.float32(-2)), x_values(), tmp_path)
     assert [row.node for row in result.blamed] == ["Mul_a"]
-    result = found(net, with_attribute(without_axis(net), "y", axis=0), x_values(), tmp_path / "axis")
+    result = found(net, with_attribute(net, "y", axis=0), x_values(), tmp_path / "axis")
     assert [row.node for row in result.blamed] == ["ArgMax_y"]
 
 
-def without_axis(model: ModelProto) -> ModelProto:
-    copy = ModelProto()
-    copy.CopyFrom(model)
-    node = maker(copy, "y")
-    node.attribute.remove(next(item for item in node.attribute if item.name == "axis"))
-    return copy
+def test_a_sequence_is_no_place_to_cut_but_what_is_made_of_it_is(tmp_path: Path) -> None:
+    text = "a = Mul(x, w) s = SequenceConstruct(a, x) b = ConcatFromSequence<axis=1>(s) y = Neg(b)"
+    net = with_names(build("float[batch,5] x", "float[batch,10] y", text, {"w": np.float32(2)}))
+    result = found(net, with_weight(net, "w", np.float32(-2)), x_values(), tmp_path)
+    assert [row.node for row in result.blamed] == ["Mul_a"] and result.points == 3
 
 
 def test_the_cases_are_those_where_the_outputs_are_furthest_apart(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test_half_a_line_at_the_end_is_left_out_and_told(tmp_path):
 def test_nothing_and_twice(tmp_path):
     with pytest.raises(DataError, match="holds no observations"):
         read_observations(written(tmp_path, json.dumps(HEAD)))
-    with pytest.raises(DataError, match="request '7' was observed twice"):
+    with pytest.raises(DataError, match=r"request '7' was observed twice, as 1 of 1 were, over 0\.1 %; log each"):
         read_observations(written(tmp_path, line(7), line(7)))
     with pytest.raises(DataError, match="cannot be read"):
         read_observations(tmp_path / "gone.jsonl")
@@ -104,6 +104,18 @@ def test_a_request_that_one_side_lost_has_failed_there(tmp_path):
     assert "1 requests were observed on one side only, and count as failed" in notes[0]
     evidence, notes = evidence_of(*pair, 15.0, ignore_missing=True)
     assert evidence.requests == 3 and "left out" in notes[0]
+
+
+@pytest.mark.parametrize("attempts", [({}, {"ok": False}), ({"latency": 9.0}, {}), ({"output": "cd" * 32}, {})])
+def test_an_attempt_hides_no_other_of_the_candidate_and_spoils_none_of_the_baseline(tmp_path, attempts):
+    rest, again = [line(index) for index in range(1, 2000)], [line(0, **changes) for changes in attempts]
+    end = json.dumps({"kind": "enginesmith-end", "requests": 2001})
+    spoilt, notes = evidence_of(*both(tmp_path, [*again, *rest, end], [line(0), *rest]), 15.0)
+    bad = not spoilt.candidate.ok[0], spoilt.candidate.latency[0] > 1, bool(spoilt.differs[0])
+    assert sum(bad) == 1 and "candidate.jsonl: 1 request observed again; the worst try counts" in notes[0]
+    assert spoilt.requests == 2000 and read_observations(tmp_path / "candidate.jsonl").merge_attempts(worst=True).ended
+    spared, notes = evidence_of(*both(tmp_path, [line(0), *rest], [*again, *rest]), 15.0)
+    assert spared.baseline.ok.all() and spared.baseline.latency.max() < 1 and "the best try counts" in notes[0]
 
 
 def test_answers_are_the_same_by_distance_or_by_digest(tmp_path):

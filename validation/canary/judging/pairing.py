@@ -131,7 +131,13 @@ def evidence_of(
     if None in candidate.request or None in baseline.request:
         evidence, remarks = _leave_unpaired(candidate, baseline)
     else:
-        evidence, remarks = _pair_by_name(candidate, baseline, sqnr_db, ignore_missing)
+        sides = candidate.merge_attempts(worst=True), baseline.merge_attempts(worst=False)
+        notes += [
+            f"{table.path.name}: {pluralize(len(table) - len(side), 'request')} observed again; the {word} try counts"
+            for table, side, word in zip((candidate, baseline), sides, ("worst", "best"), strict=True)
+            if side is not table
+        ]
+        evidence, remarks = _pair_by_name(*sides, sqnr_db, ignore_missing)
     reasons = [describe_kill("candidate", candidate), describe_kill("baseline", baseline), evidence.stopped]
     died = reasons.pop(0) if candidate.died and not baseline.died else ""
     growing = not (candidate.ended and baseline.ended)
