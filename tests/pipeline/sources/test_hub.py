@@ -18,6 +18,7 @@ from safetensors.numpy import save
 
 from enginesmith.cli import enginesmith
 from enginesmith.core.errors import InputError, IntegrityError, ModelError, SpecError, UnavailableError
+from pipeline.cli.models.init import draft_spec
 from pipeline.compile.steps.exports import source_digests
 from pipeline.intake.registration import bundle_of
 from pipeline.sources.hub import HubFile, fetch, list_locations
@@ -165,6 +166,27 @@ def test_init_of_a_file_in_the_cache_writes_where_the_hub_has_it(tmp_path, hub, 
     CliRunner().invoke(enginesmith, ["init", str(file)], catch_exceptions=False)
     spec = load_spec(tmp_path / "model.yaml")
     assert (spec.source.hub_file, spec.model) == (ONNX, "model")
+    assert draft_spec(file, None) == (Path("model.yaml"), False)
+
+
+def test_init_of_files_in_the_cache_writes_nothing_into_it(tmp_path, hub, monkeypatch):
+    fetch(ONNX, tmp_path / "one")
+    folder = tmp_path / "cache/models--org--model/snapshots" / REVISION / "onnx"
+    (folder / "config.pbtxt").symlink_to("../config.pbtxt")
+    (folder.parent / "config.pbtxt").touch()
+    before = sorted(tmp_path.rglob("cache/**"))
+    monkeypatch.chdir(folder)
+    (tmp_path / "link").symlink_to(folder)
+    model, out = str(folder / "model.onnx"), str(tmp_path / "link/m.yaml")
+    for words in (["model.onnx"], ["a=model.onnx", "b=model.onnx"], [model, "--out", out]):
+        with pytest.raises(InputError, match="is in the cache of the Hugging Face Hub; run in another folder, or give"):
+            CliRunner().invoke(enginesmith, ["init", *words], catch_exceptions=False, standalone_mode=False)
+    with pytest.raises(InputError, match="copy it out of the cache"):
+        draft_spec(folder / "config.pbtxt", None)
+    monkeypatch.chdir(tmp_path / "one")
+    CliRunner().invoke(enginesmith, ["init", f"a={model}", f"b={model}"], catch_exceptions=False)
+    assert sorted(path.name for path in Path().glob("*.yaml")) == ["a.yaml", "b.yaml", "model.yaml"]
+    assert sorted(tmp_path.rglob("cache/**")) == before
 
 
 @pytest.mark.parametrize("damaged", ["onnx/model.onnx", "onnx/model.onnx_data"])
