@@ -75,13 +75,8 @@ def test_pip_is_killed_where_the_wait_for_it_is_interrupted(tmp_path: Path, monk
     (tmp_path / "pip").chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "pip"))
     monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
-
-    def interrupt(note: str) -> None:
-        if "Collecting" in note:
-            raise SystemExit
-
     with pytest.raises(SystemExit):
-        environments._install(tmp_path, [], {"a": "1"}, interrupt)
+        environments._install(tmp_path, [], {"a": "1"}, lambda note: "Collecting" in note and sys.exit())
     assert not (tmp_path / "ended").exists()
 
 
