@@ -77,10 +77,14 @@ def _install(environment: Path, places: Sequence[str], pins: Mapping[str, str], 
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     ) as process:  # fmt: skip
         lines = []
-        for line in filter(None, map(str.strip, process.stdout or ())):
-            lines.append(line)
-            if line.startswith(_STEPS):
-                note(f"{name}: {line} ({time.monotonic() - began:.0f} s)")
+        try:
+            for line in filter(None, map(str.strip, process.stdout or ())):
+                lines.append(line)
+                if line.startswith(_STEPS):
+                    note(f"{name}: {line} ({time.monotonic() - began:.0f} s)")
+        except BaseException:  # leaving the context only waits for pip
+            process.kill()
+            raise
     if process.returncode:
         reason, output = lines[-1] if lines else f"exit status {process.returncode}", "\n".join(lines)
         if connection_match := re.search(r"connection broken by .*: ([^']*)'", output):

@@ -53,6 +53,11 @@ class HubFile:
         """Where it lies in the folder of a spec."""
         return f"{FOLDER}/{self.repository}/{self.revision}/{self.file}"
 
+    @property
+    def name(self) -> str:
+        """The repository's, without its owner."""
+        return self.repository.rpartition("/")[2]
+
     def __str__(self) -> str:
         return f"{self.file} of {self.repository} at {self.revision[:12]}"
 

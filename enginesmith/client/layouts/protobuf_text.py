@@ -13,6 +13,8 @@ _DEEPEST = 20
 _TOKEN = re.compile(r'\s*(?:#[^\n]*\s*)*("(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|[A-Za-z0-9_.+\-/]+|[{}\[\]:,;<>])')
 # A hexadecimal number, or an octal one, which is read as the decimal one.
 _OTHER_BASE = re.compile("0[xX]([0-9a-fA-F]+)|0([0-7]+)")
+# A number in whatever base, also in quotes, which is far above what 64 bits hold; Python reads no 4,300 digits.
+_LONG_NUMBER = re.compile("[\"']?\\d[\\da-fA-FxX]{999,}[\"']?")
 _CLOSING = {"{": "}", "<": ">"}
 
 
@@ -48,7 +50,7 @@ class ProtoMessage:
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """The values of a field that are numbers from 0 on."""
-        return tuple(int(value) for value in self.fields.get(name, ()) if isinstance(value, str) and value.isdigit())
+        return tuple(int(value) for value in self.fields.get(name, ()) if isinstance(value, str) and value.isdecimal())
 
 
 def write_message(fields: Mapping[str, Fields]) -> str:
@@ -136,9 +138,7 @@ def _values(tokens: list[tuple[str, int]], line: int, depth: int) -> list["str |
     if lexeme != "[":
         if lexeme in "}>]:":
             raise ValueError(f"line {line}: a value is missing before {lexeme!r}")
-        if match := _OTHER_BASE.fullmatch(lexeme):
-            return [str(int(match[1], 16) if match[1] else int(match[2], 8))]
-        return [lexeme[1:-1] if lexeme[0] in "\"'" else lexeme]
+        return [_scalar_text(lexeme, line)]
     values: list[str | ProtoMessage] = []
     while tokens and tokens[-1][0] != "]":
         if tokens[-1][0] == ",":
@@ -151,3 +151,13 @@ def _values(tokens: list[tuple[str, int]], line: int, depth: int) -> list["str |
         raise ValueError(f"line {line}: the list has no end")
     tokens.pop()
     return values
+
+
+def _scalar_text(lexeme: str, line: int) -> str:
+    """A number in decimal, and what stands in quotes without them."""
+    if _LONG_NUMBER.fullmatch(lexeme):
+        problem = f"{lexeme[:20]}... is a number of {len(lexeme)} characters; the format has none of over 64 bits"
+        raise ValueError(f"line {line}: {problem}")
+    if match := _OTHER_BASE.fullmatch(lexeme):
+        return str(int(match[1], 16) if match[1] else int(match[2], 8))
+    return lexeme[1:-1] if lexeme[0] in "\"'" else lexeme

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pipeline.drafts.facts import FoundModel
     from pipeline.drafts.requests import Scaling, SplitRequests
     from pipeline.orchestration.watch import WatchedSpec
+    from pipeline.sources.hub import HubFile
 
 _SCALINGS = ("imagenet", "unit", "symmetric", "bytes")
 # Writes a file's content into a stream.
@@ -141,7 +142,8 @@ def draft_spec(model: Path, targets: str | None) -> tuple[Path, bool]:
 
     model_facts, path = _look(model, None)
     if path.exists():
-        if dict(model_facts.source) != {(spec := load_spec(path)).source.kind: spec.source_file}:
+        source = load_spec(path).source
+        if dict(model_facts.source) != {key: getattr(source, key) for key in model_facts.source}:
             raise InputError(f"{path} is the spec of another model; rename one of them, or name the spec")
         return path, False
     model_facts = replace(model_facts, targets=tuple(split_names(targets)) or model_facts.targets)
@@ -150,14 +152,19 @@ def draft_spec(model: Path, targets: str | None) -> tuple[Path, bool]:
 
 
 def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> None:
-    """Write a spec for each graph beside the ensemble's, which lies in the folder of the first."""
+    """Write a spec for each graph beside the ensemble's, which lies in the folder of the first; here, where that is in
+    the cache of the Hugging Face Hub."""
     from pipeline.drafts import text as drafts
     from pipeline.drafts.facts import model_name
+    from pipeline.sources.hub import find_cached
     from pipeline.sources.onnx_header import read_header
 
     named_models = [_split_name(text) for text in models]
     first_model = named_models[0][1]
-    path = out or first_model.parent / f"{model_name(first_model.resolve().parent.name)}.yaml"
+    if hub_file := find_cached(first_model):
+        path = out or Path(f"{model_name(hub_file.name)}.yaml")
+    else:
+        path = out or first_model.parent / f"{model_name(first_model.resolve().parent.name)}.yaml"
     ensemble_name, graphs = model_name(path.stem), list[drafts.FoundGraph]()
     for name, model in named_models:
         if model.is_file() and model.suffix.lower() != ".onnx":
@@ -194,13 +201,12 @@ def _split_name(text: str) -> tuple[str, Path]:
 
 
 def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
-    """What a model file holds, and where its spec goes: of one in the cache of the Hugging Face Hub, here."""
+    """What a model file holds, and where its spec goes."""
     from pipeline.compile.preflight import POINTER, is_pointer
-    from pipeline.drafts.facts import model_name
     from pipeline.drafts.model_package import MANIFEST, look_at_package
     from pipeline.drafts.onnx_model import look_at_onnx, look_at_triton
     from pipeline.drafts.torch_model import look_at_pt2
-    from pipeline.sources.hub import fetch, find_cached
+    from pipeline.sources.hub import find_cached
 
     if (model / "saved_model.pb").is_file():
         raise InputError(f"{model} {_OTHERS['.pb']}")
@@ -213,12 +219,7 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
     if is_pointer(model):
         raise InputError(f"{model} {POINTER}")
     if hub_file := find_cached(model):
-        folder = out.parent if out else Path()
-        fetch(hub_file, folder)
-        model_facts, _ = _look(folder / hub_file.path, folder / "spec.yaml")
-        name = model_name(hub_file.repository.partition("/")[2] or hub_file.repository)
-        source = {"hf": hub_file.repository, "revision": hub_file.revision, "file": hub_file.file}
-        return replace(model_facts, name=name, source=source, deciding=frozenset()), out or folder / f"{name}.yaml"
+        return _look_in_cache(model, hub_file, out)
     suffix = model.suffix.lower()
     folder = (out or model).parent
     relative_path = _below(model, folder)
@@ -237,6 +238,26 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
         suffix_problem = f"has the ending {suffix or 'none'}, which is unknown; .onnx, .pt2 and .pbtxt are known"
         raise InputError(f"{model} {_OTHERS.get(suffix, suffix_problem)}")
     return model_facts, out or folder / f"{model_facts.name}.yaml"
+
+
+def _look_in_cache(model: Path, hub_file: "HubFile", out: Path | None) -> tuple["FoundModel", Path]:
+    """The same of a file in the cache of the Hugging Face Hub, whose spec goes here. Raises InputError, before it
+    writes anything, where that is in the cache too."""
+    from pipeline.drafts.facts import model_name
+    from pipeline.drafts.onnx_model import look_at_onnx
+    from pipeline.sources.hub import fetch, find_cached
+
+    folder = (out.parent if out else Path()).resolve()
+    if not hub_file.file.endswith(".onnx"):
+        problem = "is in the cache of the Hugging Face Hub, and no .onnx file; copy it out of the cache"
+        raise InputError(f"{model} {_OTHERS.get(model.suffix.lower(), problem)}")
+    if find_cached(folder / "spec.yaml"):
+        remedy = "run in another folder, or give `enginesmith init` an --out outside of the cache"
+        raise InputError(f"{folder}, where the spec goes, is in the cache of the Hugging Face Hub; {remedy}")
+    fetch(hub_file, folder)
+    model_facts, name = look_at_onnx(folder / hub_file.path, hub_file.path), model_name(hub_file.name)
+    source = {"hf": hub_file.repository, "revision": hub_file.revision, "file": hub_file.file}
+    return replace(model_facts, name=name, source=source), out or Path(f"{name}.yaml")
 
 
 def _below(file: Path, folder: Path) -> str:
@@ -286,7 +307,8 @@ def _split(
         split = split_for(plain_model)
         values = {name: split.scalars[name] for name in sorted(model.deciding & split.scalars.keys())}
         if values and not model.serve:  # what serves it goes on giving these inputs
-            plain_model = replace(as_inputs(look_at_onnx(file, str(model.source["onnx"]), values)), name=model.name)
+            model_facts, source = look_at_onnx(file, file.name, values), {**model.source, "arguments": values}
+            plain_model = replace(as_inputs(model_facts), name=model.name, source=source)
             split = split_for(plain_model, [spec for spec in model.inputs if spec.name in values])
         plain_model = plain_model.hold_sizes(split.sizes, split.ranges)
     except DataError as error:

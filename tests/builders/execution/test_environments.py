@@ -70,6 +70,16 @@ def test_the_real_reason_of_pip_comes_first(tmp_path: Path, monkeypatch, said: s
         environments._install(tmp_path, [], {"a": "1"}, str)
 
 
+def test_pip_is_killed_where_the_wait_for_it_is_interrupted(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "pip").write_text(f"#!/bin/sh\necho Collecting a\nsleep 20\ntouch {tmp_path}/ended\n")
+    (tmp_path / "pip").chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "pip"))
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
+    with pytest.raises(SystemExit):
+        environments._install(tmp_path, [], {"a": "1"}, lambda note: "Collecting" in note and sys.exit())
+    assert not (tmp_path / "ended").exists()
+
+
 def test_what_a_killed_process_left_of_an_environment_is_made_anew(tmp_path: Path, monkeypatch) -> None:
     write_wheel(tmp_path, "junitparser", "99.0")
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -69,12 +69,14 @@ def test_what_the_model_does_not_have_so_is_said_and_not_dropped_in_silence(tmp_
             {"batch": (1, 1), "height": (192, 192), "width": (64, 64)},
         ),
         ("max_batch_size: 4 input {name: 'z' dims: [3, 5, 5]} input {name: 'x' dims: [192]}", {"batch": (1, 4)}),
-        ("input {name: 'x' dims: [[3]", {}),
+        ("input {name: 'x' dims: [[3]", "a list in a list"),
+        *((f"max_batch_size: {digits}{4300 * '0'}", "000... is a number of") for digits in ("0x1", "1", "0")),
+        ("max_batch_size: '²' input {name: 'x' dims: ['³', 3, -1, 192]}", {"width": (192, 192)}),
     ],
 )  # fmt: skip
 def test_the_sizes_that_are_served_are_those_of_the_spec(tmp_path, config, sizes):
-    if not sizes:
-        with pytest.raises(InputError, match="a list in a list"):
+    if isinstance(sizes, str):
+        with pytest.raises(InputError, match=sizes):
             sized(tmp_path, config, "batch,3,height,width")
         return
     found = sized(tmp_path, config, "batch,3,height,width")

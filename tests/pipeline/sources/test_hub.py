@@ -18,6 +18,7 @@ from safetensors.numpy import save
 
 from enginesmith.cli import enginesmith
 from enginesmith.core.errors import InputError, IntegrityError, ModelError, SpecError, UnavailableError
+from pipeline.cli.models.init import draft_spec
 from pipeline.compile.steps.exports import source_digests
 from pipeline.intake.registration import bundle_of
 from pipeline.sources.hub import HubFile, fetch, list_locations
@@ -156,15 +157,29 @@ def test_without_the_hub_its_cache_is_enough_and_a_lost_one_says_what_to_run(
         load_spec(spec_in(tmp_path / "three", HF))
 
 
-def test_init_of_a_file_in_the_cache_writes_where_the_hub_has_it(tmp_path, hub, monkeypatch):
+def test_init_of_a_file_in_the_cache_writes_where_the_hub_has_it_and_nothing_into_the_cache(tmp_path, hub, monkeypatch):
     fetch(ONNX, tmp_path / "one")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "other"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    folder = tmp_path / "cache/models--org--model/snapshots" / REVISION / "onnx"
+    (folder / "config.pbtxt").touch()
+    (tmp_path / "link").symlink_to(folder)
+    before, file = sorted(tmp_path.rglob("cache/**")), folder / "../onnx/model.onnx"
     monkeypatch.chdir(tmp_path)
-    file = tmp_path / "cache/models--org--model/snapshots" / REVISION / "onnx/../onnx/model.onnx"
-    CliRunner().invoke(enginesmith, ["init", str(file)], catch_exceptions=False)
-    spec = load_spec(tmp_path / "model.yaml")
-    assert (spec.source.hub_file, spec.model) == (ONNX, "model")
+    init = partial(CliRunner().invoke, enginesmith, catch_exceptions=False, standalone_mode=False)
+    init(["init", str(file)])
+    assert (spec := load_spec(Path("model.yaml"))).source.hub_file == ONNX and spec.model == "model"
+    assert draft_spec(file, None) == (Path("model.yaml"), False)
+    with pytest.raises(InputError, match="copy it out of the cache"):
+        draft_spec(folder / "config.pbtxt", None)
+    monkeypatch.chdir(tmp_path / "one")
+    init(["init", f"a={file}", f"b={file}"])
+    assert sorted(path.name for path in Path().glob("*.yaml")) == ["a.yaml", "b.yaml", "model.yaml"]
+    monkeypatch.chdir(folder)
+    for words in (["model.onnx"], ["a=model.onnx", "b=model.onnx"], [str(file), "--out", f"{tmp_path}/link/m.yaml"]):
+        with pytest.raises(InputError, match="is in the cache of the Hugging Face Hub; run in another folder, or give"):
+            init(["init", *words])
+    assert sorted(tmp_path.rglob("cache/**")) == before
 
 
 @pytest.mark.parametrize("damaged", ["onnx/model.onnx", "onnx/model.onnx_data"])

@@ -96,15 +96,18 @@ def test_what_only_decides_a_branch_is_a_constant_where_all_requests_agree(dtype
         p = Mul(m, f)
         y = Add(b, p)"""
     inputs = f"float[batch,?] x, float[batch,?] z, {dtype} n"
-    onnx.save(build(inputs, "float[batch,4] y", text, {"w": np.ones((3, 4)), "row": [1]}), tmp_path / "net.onnx")
     x, z = (np.random.default_rng(0).standard_normal((30, 1, size)).astype("f4") for size in (3, 7))
     np.savez(tmp_path / "requests.npz", x=x, z=z, n=np.resize(values, 30))
-    assert init(tmp_path / "net.onnx", "--from-requests", tmp_path / "requests.npz") == 0
-    spec, said = load_spec(tmp_path / "net.yaml"), "is 1 in all requests" if is_constant else "decides which branch"
-    assert [*spec.inputs] == [*np.load(tmp_path / "golden.npz")] == ["x", "z", "n"][: 3 - is_constant]
-    assert spec.source.arguments == ({"n": 1} if is_constant else {})
-    assert spec.dims[spec.inputs["z"].shape[1]].opt == 7, "of one branch, z's axis has the name that x's had"
-    assert f"# 'n' {said}" in (tmp_path / "net.yaml").read_text()
+    spec_path, said = tmp_path / "net.yaml", "is 1 in all requests" if is_constant else "decides which branch"
+    for model in (tmp_path / "net.onnx", tmp_path / f"models--org--net/snapshots/{'0' * 40}/net.onnx"):  # of the Hub
+        model.parent.mkdir(parents=True, exist_ok=True)
+        onnx.save(build(inputs, "float[batch,4] y", text, {"w": np.ones((3, 4)), "row": [1]}), model)
+        assert init(model, "--from-requests", tmp_path / "requests.npz", "--out", spec_path, "--force") == 0
+        spec = load_spec(spec_path)
+        assert [*spec.inputs] == [*np.load(tmp_path / "golden.npz")] == ["x", "z", "n"][: 3 - is_constant]
+        assert spec.source.arguments == ({"n": 1} if is_constant else {})
+        assert spec.dims[spec.inputs["z"].shape[1]].opt == 7, "of one branch, z's axis has the name that x's had"
+        assert f"# 'n' {said}" in spec_path.read_text()
 
 
 def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
