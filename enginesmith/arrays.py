@@ -223,7 +223,7 @@ class StoredArray:
         raise DataError(f"{self} has no axes; store one entry per sample along axis 0")
 
     def whole(self) -> Array:
-        """As `read`, also of an array without axes."""
+        """The whole array, in memory; also an array without axes. Raises DataError as `blocks`."""
         with _translate_errors(self.path, self.name), _open_member(self.path, self.member) as stream:
             stream.seek(self.offset)
             return self._read_array(stream, self.shape)
@@ -258,7 +258,7 @@ def _header(path: Path, member: str | None, stored_bytes: int) -> StoredArray:
     with _translate_errors(path, name), _open_member(path, member) as stream:
         major, _ = npy.read_magic(stream)
         read_header = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
-        with warnings.catch_warnings(action="ignore"):  # a header of Python 2's is as good
+        with warnings.catch_warnings(action="ignore"):  # numpy warns about headers from Python 2; they are readable
             shape, is_fortran, dtype = read_header(stream)
         array = StoredArray(path, name, member, dtype, shape, stream.tell())
     if dtype.hasobject:

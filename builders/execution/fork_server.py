@@ -25,12 +25,13 @@ from builders.execution.process import Start, spawn, variables_of
 
 
 def main(control: socket.socket, modules: list[str]) -> None:
-    """Import the modules and answer until the socket is closed. What cannot be imported here is left to the jobs."""
+    """Import the modules and answer until the socket is closed. Modules that fail to import are skipped; jobs report
+    the error."""
     for name in modules:
         with suppress(ImportError):
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # so that no child's collection writes to pages that all share
+    gc.freeze()  # so that garbage collection in a child does not copy shared pages
     _serve(control)
 
 

@@ -202,7 +202,7 @@ Result = Value | tuple[Value | None, ...]
 
 
 def make_known(numbers: typing.Iterable[Any], shape: tuple[int, ...], dtype: Any) -> Known:
-    """A `Known` of these numbers in that shape."""
+    """A `Known` with these numbers, in row-major order."""
     array = np.empty(shape, dtype=object)
     for index, number in zip(np.ndindex(shape), numbers, strict=True):
         array[index] = number

@@ -270,7 +270,7 @@ def _entries(error: EnginesmithError) -> list[str]:
 
 
 def _say_last(chosen: Mapping[str, str], event: str, entries: Sequence[str]) -> None:
-    """Write why the command ended to stderr, in its log format. entries: as `_entries` gives them."""
+    """Write the command's errors to stderr, in its log format. entries: result of `_entries`."""
     if chosen.get("log_format") == "json":
         write_line(event, "error", message="\n".join(entry.removeprefix("error: ") for entry in entries))
     else:

@@ -405,7 +405,7 @@ Jobs = Annotated[
 
 @dataclass(frozen=True)
 class Selection:
-    """What of a spec a command is about: names with commas; None means all."""
+    """The parts of a spec that a command selects: names separated by commas; None selects all."""
 
     targets: Annotated[str | None, targets_option(_ALL)] = None
     precisions: Precisions = None

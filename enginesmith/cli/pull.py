@@ -80,7 +80,7 @@ class MachineOptions:
         """The one target of a layout that holds one engine. Raises click's usage error for several."""
         if len(self.targets) > 1 or _ALL in self.targets:
             raise click.UsageError(
-                "engines of several targets lie together in Triton's layout alone; give --layout triton"
+                "this layout holds the engine of one target; give --layout triton, or name one target"
             )
         return self.machine_of(self.targets[0])
 

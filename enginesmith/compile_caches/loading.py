@@ -173,10 +173,10 @@ def open_cache(path: Path, digest: str) -> WarmStart:
         raise IntegrityError(
             f"{path} has the digest {actual_digest[:12]}, and {digest[:12]} was published; pull it again"
         )
-    folder = Path(tempfile.mkdtemp(prefix="enginesmith-cache-"))  # readable by this user alone
+    folder = Path(tempfile.mkdtemp(prefix="enginesmith-cache-"))  # readable only by this user
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with _opened(path) as archive:
-        archive.extractall(folder)  # below the folder, whatever the names of its members say
+        archive.extractall(folder)  # never outside the folder: extractall removes '..' from names
     use_folder(files := folder / _FILES, threads=1)
     return WarmStart(files, _count_kernels(files))
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BucketCount:
-    """The requests of a bucket. elements: of their inputs as given.  padding: elements that were added to those."""
+    """Request counts of a bucket. elements: input elements before padding.  padding: elements added by padding."""
 
     name: str
     requests: int

@@ -152,7 +152,7 @@ def run_canary(store: Store, request: CanaryRun, say: Say) -> WrittenReport:
 
 
 def _read_traffic(path: Path, session: Session | IsolatedSession, manifest: Manifest, store: Store) -> RecordedTraffic:
-    """The traffic for an engine of a version. Raises as `read_traffic`, with a remedy where it lacks states."""
+    """The traffic for a version's engine. Raises as `read_traffic`; if states are missing, the error adds a remedy."""
     try:
         return read_traffic(path, session.inputs)
     except DataError as error:

@@ -247,7 +247,7 @@ def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[
         channels.promote(store, candidate, channel, by=user(), why=reason, **terms)
     except (InputError, ConflictError) as error:
         return f"PASS, and {model}:{channel} was not moved: {error}"
-    # A FAIL that was attached meanwhile found the candidate not served yet, and left the channel alone.
+    # A FAIL attached before the promotion did not roll back, because the candidate was not served yet.
     for verdict in target_verdicts(store, candidate, serving):
         if verdict.verdict == "FAIL" and verdict.report:
             return _roll_back(store, verdict.report, channel)

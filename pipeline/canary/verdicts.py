@@ -47,9 +47,9 @@ class WrittenReport:
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """How to judge files of observations. limits: the thresholds.  source: where those are from, in words.
+    """How to judge files of observations. limits: the thresholds.  source: the origin of the limits, for the report.
 
-    planned: number of requests at the last look, None where this look is the only one.  previous: report of the look
+    planned: number of requests at the last look; None for a single look.  previous: report of the look
     before.  ignore_missing: whether a request that only one side observed is left out; else it counts as failed.
     """
 

@@ -162,7 +162,7 @@ class Served:
 
     @property
     def name(self) -> str:
-        """'digits@3'."""
+        """The model and its version: 'digits@3'; only the model if no version is served."""
         model = self.demand.reference.model
         return model if self.version is None else f"{model}@{self.version}"
 

@@ -349,7 +349,7 @@ def _find_prerequisite(coverage: Coverage, unit: WantedUnit) -> str:
 
 
 def _explain_refusal(entry: EngineEntry, target: Target) -> str:
-    """Why the backend of an engine does not take another target; '' where it may, or is not installed to be asked."""
+    """The reason why an engine's backend refuses another target; '' if it accepts it or is not installed."""
     request = _request_for(entry, target)
     # The answer does not depend on the weights, and many models are alike apart from them.
     return "" if request is None else _ask_backend(replace(request, model=""))

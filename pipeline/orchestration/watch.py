@@ -44,7 +44,7 @@ from validation.canary.report import CanaryReport
 
 @dataclass(frozen=True)
 class SentEvent:
-    """An event that the server has. id: its id there.  server: URL of the API."""
+    """An event that the Prefect server has accepted. id: the server's id of it.  server: URL of the API."""
 
     id: str
     event: str

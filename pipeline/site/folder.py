@@ -178,7 +178,8 @@ class SiteFolder:
 
 
 def _sync(paths: Sequence[Path]) -> None:
-    """Sync files to the disk: few one by one, many by one sync of everything, which waits for other programs' too."""
+    """Sync files to the disk: a few one by one; many with one `os.sync`, which also waits for files of other
+    programs."""
     if len(paths) > _MOST_SYNCED:
         os.sync()
         return

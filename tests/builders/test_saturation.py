@@ -83,7 +83,7 @@ def test_a_weight_within_a_nodes_graph_counts(tmp_path):
     assert file_may_saturate(path)
 
 
-def test_what_cannot_be_read_is_left_to_onnxruntime(tmp_path):
+def test_unreadable_files_are_left_to_onnxruntime(tmp_path):
     (path := tmp_path / "m.onnx").write_bytes(b"\xff\xff")
     assert exact_source(path) == str(path)
 

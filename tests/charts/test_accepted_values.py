@@ -16,7 +16,7 @@ from enginesmith.core.hardware.machine import GENERATIONS
 from tests.charts.kube import job_variables, label, pod_specs, with_value
 
 
-def test_what_the_chart_does_not_set_may_be_set() -> None:
+def test_fields_that_the_chart_leaves_open_can_be_set() -> None:
     """AWS_ACCESS_KEY_ID is the chart's with `registry.existingSecret` alone, which this sample lacks."""
     names = ["AWS_ACCESS_KEY_ID", "RAY_task_oom_retries", "HTTPS_PROXY"]
     renders.rendered(with_value("extraEnv", [{"name": name, "value": ""} for name in names]))
@@ -54,7 +54,7 @@ def test_names_that_yaml_reads_as_numbers_and_dates_stay_text(word: str) -> None
     assert word in set(leaves(made)) and yaml.safe_load(word) not in set(leaves(made))
 
 
-def test_what_a_user_says_of_labels_and_annotations_is_over_the_charts() -> None:
+def test_labels_and_annotations_of_users_override_the_charts() -> None:
     values = with_value("commonLabels", {"release": "all"})
     values["cpuGroup"] = {"podAnnotations": {"karpenter.sh/do-not-disrupt": "false"}}
     made = {label(item): item for item in renders.objects(renders.rendered(values))}
@@ -74,7 +74,7 @@ def test_what_a_user_says_of_labels_and_annotations_is_over_the_charts() -> None
         "59 23 31 12 7", "0,30 8-18/2 1 JAN,jul mon-fri", "0-59/5 * * * SUN",
     ],
 )  # fmt: skip
-def test_schedules_that_say_something_are_taken(cron: str) -> None:
+def test_valid_schedules_are_accepted(cron: str) -> None:
     assert cron in renders.rendered(with_value("fleet.schedule", cron))["prefect/deploy.yaml"]
 
 
@@ -159,7 +159,7 @@ CLAIM = {
         ("registry", {"bucket": "one", "sse": "aws:kms", "kmsKey": "arn:aws:kms:eu-central-1:111122223333:key/a-b"}),
     ],
 )
-def test_what_is_right_is_taken(path: str, value: Any) -> None:
+def test_valid_values_are_accepted(path: str, value: Any) -> None:
     assert renders.rendered(with_value(path, value))
 
 
@@ -181,6 +181,6 @@ def test_every_generation_that_enginesmith_knows_can_be_a_group() -> None:
         assert tuple(wanted["values"]) == generation.products[group["labels"]["enginesmith/product"]]
 
 
-def test_a_default_that_says_nothing_of_what_may_be_given_is_found() -> None:
+def test_a_default_without_a_type_is_refused() -> None:
     with pytest.raises(TypeError, match=r"some\.thing: \{\} does not say"):
         values_schema({"some": {"thing": {}}, "gpuGroupDefaults": {"min": 0}})

@@ -93,7 +93,7 @@ def test_every_command_in_the_notes_exists() -> None:
     assert {tuple(words[1:3]) for _, words in found} >= {("prefect", "register")}
 
 
-def test_what_does_not_exist_is_found() -> None:
+def test_unknown_commands_are_reported() -> None:
     assert problems(["enginesmith", "bild"]) == ["no command bild"]
     assert problems(["enginesmith", "build", "x", "--quick"]) == ["build has no --quick"]
     assert problems(["enginesmith", "canary", "judge", "--auto=1"]) == []
@@ -101,7 +101,7 @@ def test_what_does_not_exist_is_found() -> None:
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
-def test_a_flow_runs_pod_is_restricted_and_reaches_what_it_needs(sample: str) -> None:
+def test_the_pod_of_a_flow_run_is_restricted_and_reaches_its_services(sample: str) -> None:
     """The pool's base job template with the chart's variables, as the Prefect worker fills it in."""
     (policy,) = [item for item in kube.sample_objects(sample) if item["metadata"]["name"] == "enginesmith-default-deny"]
     for words in kube.deploy_commands(sample):
@@ -186,7 +186,7 @@ def test_the_example_of_a_job_names_a_generation_by_its_labels() -> None:
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
-def test_what_a_release_does_not_register_any_more_is_deleted(sample: str) -> None:
+def test_deployments_that_a_release_no_longer_registers_are_deleted(sample: str) -> None:
     first, *others = commands = kube.deploy_commands(sample)
     registered = {
         f"{word.removeprefix('--only=')}/{command[command.index('--name') + 1]}"

@@ -127,7 +127,7 @@ def test_an_external_prefect_behind_a_private_ca_is_trusted_by_all_its_clients()
     assert clients > 4
 
 
-def test_who_routes_must_get_through() -> None:
+def test_a_route_without_network_policy_clients_is_refused() -> None:
     wanted = values({"httpRoute": {"enabled": True}})
     with pytest.raises(helm.HelmError) as refused:
         renders.rendered({**wanted, "networkPolicy": {}})

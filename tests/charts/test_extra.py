@@ -82,7 +82,7 @@ def test_users_and_groups_can_be_the_clusters_to_assign() -> None:
 
 
 @pytest.mark.parametrize("base", renders.SAMPLES)
-def test_what_is_added_reaches_every_pod_that_builds_proves_or_reads_the_registry(base: str) -> None:
+def test_extra_values_reach_every_pod_that_uses_the_registry(base: str) -> None:
     made = rendered(base, **{**ADDED, "extraEnv": [*renders.sample(base).get("extraEnv", ()), ROLE, LICENSE]})
     for name, pod in by_component(made):
         (container,) = pod["spec"]["containers"]
@@ -127,7 +127,7 @@ def group_of(made: list[Object], name: str) -> Object:
     return dict(found)
 
 
-def test_what_a_group_adds_is_over_what_all_have_and_in_no_other_group() -> None:
+def test_values_of_a_group_override_global_ones_only_in_this_group() -> None:
     values = renders.sample("onprem")
     cache = {"name": "kernels", "persistentVolumeClaim": {"claimName": "kernels"}}
     here = {"name": "kernels", "mountPath": "/kernels"}
@@ -165,7 +165,7 @@ def test_a_group_may_claim_its_gpus() -> None:
     assert not [error.message for error in built_in("1.34", "batch/v1", "Job").iter_errors(job)]
 
 
-def test_what_is_added_to_workers_is_valid_for_the_operator() -> None:
+def test_extra_values_of_workers_are_valid_for_the_operator() -> None:
     schema = crds()["ray.io/v1", "RayCluster"]
     values = {**renders.sample("onprem"), **ADDED, "podSecurity": {"runAsUser": None}}
     values["gpuGroups"][2]["resourceClaimTemplate"] = "one-h100"
@@ -220,7 +220,7 @@ def test_a_proxy_and_the_authorities_to_trust_reach_every_container(base: str) -
     [(f"prefect-{name}", f"prefect.{name}") for name in ("server", "worker")]
     + [("ray-head", "ray.head"), ("metrics", "metrics"), ("site", "site"), ("ray-worker", "cpuGroup")],
 )
-def test_what_is_added_to_one_component_is_in_its_pods_alone_and_valid(component: str, place: str) -> None:
+def test_extra_values_of_a_component_are_valid_and_only_in_its_pods(component: str, place: str) -> None:
     """The main container stays the first one, which KubeRay takes for Ray's."""
     volume, at, variable = {"name": "spool", "emptyDir": {}}, {**AT, "name": "spool"}, {"name": "MODE", "value": "x"}
     values = with_value(f"{place}.extraContainers", [{**INIT, "volumeMounts": [at]}])

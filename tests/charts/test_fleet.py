@@ -22,7 +22,7 @@ def found(sample: str, kind: str) -> list[Object]:
 
 
 @pytest.mark.parametrize("sample", ("minimal", "gke", "aks"))
-def test_nothing_of_it_is_there_unless_asked_for(sample: str) -> None:
+def test_the_fleet_objects_exist_only_if_enabled(sample: str) -> None:
     assert not found(sample, "ClusterRole") and not found(sample, "ClusterRoleBinding")
     assert not [words for words in deploy_commands(sample) if "--only=reconcile-fleet" in words]
     assert "fleet" not in " ".join(label(item) for item in sample_objects(sample))

@@ -64,7 +64,7 @@ def test_a_port_that_an_address_names_is_open(base: str, path: str, value: str, 
 
 
 @pytest.mark.parametrize("part", ["prefect", "kuberay", "metrics"])
-def test_an_empty_list_of_those_who_may_come_in_lets_nobody_in(part: str) -> None:
+def test_an_empty_list_of_clients_denies_all(part: str) -> None:
     assert not open_rules(policies(with_value(f"networkPolicy.{part}", {"from": []})))
 
 

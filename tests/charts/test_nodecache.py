@@ -84,7 +84,7 @@ def test_caches_only_read_unless_nodes_of_a_rollout_report(rollouts: bool) -> No
 
 @pytest.mark.parametrize("version", ["1.31", "1.36"])
 @pytest.mark.parametrize("base", ["minimal", "aws", "onprem"])
-def test_what_runs_on_nodes_is_what_kubernetes_takes(base: str, version: str) -> None:
+def test_objects_of_the_node_cache_are_valid_for_kubernetes(base: str, version: str) -> None:
     for name, item in objects(on_nodes(base)).items():
         if "-node-" in name:
             kubernetes_validate.validate(item, version, strict=True)
@@ -108,6 +108,6 @@ def test_what_runs_on_nodes_is_what_kubernetes_takes(base: str, version: str) ->
         ({**on_nodes(), "podSecurity": {"runAsUser": None}}, "nodeCache.hostPath: the cluster chooses the user"),
     ],
 )
-def test_what_cannot_work_is_refused(values: dict[str, Any], said: str) -> None:
+def test_invalid_values_are_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises(helm.HelmError, match=said):
         renders.rendered(values)

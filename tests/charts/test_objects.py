@@ -130,7 +130,7 @@ def test_a_field_that_a_custom_resource_does_not_have_is_found() -> None:
     assert any("minReplica" in error.message for error in found)
 
 
-def test_the_analysis_template_is_what_argo_rollouts_reads() -> None:
+def test_the_analysis_template_is_valid_for_argo_rollouts() -> None:
     """No CRD of it is at hand; the fields are those of its documentation (Analysis, Job metrics)."""
     (template,) = objects_in(next(path for path in EXAMPLES if path.name == "canary-analysis.yaml"))
     (metric,) = template["spec"]["metrics"]

@@ -40,7 +40,7 @@ def named(value: Any) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
-def test_what_a_sample_needs_is_listed_at_its_head(sample: str) -> None:
+def test_each_sample_lists_its_requirements_at_the_head(sample: str) -> None:
     objects = sample_objects(sample)
     made = {(item["kind"], item["metadata"]["name"]) for item in objects} | MADE
     wanted = set(named(list(objects))) | set(named([job_variables(words) for words in deploy_commands(sample)]))

@@ -19,7 +19,7 @@ def test_lint_finds_nothing(name: str) -> None:
     assert not [item for item in found["messages"] if "icon is recommended" not in str(item)]
 
 
-def test_what_is_made_from_the_chart_is_up_to_date() -> None:
+def test_generated_files_of_the_chart_are_up_to_date() -> None:
     assert not regenerate.outdated(), "run `make chart`"
 
 
@@ -30,7 +30,7 @@ def test_every_value_is_documented() -> None:
 
 
 @pytest.mark.parametrize("name", renders.SAMPLES)
-def test_no_object_is_there_twice(name: str) -> None:
+def test_object_names_are_unique(name: str) -> None:
     names = [label(item) for item in sample_objects(name)]
     assert len(names) == len(set(names))
 
@@ -119,7 +119,7 @@ def installed(rule: str, argument: dict[str, Any], tmp_path: Path, **values: Any
         ("10Gi", "fast", True, 'a.storageClass: the claim old has "standard", which cannot become "fast"'),
     ],
 )
-def test_a_volume_that_cannot_become_what_is_asked_is_named(size, storage_class, grows, said, tmp_path):
+def test_the_error_names_a_volume_that_cannot_be_changed(size, storage_class, grows, said, tmp_path):
     values, has = {"size": size, "storageClass": storage_class}, {"allowVolumeExpansion": grows}
     found = installed("claim", {"path": "a", "values": values, "claim": claim("10Gi"), "class": has}, tmp_path)
     assert (said in found) if said else not found
@@ -153,7 +153,7 @@ def test_another_name_does_not_delete_the_ray_cluster(values: dict[str, Any], sa
     assert re.search(said, found) if said else not found
 
 
-def test_plain_manifests_speak_of_no_helm_and_have_what_a_job_reads_before_the_job() -> None:
+def test_plain_manifests_do_not_mention_helm_and_list_configuration_before_jobs() -> None:
     """kubectl sends one object after the other; a Job that is quick would read the ConfigMap of the last time."""
     for path in sorted((renders.CHART.parents[1] / "manifests/enginesmith").glob("*.yaml")):
         text, there = path.read_text(), set()

@@ -147,7 +147,7 @@ def test_a_name_or_a_size_that_would_cost_what_is_installed_is_refused(cluster, 
     assert workers(cluster, busy) == before and helm.status() == "deployed"
 
 
-def test_one_that_leaves_kueue_is_resumed(cluster: Cluster, namespace: str, helm: Release) -> None:
+def test_a_cluster_that_leaves_kueue_is_resumed(cluster: Cluster, namespace: str, helm: Release) -> None:
     helm.install({**sample(), "kueue": {"queueName": "gpus"}})
     cluster.running(namespace, PODS)
     cluster.api.patch("rayclusters", namespace, "enginesmith-ray", {"spec": {"suspend": True}})  # as Kueue does

@@ -59,7 +59,7 @@ def may(cluster: Cluster, account: str, verb: str, resource: str, namespace: str
     return answer
 
 
-def test_nobody_reads_secrets_nor_leaves_the_namespace(cluster: Cluster, installed: Release) -> None:
+def test_no_account_reads_secrets_or_leaves_the_namespace(cluster: Cluster, installed: Release) -> None:
     here = installed.namespace
     assert may(cluster, "enginesmith-prefect-worker", "create", "jobs", here, here)
     assert not may(cluster, "enginesmith-prefect-worker", "create", "jobs", here, "default")

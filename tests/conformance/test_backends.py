@@ -107,7 +107,7 @@ def test_two_builds_are_as_alike_as_the_backend_claims(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_backend_is_what_the_protocol_says(name):
+def test_a_backend_implements_the_protocol(name):
     cls = discovery.load(name)
     assert cls.name == name and isinstance(cls.revision, int) and cls.revision >= 1
     assert cls.install.strip() and cls.capabilities.determinism in get_args(Determinism)

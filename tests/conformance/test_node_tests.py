@@ -45,18 +45,18 @@ def test_every_known_failure_has_a_reason_and_is_on_record():
         assert all(len(reason) > 20 for reason in known_failures(backend).values())
 
 
-def test_the_page_shows_what_is_stored():
+def test_the_page_shows_the_stored_results():
     text = page.PAGE.read_text()
     assert page.with_tables(text, page.stored()) == text, "run `make conformance`"
     assert "| `onnxruntime` | cpu | onnxruntime " in text
 
 
-def test_what_is_stored_has_no_places_of_this_machine():
+def test_stored_results_contain_no_paths_of_this_machine():
     text = page.FOUND.read_text()
     assert not [word for word in ("/tmp", "/home", "/usr", "process0") if word in text]
 
 
-def test_the_torture_set_did_what_is_on_record(tmp_path):
+def test_results_of_the_torture_set_match_the_records(tmp_path):
     """With the versions on record: what the page says of a graph is what happens to it."""
     stored = page.stored()["torture"]["onnxruntime"]
     if stored["versions"] != backend_of("onnxruntime").versions():
@@ -76,7 +76,7 @@ def test_tables_are_put_between_their_marks_and_nowhere_else():
     assert "| `x` | g, h | wrong (run) | a \\| b |" in made and "\nafter\n" in made
 
 
-def test_what_the_suite_found_is_what_is_written_down(tmp_path):
+def test_results_of_the_suite_match_the_records(tmp_path):
     found = {"plain": Outcome("plain", "passed", seconds=0.5), "odd": Outcome("odd", "refused", "no n", "plan")}
     page.keep(tmp_path / "found", "onnxruntime", found)
     assert dict(page.kept(tmp_path / "found")) == {"onnxruntime": found}

@@ -47,7 +47,7 @@ def test_a_backend_that_breaks_nothing_is_not_complained_of(tmp_path):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, fakes.Honest) else "",
 )
-def test_what_is_wrong_with_an_engine_is_seen(tmp_path, backend, graph, kind, words):
+def test_the_suite_detects_faulty_engines(tmp_path, backend, graph, kind, words):
     found = outcome(backend, graph, tmp_path)
     assert found.kind == kind
     assert re.search(words, found.reason)

@@ -72,7 +72,7 @@ def test_without_held_inputs_every_graph_runs_in_every_step(counted: Counted, st
     assert counted.runs.count("encoder") == 2
 
 
-def test_streams_end_and_begin_anew(counted: Counted, streams: EnsembleStreams) -> None:
+def test_streams_end_and_begin_again(counted: Counted, streams: EnsembleStreams) -> None:
     streams.hold({"encoder.source": np.array([[1, 0], [2, 0], [3, 0]], np.float32)})
     streams.run({"decoder.x": floats(0, 0, 0)})
     streams.keep([2, 0])

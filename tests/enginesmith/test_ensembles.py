@@ -44,7 +44,7 @@ def test_inputs_that_are_missing_or_unknown_are_refused() -> None:
             ensemble().run(given)
 
 
-def test_an_output_that_no_graph_gives_is_told() -> None:
+def test_an_output_that_no_graph_gives_is_reported() -> None:
     graph = EnsembleGraph(lambda given: {"h": given["x"]}, [X], {"x": "x"})
     with pytest.raises(DataError, match=r"the graphs gave no 'first\.gone'"):
         Ensemble({"first": graph}, [X], [TensorSpec("first.gone", "float32", ())]).run({"x": np.ones(2)})
@@ -107,7 +107,7 @@ def test_a_graph_whose_rows_are_not_bounded_is_run_once() -> None:
     assert calls == [50]
 
 
-def test_an_output_without_a_row_for_each_is_told_where_rows_are_divided() -> None:
+def test_an_output_without_a_row_for_each_is_reported_where_rows_are_divided() -> None:
     graph = EnsembleGraph(lambda given: {"sum": given["x"].sum(keepdims=True)}, [X], {"x": "x"}, [Y], range(1, 3))
     with pytest.raises(DataError, match=r"5 rows are more than the 2 .* output 'sum' has no row for each; build it"):
         graph.answer({"x": np.arange(5)})
@@ -138,7 +138,7 @@ def test_a_graph_of_one_row_is_run_for_each() -> None:
     assert calls == [1, 1, 1]
 
 
-def test_what_a_graph_refuses_is_told_with_its_name() -> None:
+def test_what_a_graph_refuses_is_reported_with_its_name() -> None:
     def refuse(given: Tensors) -> Tensors:
         raise DataError("input 'x' has size 3 on axis 0; the model needs (4,)")
 

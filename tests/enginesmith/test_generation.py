@@ -134,14 +134,14 @@ def test_logits_that_are_no_numbers_are_an_error(folder):
         (Prompt([1], SamplingSettings(repetition_penalty=0.0)), "repetition_penalty is 0.0; it must be above 0"),
     ],
 )
-def test_what_cannot_be_answered_is_told_before_anything_runs(folder, prompt, words):
+def test_invalid_prompts_are_reported_before_anything_runs(folder, prompt, words):
     calls: list[tuple[int, ...]] = []
     with pytest.raises(DataError, match=words):
         make(folder, calls).generate([prompt])
     assert not calls
 
 
-def test_an_engine_that_is_no_decoder_is_told(folder, tmp_path):
+def test_an_engine_that_is_no_decoder_is_reported(folder, tmp_path):
     found = json.loads((folder / "decoder.json").read_text())
     with pytest.raises(DataError, match="no input 'tokens' or no output 'logits'"):
         Generator.described(dict, folder / "decoder.json", ids="tokens")

@@ -200,7 +200,7 @@ def test_beyond_loopback_a_token_is_required(host: str) -> None:
         require_token(HttpAddress(near, 80), "", "THE_TOKEN")
 
 
-def test_who_waits_for_a_server_is_told_that_it_ended() -> None:
+def test_waiting_for_a_server_fails_when_it_ends() -> None:
     with HttpServer(answer, LOOPBACK) as server:
         server._fail(MemoryError("no room"))
         with pytest.raises(EnginesmithError, match="is not served any more: MemoryError"):

@@ -40,7 +40,7 @@ def test_streams_of_a_batch_are_what_each_is_alone():
             np.testing.assert_array_equal(alone.run(rows(step[place]))["y"][0], answer[place])
 
 
-def test_some_streams_begin_anew_and_the_others_go_on():
+def test_some_streams_begin_again_and_the_others_go_on():
     streams = Streams(add, INPUTS, STATES)
     before = streams.run(rows(1, 1, 1))["hn"]
     kept = before.copy()
@@ -66,7 +66,7 @@ def test_another_number_of_rows_than_streams_is_refused_with_the_remedy():
 
 
 @pytest.mark.parametrize("row", [3, -1, True, np.True_, 0.5])
-def test_a_row_without_a_stream_is_told(row):
+def test_a_row_without_a_stream_is_reported(row):
     streams = Streams(add, INPUTS, STATES)
     streams.reset([row])
     streams.run(rows(1, 2, 3))

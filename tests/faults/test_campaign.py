@@ -81,7 +81,7 @@ def test_right_kernels_raise_no_alarm(family: str, tmp_path: Path) -> None:
     assert [item for item in found if item.failed] == []
 
 
-def test_a_fault_that_is_not_caught_and_an_alarm_are_told() -> None:
+def test_a_fault_that_is_not_caught_and_an_alarm_are_reported() -> None:
     honest = [Alarms("mlp", "int8", seed, "other", (), (1e-6, 1e-6)) for seed in range(3)]
     large = Outcome("a", "mlp", "int8", 0, (), None, (1e-4, 0.0))
     small = Outcome("a", "mlp", "int8", 1, (), None, (1e-6, 1e-6))

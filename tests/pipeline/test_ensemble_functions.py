@@ -166,7 +166,7 @@ def test_other_code_is_another_version_and_is_proven_again(built: tuple[Path, Ou
         ("connections/prepare.image", "names.names", "and 'recogniser' does not come before 'names'"),
     ],
 )
-def test_what_cannot_be_between_graphs_is_told_with_its_key(path: str, value: Any, told: str, tmp_path: Path) -> None:
+def test_invalid_connections_are_reported_with_their_key(path: str, value: Any, told: str, tmp_path: Path) -> None:
     written = write_reader(tmp_path / "project", change(READER, path, value))
     assert_refused(written, told)
 

@@ -42,12 +42,12 @@ from tests.pipeline.projects import arrays, assert_refused
         ("model", "pair-encoder", "its model is called 'pair-encoder' too"),
     ],
 )
-def test_what_does_not_fit_is_told_with_its_line(path: str, value: Any, told: str, tmp_path: Path) -> None:
+def test_mismatches_are_reported_with_their_line(path: str, value: Any, told: str, tmp_path: Path) -> None:
     written = write_ensemble(tmp_path / "project", change(PAIR, path, value))
     assert f"{written}:" in assert_refused(written, told)
 
 
-def test_connections_that_nobody_filled_in_are_told(tmp_path: Path) -> None:
+def test_connections_that_nobody_filled_in_are_reported(tmp_path: Path) -> None:
     told = "nothing is filled in; write a line for each input of a graph that takes another's output, or {} where"
     assert_refused(write_ensemble(tmp_path / "project", {**PAIR, "connections": None}), told)
 
@@ -66,7 +66,7 @@ def test_a_graph_that_does_not_suit_the_whole_is_refused(part: dict[str, Any], t
 
 def test_commands_of_one_graph_name_the_way_out(tmp_path: Path) -> None:
     written = write_ensemble(tmp_path / "project")
-    with pytest.raises(SpecError, match="is the spec of an ensemble; give that of one of its graphs"):
+    with pytest.raises(SpecError, match="is the spec of an ensemble; give the spec of one of its graphs"):
         enginesmith.load_spec(written)
 
 

@@ -50,7 +50,7 @@ def test_a_generator_answers_prompts_of_several_lengths_as_the_module_does(built
         generator.generate([Prompt([3, 1], most=PLACES)])
 
 
-def test_a_step_behind_the_end_is_refused_before_it_runs_and_a_row_begins_anew(built, tmp_path) -> None:
+def test_a_step_behind_the_end_is_refused_before_it_runs_and_a_row_begins_again(built, tmp_path) -> None:
     pulled = enginesmith.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
     engine, calls = opens(pulled.path), list[int]()
 
@@ -85,7 +85,7 @@ def test_golden_sequences_that_are_longer_than_the_cache_are_refused(built, tmp_
         ({"axis": 1, "at": "length", "count": "gone"}, "places.count 'gone' is no dim that a caller gives"),
     ],
 )
-def test_places_that_cannot_be_are_told_with_their_key(places: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_places_that_cannot_be_are_reported_with_their_key(places: dict[str, Any], told: str, tmp_path: Path) -> None:
     spec = copy.deepcopy(FIXED)
     spec["state"]["cache"]["places"] = places
     with pytest.raises(SpecError, match=re.escape(told)):

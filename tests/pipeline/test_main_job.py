@@ -68,7 +68,7 @@ def test_a_channel_that_did_not_move_is_not_said_to_serve(built: Project) -> Non
     assert "everything was cached; report:" in done.out and "channel stable did not move" in done.err
 
 
-def test_one_changed_golden_value_proves_anew_and_builds_nothing(built: Project) -> None:
+def test_a_changed_golden_value_proves_again_and_builds_nothing(built: Project) -> None:
     data = arrays(built.folder / "golden.npz")
     data["x"][0, 0] += 0.001
     np.savez(built.folder / "golden.npz", **data)

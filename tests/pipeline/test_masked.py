@@ -111,7 +111,7 @@ def test_a_mask_of_another_length_than_the_sum_is_refused(drafted: dict[str, Any
         ("past_key_values.0.key", 2, "past_sequence_length + 1", "sizes of states are numbers and dims of their own"),
     ],
 )
-def test_a_sum_that_cannot_be_is_told_with_its_key(drafted, name: str, axis: int, total: str, told: str) -> None:
+def test_a_sum_that_cannot_be_is_reported_with_its_key(drafted, name: str, axis: int, total: str, told: str) -> None:
     spec = copy.deepcopy(drafted["spec"])
     spec["inputs"][name]["shape"][axis] = total
     with pytest.raises(SpecError, match=re.escape(told)):

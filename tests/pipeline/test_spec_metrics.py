@@ -80,7 +80,7 @@ def test_a_metric_decides_for_reduced_precisions_or_those_named(project: Project
             ["golden.metric.floor: 2: must be 1 or less", "golden.metric.blank: 'a': must be a whole number"],
         ),
         ({**CTC, "word_error": 0.1}, ["golden.metric: word_error needs to know where words end; give space: INDEX"]),
-        ({"name": "tokens", "output": "logits"}, ["asks for nothing; give floor: VALUE, equal_sequences: VALUE, or"]),
+        ({"name": "tokens", "output": "logits"}, ["has no limit; give floor: VALUE, equal_sequences: VALUE, or"]),
         ({**CTC, "floor": None, "decides": True}, ["metric ctc decides nothing without a limit; give floor: VALUE"]),
         ({**CTC, "decides": ["int9"]}, ["golden.metric.decides.0: 'int9' is not known; did you mean 'int"]),
         ([CTC, CTC], ["golden: there is a metric ctc of 'logits' before it; leave one out"]),

@@ -134,7 +134,7 @@ def test_its_golden_set_shows_its_sequences(built: tuple[Path, Any]) -> None:
         (RECURRENT, "state/h/initial", 1e39, "state 'h' is float32, which does not hold 1e+39"),
     ],
 )
-def test_what_does_not_fit_is_told_with_its_key(spec, path, value, told, tmp_path):
+def test_mismatches_are_reported_with_their_key(spec, path, value, told, tmp_path):
     assert_refused(write_stateful(tmp_path / "project", change(spec, path, value)), told)
 
 

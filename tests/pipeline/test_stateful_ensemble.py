@@ -135,7 +135,7 @@ def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(built, t
         ),
     ],
 )
-def test_what_state_does_not_allow_is_told(path: str, value: Any, told: str, tmp_path: Path) -> None:
+def test_keys_that_state_forbids_are_reported(path: str, value: Any, told: str, tmp_path: Path) -> None:
     spec = change(TOLD, path, value)
     if path == "functions":
         spec = change(spec, "connections/f.a", "begun")

@@ -118,7 +118,8 @@ def _normalize(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
 
 
 def _power(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
-    """By exponents that are not one constant it takes logarithms: NaN for numbers below zero, and for 0 by 0."""
+    """Rewrite Pow with several exponents: IREE uses logarithms, which give NaN for negative bases and for 0 to the
+    0."""
     from onnx import helper
 
     base, exponent = write.node.input
@@ -197,9 +198,9 @@ def reason(said: str, names: Names) -> str:
 
 
 def _import(model: Path, module: Path) -> Names:
-    """Write `model` to the file `module` as MLIR bytecode; the model's own names.
+    """Write `model` to the file `module` as MLIR bytecode, and return the model's own names.
 
-    Raises ModelError for a model that the importer refuses, or that IREE would compile into something else.
+    Raises ModelError for a model that the importer refuses, or that IREE would miscompile.
     """
     import onnx
     from iree.compiler import ir

@@ -182,7 +182,8 @@ def _chain(
 
 
 def _narrows(chain: tuple[NodeProto, ...], constants: Mapping[str, TensorProto]) -> bool:
-    """Whether the constants that a chain reads, one of them narrow, take 3/4 of its result's bytes at most."""
+    """Whether the constants that a chain reads need at most 3/4 of the bytes of its result, and one has a narrow
+    dtype."""
     operands = {name: constants[name] for node in chain for name in node.input if name in constants}
     cast_operands = [operands[node.input[0]] for node in chain if node.op_type == "Cast" and node.input[0] in operands]
     result_bytes = 4 * max((math.prod(t.dims) for t in cast_operands if t.data_type != _FLOAT), default=0)
@@ -191,7 +192,7 @@ def _narrows(chain: tuple[NodeProto, ...], constants: Mapping[str, TensorProto])
 
 
 def _gives(chain: tuple[NodeProto, ...], constants: Mapping[str, TensorProto], constant: TensorProto) -> bool:
-    """Whether a chain makes the very bits of a constant."""
+    """Whether the result of a chain is bit-identical to a constant."""
     values = dict[str, Array]()
     for node in chain:
         operands = [values[name] if name in values else to_array(constants[name]) for name in node.input]

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 # Fusions whose kernel is slower than its parts. Measured with 1.31 on MiniLM (batch 8, 64 tokens, one thread): 145 ms
 # with both, 131 ms without the first, 128 ms without either; of its int8 engine 80, 73 and 69 ms.
 _SLOWER_FUSIONS = ("SkipLayerNormFusion", "BiasGeluFusion")
-# Threads that wait for the next operator stay awake so long. Asleep at once, they cost a small net 15 to 50 µs a run to
-# wake; ONNX Runtime's default keeps them busy for some 20 ms after each run, on cores that builds share.
+# Time in µs that threads spin while they wait for the next operator. Without spinning, a small net takes 15 to 50 µs
+# longer per run; ONNX Runtime's default spins for about 20 ms after each run, on cores that builds share.
 _SPIN_US = "200"
 _FLOATS = {"float": "float32", "double": "float64"}  # ONNX Runtime's names that differ from numpy's
 # ONNX Runtime's kernels begin there: https://onnxruntime.ai/docs/reference/compatibility.html

@@ -83,10 +83,10 @@ def has_profile(name: str, profiles: Iterable[ShapeProfile]) -> bool:
 
 
 def monitor(trt: Untyped, asked_to_stop: Callable[[], bool], tell: Callable[[str], None]) -> Untyped:
-    """An `IProgressMonitor` that tells the phases of a build and stops it when asked to. It must outlive the config.
+    """An `IProgressMonitor` that reports build phases and cancels the build on request. It must outlive the config.
 
     TensorRT calls it for every step of every phase, thousands of times a second in some, and a slow one slows the build
-    (pytorch/TensorRT#3215). So a step costs one reading of the clock; the phase is told every `_TELL_S` and
+    (pytorch/TensorRT#3215). So a step costs one reading of the clock; the phase is reported every `_TELL_S` and
     `asked_to_stop` is called every `_ASK_S`. Steps are not counted: they cover little of a build.
     """
 

@@ -297,7 +297,7 @@ class RayExecutor:
                 try:
                     self._connected_here = self._connect_in_thread()
                 except UnavailableError as error:
-                    # Jobs that waited for this lock do not wait for the cluster once more, each for as long.
+                    # Jobs that waited for this lock share one time limit, instead of waiting one after the other.
                     self._unreachable_since = self._unreachable_since or time.monotonic()
                     remaining_s = self._unreachable_since + self._wait_s - time.monotonic()
                     if not self._address or self._cancelled or remaining_s <= 0:
@@ -386,7 +386,7 @@ def _follow(task: RayTask, watch: Watch, listener: TaskListener) -> object:
 
 def _where(node: str, listener: TaskListener) -> str:
     """A node's name; its id where Ray does not know it any more."""
-    for refresh in (False, True):  # one that came just now is looked for again
+    for refresh in (False, True):  # the second time with a new list, for a node that has just joined
         for candidate in listener.nodes(refresh):
             if candidate.id == node:
                 return candidate.where

@@ -47,8 +47,8 @@ class Placed:
     whole: bool
 
 
-# Files that a place has beside what it serves: the lock that its one writer holds; for what the hook has succeeded; and
-# why what is served is trusted no longer.
+# Files in the folder beside the served engine: the writer's lock; the identity of the engine for which the hook
+# succeeded; the reason why the served engine is no longer trusted.
 PlaceFile = Literal["lock", "hooked", "distrusted"]
 
 
@@ -283,7 +283,7 @@ def rank_each(
             raise UnknownNameError(f"{located.manifest.reference} has no engine for a GPU; name a target")
         machines = [Machine(capability) for capability in sorted(capabilities)]
     if len(machines) > 1 and not layout.several:
-        raise InputError("engines for several targets lie together in Triton's layout alone; give --layout triton")
+        raise InputError("this layout holds the engine of one target; give --layout triton, or name one target")
     rankings = [rank_located(store, located, machine, policy, sure=sure) for machine in machines]
     ranked_version, _ = rankings[0]
     return ranked_version, [ranking.rejecting(layout.reject, layout.remedy) for _, ranking in rankings]

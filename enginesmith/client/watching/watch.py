@@ -224,7 +224,7 @@ class ChannelWatcher:
         return self.served
 
     def try_look(self) -> bool:
-        """`look`, with errors reported; whether there was none. Raises as `run`."""
+        """Call `look`, and report its errors. Returns whether it succeeded. Raises as `run`."""
         try:
             self.look()
         except EnginesmithError as error:
@@ -361,8 +361,8 @@ class ChannelWatcher:
 
 # Follows several channels at once, each into a folder DEST/MODEL/CHANNEL of its own.
 #
-# A look is a conditional request for each channel, and the interval is as many times longer, so that a node sends no
-# more of them than one that follows a single channel.
+# Each poll sends a conditional request per channel. The default interval is multiplied by the number of channels, so a
+# node sends as many requests as one that follows a single channel.
 
 
 class GroupWatcher:

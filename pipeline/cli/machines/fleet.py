@@ -145,14 +145,14 @@ def plan(options: _PlanOptions, registry: str, as_json: bool) -> None:
 
 
 def _checked(runtimes: Mapping[str, str]) -> dict[str, str]:
-    """The versions of runtimes by package. Raises InputError for what is no version."""
+    """The versions of runtimes by package. Raises InputError for an invalid version."""
     for name, version in runtimes.items():
         check_version(f"runtime {name}", version)
     return {**runtimes}
 
 
 def _send(fleet_state: "Reconciled") -> None:
-    """Send the events for what is missing, each once the Prefect server has the one before."""
+    """Send an event for each missing engine or proof, one after the other."""
     from pipeline.orchestration.fleet import messages
 
     events = messages(fleet_state.work, fleet_state.registry)

@@ -181,9 +181,10 @@ class GraphSteps:
 
 @dataclass(frozen=True)
 class RolledStep:
-    """A step of the whole. numbers: of its sequence, and of the step.  samples: how many of the whole it is of.
+    """A step of the ensemble. numbers: index of its sequence, and of the step. samples: number of ensemble samples in
+    it.
 
-    tensors: what it is given, without what steps before it gave, and what the graphs answered.
+    tensors: the inputs of the step, without results of earlier steps, and the outputs of its graphs.
     """
 
     numbers: tuple[int, int]

@@ -336,7 +336,7 @@ def repeats_bits(request: BuildRequest, graph: Path) -> bool:
 
 
 def reads_nan(graph: Path) -> bool:
-    """Whether a graph has an operator that tells NaN or infinities from numbers."""
+    """Whether a graph has an operator that detects NaN or infinities."""
     from builders.onnx_graphs.bodies import walk_nodes
     from builders.onnx_graphs.outline import load_outline
 

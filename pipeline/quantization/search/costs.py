@@ -32,7 +32,8 @@ class _Kernel:
 
 @dataclass(frozen=True)
 class CostModel:
-    """The costs of a float model at given sizes of its inputs. Formats of products are names of precisions, by node.
+    """Estimates the costs of a float model at fixed input sizes. A format is the precision of one product, by node
+    name.
 
     weights: bytes of the constants, by name.  readers: names of the nodes that read a tensor.
     """

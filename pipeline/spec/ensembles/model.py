@@ -315,7 +315,7 @@ class EnsembleSpec(SpecFile):
                 yield loc, f"takes {source!r}; the name of an input of the whole is 1 to 64 of A-Z a-z 0-9 _ -"
 
     def _contributing(self) -> set[str]:
-        """The graphs that an output which the spec names is computed from."""
+        """The graphs that contribute to an output in the spec."""
         contributors = {name.partition(".")[0] for name in self.outputs or ()}
         for name in reversed(self.order()):
             input_sources = (source for _, source in self._given(name) if name in contributors)

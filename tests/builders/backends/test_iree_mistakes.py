@@ -144,7 +144,7 @@ def test_an_operator_that_comes_out_wrong_is_refused_by_name_with_the_remedy(gra
         inferred("(float[2, 3, 4] x) => (float[2, 3, 4] y) { y = Hardmax <axis = 2> (x) }", 11),
     ],
 )
-def test_what_it_gets_right_is_not_refused(graph):
+def test_correctly_compiled_graphs_are_accepted(graph):
     assert reasons(graph) == []
 
 

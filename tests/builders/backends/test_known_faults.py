@@ -186,7 +186,7 @@ def test_what_cannot_be_written_otherwise_is_refused_with_node_remedy_and_source
         (attention(), {"version": "10.16.1", "precision": "fp16"}, "up to 10.16"),
     ],
 )
-def test_where_it_is_not_known_it_is_told_and_built(model, of, words, tmp_path):
+def test_an_unknown_fault_is_reported_and_the_graph_is_built(model, of, words, tmp_path):
     found = verdict(model, tmp_path, **of)
     assert found.refusal is None and words in found.notes[0] and "https://" in found.notes[0]
     assert without_faults(request(**of), tmp_path / "graph.onnx", tmp_path) == (tmp_path / "graph.onnx", found.notes)
@@ -207,7 +207,7 @@ def test_where_it_is_not_known_it_is_told_and_built(model, of, words, tmp_path):
         (choosing("Identity"), {"version": "11.2.1", "target": "sm_86"}),
     ],
 )
-def test_what_is_right_is_left_alone(model, of, tmp_path):
+def test_what_is_right_is_not_changed(model, of, tmp_path):
     found = verdict(model, tmp_path, **of)
     assert found.refusal is None and not found.written
     assert not [note for note in found.notes if "up to 10.16" not in note]

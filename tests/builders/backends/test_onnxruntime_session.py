@@ -60,7 +60,7 @@ def save(path: Path, node: onnx.NodeProto, opset: int, shape: tuple[int, ...] = 
 
 
 @pytest.mark.parametrize("opset", [1, 5])
-def test_an_opset_that_is_too_old_is_said_with_the_one_to_export_with(tmp_path: Path, opset: int) -> None:
+def test_an_opset_that_is_too_old_is_reported_with_the_one_to_export_with(tmp_path: Path, opset: int) -> None:
     path = save(tmp_path / "old.onnx", helper.make_node("Relu", ["x"], ["y"]), opset)
     with pytest.raises(ModelError, match=f"no operator Relu of opset {opset}; .* opset 7 or later") as caught:
         OrtSession(path)

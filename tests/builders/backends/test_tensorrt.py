@@ -93,7 +93,7 @@ def test_one_optimization_profile_per_bucket(tmp_path):
         ("cpu", "fp32", "use onnxruntime"),
     ],
 )
-def test_what_the_hardware_lacks_is_refused_with_the_remedy(target, precision, words):
+def test_requests_beyond_the_hardware_are_refused_with_a_remedy(target, precision, words):
     assert words in RTX.refuses(graphs.request(target, precision))
 
 
@@ -128,7 +128,7 @@ def test_full_tensorrt_builds_only_where_its_gpu_is(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage"])
-def test_what_is_no_model_is_refused_though_the_parser_takes_it(tmp_path, content):
+def test_invalid_models_are_refused_though_the_parser_takes_it(tmp_path, content):
     (tmp_path / "model.onnx").write_bytes(content)
     with pytest.raises(ModelError, match=r"model\.onnx is no valid ONNX model"):
         RTX.build(graphs.request("sm_89"), tmp_path / "model.onnx", tmp_path)

@@ -68,7 +68,7 @@ def test_the_capabilities_of_rtx_are_those_of_its_bindings():
     assert known == {f"{major}{minor}" for major, minor in editions._CAPABILITIES}
 
 
-def test_the_list_is_that_of_the_installed_bindings():
+def test_the_list_matches_the_installed_bindings():
     trt = pytest.importorskip("tensorrt_rtx")
     if f"rtx {trt.__version__}" not in NAMES:
         pytest.skip(f"the list is of another release than {trt.__version__}")
@@ -78,5 +78,5 @@ def test_the_list_is_that_of_the_installed_bindings():
 @pytest.mark.slow
 @pytest.mark.skipif(not WHEELS, reason="ENGINESMITH_TENSORRT_BINDINGS names no folder with bindings wheels")
 @pytest.mark.parametrize("wheel", WHEELS, ids=version_of)
-def test_the_list_is_what_the_wheels_hold(wheel):
+def test_the_list_matches_the_wheels(wheel):
     assert set(names_in_wheel(wheel)) == NAMES[version_of(wheel)]

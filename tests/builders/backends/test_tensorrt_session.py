@@ -217,7 +217,7 @@ def test_options_reach_the_opening_of_an_engine(driver, tmp_path, monkeypatch):
         opened_with(driver, tmp_path, TensorRT(strip_weights=True), engine)
 
 
-def test_rtx_captures_graphs_in_its_own_way(driver, tmp_path):
+def test_rtx_uses_its_own_cuda_graph_capture(driver, tmp_path):
     engine = FakeEngine(driver)
     opened_with(driver, tmp_path, TensorRTRTX(cuda_graphs=True), engine)
     assert engine.contexts[0].strategy.cuda_graph_strategy == "whole graph" and engine.captured == []

@@ -46,12 +46,12 @@ def own_request(target="cpu", precision="fp32", backend=TVM, **changes):
         ("cpu", "int4", "takes no weights in blocks.*; use int8"),
     ],
 )
-def test_what_it_lacks_is_refused_with_the_remedy(installed, target, precision, words):
+def test_unsupported_requests_are_refused_with_a_remedy(installed, target, precision, words):
     assert re.search(words, TVM.refuses(own_request(target, precision)))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int8-dynamic"])
-def test_what_it_has_is_not_refused(installed, precision):
+def test_supported_requests_are_accepted(installed, precision):
     assert TVM.refuses(own_request("cpu", precision)) is None
     assert not TVM.serves(own_request("l4").target)
 
@@ -132,7 +132,7 @@ def test_an_operator_it_lacks_is_named_with_its_node(compiler, tmp_path, graph, 
         TVM.build(own_request(profiles=()), model, tmp_path)
 
 
-def test_an_engine_that_is_none_is_refused_in_words(compiler, tmp_path):
+def test_an_invalid_engine_is_refused_with_a_message(compiler, tmp_path):
     engine = TVM.build(own_request(), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
     engine.path.unlink()  # the loader still has the old one by its name and inode
     engine.path.write_bytes(b"x" * engine.size_bytes)

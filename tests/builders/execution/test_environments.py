@@ -70,7 +70,7 @@ def test_the_real_reason_of_pip_comes_first(tmp_path: Path, monkeypatch, said: s
         environments._install(tmp_path, [], {"a": "1"}, str)
 
 
-def test_what_a_killed_process_left_of_an_environment_is_made_anew(tmp_path: Path, monkeypatch) -> None:
+def test_an_incomplete_environment_of_a_killed_process_is_recreated(tmp_path: Path, monkeypatch) -> None:
     write_wheel(tmp_path, "junitparser", "99.0")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))

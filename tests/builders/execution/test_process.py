@@ -161,7 +161,7 @@ def test_a_segmentation_fault_is_a_crash_with_its_signal_and_log(tmp_path):
         ("leave", {"status": 3}, "error", "unit: ended with exit status 3 and no result"),
     ],
 )
-def test_a_signal_or_an_exit_without_a_result_is_named(tmp_path, function, given, kind, words):
+def test_errors_name_the_signal_or_exit_status(tmp_path, function, given, kind, words):
     error = failure(tmp_path, function, given)
     assert error.kind == kind and str(error).startswith(words)
 
@@ -171,7 +171,7 @@ def test_a_value_that_is_not_json_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("function", ["nowhere", "jobs_of_no_module:x"])
-def test_a_function_that_does_not_exist_is_an_error(tmp_path, function):
+def test_a_missing_function_is_an_error(tmp_path, function):
     assert failure(tmp_path, function).kind == "error"
 
 

@@ -26,7 +26,7 @@ def test_a_process_counts_with_its_children(measure):
         process.stdin.write("\n")
 
 
-def test_what_has_ended_counts_nothing():
+def test_ended_processes_do_not_count():
     assert memory.held_mib(2**22 + 1) == memory._by_psutil(2**22 + 1) == 0.0
 
 

@@ -48,7 +48,7 @@ def failed(*kinds: str, peak_mib: float = 0.0) -> list[StepError]:
         (PLAIN, ["node-lost", "crash"], True, True),
     ],
 )
-def test_only_what_another_try_may_mend_is_tried_again(job, kinds, clustered, again):
+def test_only_errors_that_a_retry_may_fix_are_retried(job, kinds, clustered, again):
     assert (next_try(job, failed(*kinds), clustered) is not None) is again
 
 

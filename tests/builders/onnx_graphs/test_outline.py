@@ -58,7 +58,7 @@ def test_weights_of_a_graph_in_two_pieces_keep_their_places(tmp_path):
 
 
 @pytest.mark.parametrize("tail", [b"\x3b", b"\x3d\x12\x02ab", b"\x3a\x7f\x00"])
-def test_a_file_that_is_no_model_says_what_parsing_it_says(tmp_path, tail):
+def test_an_invalid_model_file_says_what_parsing_it_says(tmp_path, tail):
     """A group, the graph's number with four bytes for its value, and a graph longer than the file."""
     path = tmp_path / "graph.onnx"
     write(path, graph())

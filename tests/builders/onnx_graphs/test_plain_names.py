@@ -79,7 +79,7 @@ def test_an_input_left_out_stays_out_and_external_data_is_taken_in(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage"])
-def test_what_is_no_model_is_refused(tmp_path, content):
+def test_invalid_models_are_refused(tmp_path, content):
     (tmp_path / "m.onnx").write_bytes(content)
     with pytest.raises(ModelError, match=r"m\.onnx is no valid ONNX model"):
         plain(tmp_path / "m.onnx")

@@ -45,7 +45,7 @@ def test_by_zero_is_zero_and_the_rest_is_as_before(tmp_path, dtype):
     assert (made["y"].tolist(), made["z"].tolist()) == expected
 
 
-def test_floats_constants_and_sizes_are_left_alone():
+def test_floats_constants_and_sizes_are_not_changed():
     model = parsed("""
         (float[n] x, float[n] by, int64[n, m] k) => (float[n] y, int64[n, m] z, int64[2] s)
         <int64 two = {2}>

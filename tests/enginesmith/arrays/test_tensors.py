@@ -63,7 +63,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_was_accepted_before_does_not_let_in_what_is_wrong(wrong: str) -> None:
+def test_accepted_inputs_do_not_admit_invalid_ones(wrong: str) -> None:
     check = InputCheck(SPECS)
     check(given())
     with pytest.raises(DataError) as expected:

@@ -33,7 +33,7 @@ def test_a_file_is_attached_shown_and_pulled(words: Path, tmp_path: Path) -> Non
     assert json.loads(Path(pulled["description"]).read_bytes()) == item
 
 
-def test_what_is_for_another_target_is_left_out_with_the_reason(words: Path, tmp_path: Path) -> None:
+def test_attachments_for_other_targets_are_left_out_with_the_reason(words: Path, tmp_path: Path) -> None:
     assert "l4" in str(told("registry", "attach", "digits", words, "--kind", "vocabulary", "--target", "l4"))
     found = said("pull", "digits", "--dest", tmp_path / "dest")
     assert "not:    attachment words.txt: built for l4" in found and "with:" not in found
@@ -59,7 +59,7 @@ def test_a_compile_cache_says_itself_what_it_fits_and_is_measured(words, tmp_pat
     assert "warm_of_cold 0.2" in said("show", "digits")
 
 
-def test_what_cannot_be_attached_is_refused_with_the_reason(words: Path) -> None:
+def test_invalid_attachments_are_refused_with_the_reason(words: Path) -> None:
     for arguments, reason in [
         (("digits", words, "--kind", "Two Words"), "words.txt cannot be attached: kind"),
         (("digits", words, "--kind", "torch-compile-cache"), "words.txt is no compile cache"),

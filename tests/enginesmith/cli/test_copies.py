@@ -19,7 +19,7 @@ def test_mirror_and_export(three: Store, tmp_path: Path) -> None:
     assert told("registry", "export", "digits:stable", tmp_path / "oci")["tags"][0] == "digits-2"
 
 
-def test_a_version_that_is_not_there_is_not_copied(three: Store, tmp_path: Path) -> None:
+def test_a_missing_version_is_not_copied(three: Store, tmp_path: Path) -> None:
     for words in (("mirror", "digits@9", tmp_path / "other"), ("export", "digits@9", tmp_path / "oci")):
         assert isinstance(run("registry", *words).exception, UnknownNameError)
     assert not (tmp_path / "oci").exists()

@@ -229,7 +229,7 @@ def test_one_word_for_each_concept(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
-def test_what_ref_spec_and_channel_mean_stands_below_the_command(name: str) -> None:
+def test_help_explains_ref_spec_and_channel_below_the_command(name: str) -> None:
     command = commands()[name]
     text = str(command.help)
     for item in command.params:

@@ -151,7 +151,7 @@ def test_a_killed_prefect_run_leaves_no_server_behind(project: Project, home: Pa
     assert psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []
 
 
-def test_a_full_disk_is_said_and_the_same_command_finishes(project: Project, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_same_command_finishes(project: Project, tmp_path: Path) -> None:
     """RLIMIT_FSIZE makes every write past the limit fail, as a full disk does."""
     project.change_spec(targets=["cpu"])
     code = (

@@ -63,7 +63,7 @@ def test_a_full_stderr_leaves_the_exit_code(registry: Path) -> None:
         ("{} registry history $'m\\xff' --registry $(mktemp -d)", r"'m\udcff' is not UTF-8"),
     ],
 )
-def test_what_the_callers_shell_explains_is_a_message(line: str, message: str) -> None:
+def test_stream_errors_are_one_line_messages(line: str, message: str) -> None:
     done = shell(line.format(ENGINESMITH))
     assert done.returncode == 2 and done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
 

@@ -81,7 +81,7 @@ def test_as_many_run_at_once_as_the_bound_says_and_no_more(store, wanted, monkey
     assert max(most) == SIDE_BY_SIDE and [item.dest.read_bytes() for item in wanted] == CONTENTS
 
 
-def test_one_that_fails_ends_the_others(store: Store, wanted: list[Wanted], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_ends_the_others(store: Store, wanted: list[Wanted], monkeypatch: pytest.MonkeyPatch) -> None:
     meters, spoilt, known, meter = list[pull._Meter](), wanted[0], type(store).open_range, pull._Meter
 
     def note(*arguments: object) -> pull._Meter:
@@ -104,7 +104,7 @@ def test_one_that_fails_ends_the_others(store: Store, wanted: list[Wanted], monk
 
 
 @on_each_store
-def test_what_is_there_is_not_asked_for_again(store, wanted, monkeypatch):
+def test_existing_blobs_are_not_requested_again(store, wanted, monkeypatch):
     BlobFetcher().fetch_all(store, wanted[:3])
     opened = count_opened(store, monkeypatch)
     BlobFetcher().fetch_all(store, wanted)

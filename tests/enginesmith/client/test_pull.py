@@ -44,7 +44,7 @@ def test_an_engine_lands_with_what_a_server_needs(store: Store, dest: Path) -> N
 
 
 @on_each_store
-def test_pulling_again_copies_nothing_and_mends_what_is_damaged(store: Store, dest: Path) -> None:
+def test_pulling_again_copies_nothing_and_repairs_what_is_damaged(store: Store, dest: Path) -> None:
     publish_engines(store, [engine(store)])
     first = pull(store, DIGITS, CPU, dest)
     assert not first.cached and pull(store, DIGITS, CPU, dest).cached

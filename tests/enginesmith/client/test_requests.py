@@ -131,7 +131,7 @@ def test_a_bare_name_finds_candidate(client: Callable[..., Client], store: Count
     assert found.count == 4  # channel `stable` is not there
 
 
-def test_where_no_registry_is_that_is_said(client: Callable[..., Client], store: CountingStore, tmp_path: Path) -> None:
+def test_a_missing_registry_is_reported(client: Callable[..., Client], store: CountingStore, tmp_path: Path) -> None:
     store.remove(CHANNEL)
     store.remove(MARKER)
     with pytest.raises(

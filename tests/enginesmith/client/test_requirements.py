@@ -35,7 +35,7 @@ def said(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
     return remarks(with_requirements(entry), machine)
 
 
-def test_what_is_unknown_refuses_nothing_and_is_said() -> None:
+def test_unknown_facts_refuse_nothing_and_are_reported() -> None:
     unknown = Machine((9, 0), "h200")
     assert unmet(TRT, unknown) is None
     assert said(TRT, unknown) == (
@@ -159,7 +159,7 @@ IREE = EngineEntry("cpu", "fp32", "iree", "proven", options={"cpu": "x86-64-v4"}
                    toolchain={"iree-base-runtime": "3.13.0"})  # fmt: skip
 
 
-def test_what_other_engines_need_is_said_where_it_is_not_known() -> None:
+def test_unknown_requirements_of_other_engines_are_reported() -> None:
     assert said(TVM, Machine()) == (
         "needs apache-tvm 0.27; the version here is unknown",
         "compiled for x86-64-v3; the kind of CPU is unknown",

@@ -188,7 +188,7 @@ def test_an_engine_proven_on_one_kind_of_cpu_is_not_proven_on_another() -> None:
     assert rank_engines([engine], Machine(), Policy(proven_only=True)).candidates, "a CPU of which nothing is known"
 
 
-def test_what_is_proven_on_this_kind_of_cpu_comes_first() -> None:
+def test_engines_proven_on_this_kind_of_cpu_rank_first() -> None:
     foreign = on_cpus("int8", v4_vnni="proven")
     attested = on_cpus("fp32", v4_vnni="proven", v3="proven")
     own = on_cpus("fp16", "x86-64-v3", v3="proven")
@@ -244,7 +244,7 @@ def test_without_intervals_that_tell_two_apart_the_more_accurate_comes_first(spe
     assert "more accurate than cpu" in why and "times as long" not in why
 
 
-def test_what_a_busy_machine_shows_ranks_too_and_is_marked() -> None:
+def test_measurements_of_a_busy_machine_rank_and_are_marked() -> None:
     """fp32 1.54 times as fast as int8, on a machine that others used as well."""
     engines = [on_cpus(precision, v4_vnni="proven") for precision in ("fp32", "int8")]
     assert rank_timed(engines, spread(1.0), spread(1.54, busy=True))[0] == ["fp32", "int8"]

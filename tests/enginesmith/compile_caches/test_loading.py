@@ -231,7 +231,7 @@ def test_a_cache_is_the_same_bytes_of_equal_files_and_holds_no_locks(tmp_path: P
 
 
 @pytest.mark.parametrize("damage", ["cut", "no requirements", "method"])
-def test_a_file_that_is_no_cache_is_refused(tmp_path: Path, damage: str) -> None:
+def test_an_invalid_cache_file_is_refused(tmp_path: Path, damage: str) -> None:
     cache = tmp_path / "net.cache"
     with zipfile.ZipFile(cache, "w", zipfile.ZIP_LZMA if damage == "method" else zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("files/a" if damage == "no requirements" else "requires.json", "[]")

@@ -66,7 +66,7 @@ def test_killed_at_every_call_it_goes_on(tmp_path: Path) -> None:
         assert work(dest).present >= len(known) - 1 and verify(dest).sound and manifest.blobs(), step
 
 
-def test_what_is_damaged_does_not_travel(store: Store, tmp_path: Path) -> None:
+def test_damaged_blobs_are_not_copied(store: Store, tmp_path: Path) -> None:
     manifest = publish(store)
     dest = open_store(tmp_path / "other", create=True)
     flip(store, str(manifest.engines[0].digest))

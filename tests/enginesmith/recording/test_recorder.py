@@ -85,7 +85,7 @@ def test_half_a_line_of_a_killed_writer_is_taken_back(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"PK\3\4\n\0", b"import torch\nx", b'{\n  "a": 1\n}'])
-def test_a_file_of_something_else_stays_as_it_is(tmp_path, data):
+def test_a_file_of_something_else_stays_unchanged(tmp_path, data):
     (tmp_path / "model.py").write_bytes(data)
     with pytest.raises(InputError, match="is left as it is"):
         Recorder(tmp_path / "model.py")

@@ -74,7 +74,7 @@ def test_it_reads_back_and_always_gives_the_same_bytes() -> None:
     assert parse(stepped.to_bytes()) == stepped
 
 
-def test_shards_are_blobs_and_count_where_sizes_are_told() -> None:
+def test_shards_are_blobs_and_count_where_sizes_are_reported() -> None:
     sharded = replace(MANIFEST, shards={D: {"e" * 64: 7, "f" * 64: 30}})
     assert parse(sharded.to_bytes()) == sharded != MANIFEST
     assert {digest: sharded.blobs()[digest] for digest in ("e" * 64, D)} == {

@@ -131,7 +131,7 @@ def test_many_threads_get_their_own_answers():
             assert_same(future.result(), inputs)
 
 
-def test_bad_input_is_told():
+def test_bad_input_is_reported():
     with pytest.raises(InputError, match="most is 0"):
         Batcher(PlainSession(Calls()), most=0, wait_s=0.0)
     for most, wait_s in (("4", 0.0), (4.5, 0.0), (1, "1"), (1, float("nan"))):

@@ -110,7 +110,7 @@ def test_a_callers_function_opens_engines_of_other_compilers(net):
     assert str(router.run(x(1, 3))["from"]) == "net.engine"
 
 
-def test_what_no_router_runs_is_told(net):
+def test_what_no_router_runs_is_reported(net):
     with pytest.raises(DataError, match=r"a model with state, .* use enginesmith\.Streams"):
         open_described(described(net, "cpu", state=[]), None, None)
     (bad := net.with_name("bad.json")).write_text("{}")
@@ -174,7 +174,7 @@ def test_weights_in_shards_are_found_and_checked(tmp_path):
         open_onnx(described(path, "cpu", shards=shards))
 
 
-def test_what_is_no_engine_of_onnxruntime_is_told_before_it_is_opened(net):
+def test_other_engines_than_onnxruntimes_are_reported_before_opening(net):
     with pytest.raises(DataError, match=r"cpu\.json describes several graphs; use enginesmith\.Ensemble"):
         open_onnx(described(net, "cpu", graphs=[]))
     with pytest.raises(DataError, match=r"gone\.json describes no engine"):

@@ -113,7 +113,7 @@ def test_many_threads_get_their_own_answers_and_no_request_is_lost():
     assert router.counts().requests == 400
 
 
-def test_the_sizes_of_a_bucket_are_told_before_a_request_is_run():
+def test_the_sizes_of_a_bucket_are_reported_before_a_request_is_run():
     router = Router([engine("a", profile((2, 4), (1, 16)))], EDGES)
     assert router.padded_sizes({"batch": 1, "sequence": 3}) == {"batch": 2, "sequence": 8}
     assert router.padded_sizes({"sequence": 17, "batch": 1}) is None
@@ -139,7 +139,7 @@ def test_bad_engines_are_refused():
         (([engine("a")],), {"fallbacks": None}, "fallbacks is a NoneType"),
     ],
 )
-def test_arguments_of_another_kind_are_told(arguments, options, told):
+def test_arguments_of_another_kind_are_reported(arguments, options, told):
     with pytest.raises(InputError, match=told):
         Router(*arguments, **options)
     with pytest.raises(InputError, match=r"give the list that Client.pull_all returns"):

@@ -347,14 +347,14 @@ def test_the_verdict_of_several_runs() -> None:
     assert verdict_on("cpu", "0" * 64, []) is None
 
 
-def test_nothing_served_and_nothing_published_are_told(store: Store, pair) -> None:
+def test_nothing_served_and_nothing_published_are_reported(store: Store, pair) -> None:
     assert "serves nothing" in settle_newest(store, "digits", "beta", lambda _: None)
     with pytest.raises(Exception, match="no model 'other'"):
         settle_newest(store, "other", "stable", lambda _: None)
     assert lookup.models(store) == ["digits"]
 
 
-def test_a_lost_fail_of_a_canary_whose_clock_is_behind_is_taken_back_too(store: Store, pair, kept: Settle) -> None:
+def test_a_lost_fail_with_an_early_clock_is_rolled_back(store: Store, pair, kept: Settle) -> None:
     one, two = pair
     channels.promote(store, two, "stable")
     kept("cpu", two, one, slower=0.05)

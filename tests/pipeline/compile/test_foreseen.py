@@ -56,7 +56,7 @@ def test_a_changed_calibration_sample_is_named_and_builds_what_it_changes(built:
     assert changes == [f"{CALIBRATION} changed"]
 
 
-def test_a_changed_calibration_sample_that_changes_no_engine_is_told_of(project: Project) -> None:
+def test_a_changed_calibration_sample_without_effect_on_engines_is_reported(project: Project) -> None:
     project.change_spec(targets=["cpu"], calibration={"data": "calibration.npz", "method": "minmax"})
     assert project.build().code == 0
     data = arrays(project.folder / "calibration.npz")["x"]

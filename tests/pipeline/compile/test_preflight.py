@@ -97,7 +97,7 @@ def test_all_mistakes_come_at_once_with_line_and_key(folder: Path) -> None:
         ({"x": {"shape": ["batch", 4]}, "z": {"shape": [1, 3]}}, ["inputs.x: is [n, 3] in the model and [batch, 4]"]),
     ],
 )
-def test_what_the_model_says_otherwise_is_told_and_data_is_not_blamed(folder, inputs, wanted) -> None:
+def test_contradictions_of_the_model_are_reported_without_blaming_data(folder, inputs, wanted) -> None:
     found = mistakes(spec_of(folder, inputs=inputs))
     assert len(found) == len(wanted) and all(words in line for words, line in zip(wanted, found, strict=True))
 
@@ -116,7 +116,7 @@ def test_outputs_that_the_metric_and_the_contract_name_are_the_models(folder: Pa
     assert "validation.contract.structured.boxes: output 'boxes' is not in the model" in second
 
 
-def test_files_that_are_no_such_files_are_told_together(folder: Path) -> None:
+def test_files_that_are_no_such_files_are_reported_together(folder: Path) -> None:
     (folder / "m.onnx").write_bytes((folder / "m.onnx").read_bytes()[:-9])
     (folder / "cal.npz").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
     (folder / "gold.npz").write_bytes(b"PK nothing")

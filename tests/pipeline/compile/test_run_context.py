@@ -63,7 +63,7 @@ def test_a_step_runs_once_for_a_key_and_again_when_its_blob_is_gone(context: Run
     assert count(context, {"a": 1}, blob) == ["ran"]
 
 
-def test_what_becomes_of_a_job_is_told_under_the_name_of_its_step(context: RunContext) -> None:
+def test_job_events_have_the_name_of_their_step(context: RunContext) -> None:
     progress = Hears()
     hearing = replace(context, progress=progress)
     assert hearing.run_job(context.local, "echo of int8", Job("echo", Echo("b"))) == Echoed("b")
@@ -77,7 +77,7 @@ def test_versions_are_read_and_absence_is_a_version() -> None:
     assert found["no-such-distribution"] == "absent" and found["onnx"][0].isdigit()
 
 
-def test_lines_tell_events_and_that_long_work_is_alive(capsys, monkeypatch):
+def test_log_lines_show_events_and_heartbeats(capsys, monkeypatch):
     monkeypatch.setattr("pipeline.progress.display.HEARTBEAT_S", 0.02)
     lines = Lines()
     lines.emit(Started("unit"))
@@ -111,7 +111,7 @@ def test_a_run_holds_a_lease_so_that_what_it_finds_stays(project: Project) -> No
 @pytest.mark.parametrize(
     "error", [IntegrityError("damaged"), UnavailableError("away"), StepError("stopped", kind="cancelled")]
 )
-def test_an_error_that_says_nothing_of_the_step_ends_the_run_and_another_is_told(error: EnginesmithError) -> None:
+def test_an_error_that_says_nothing_of_the_step_ends_the_run_and_another_is_reported(error: EnginesmithError) -> None:
     events = list[Event]()
     context = SimpleNamespace(progress=SimpleNamespace(emit=events.append))
     with pytest.raises(type(error)):

@@ -89,7 +89,7 @@ def test_a_backend_that_takes_one_file_is_refused_before_anything_is_built(shard
     assert all(why in engine["reason"] for engine in refused)
 
 
-def test_a_limit_of_memory_below_the_weights_is_told_before_anything_is_built(sharded, monkeypatch):
+def test_a_limit_of_memory_below_the_weights_is_reported_before_anything_is_built(sharded, monkeypatch):
     monkeypatch.setattr(preflight, "graph_bytes", lambda _: 4 << 30)
     sharded.change_spec(precisions=["fp16", "int8"], build={"memory_mib": 2047})
     found = sharded.build()

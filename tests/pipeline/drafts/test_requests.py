@@ -276,7 +276,7 @@ def test_inputs_that_nothing_says_and_optional_ones_are_those_of_the_requests(tm
         ("sequence", {"x": (5, 6, 2)}, "the model does not run with the first request: "),
     ],
 )
-def test_requests_that_do_not_fit_are_told_why(tmp_path, function, arrays, said):
+def test_the_error_explains_why_requests_do_not_fit(tmp_path, function, arrays, said):
     assert said in look(tmp_path, function, **{name: floats(*shape) for name, shape in arrays.items()}).refused
     assert not look(tmp_path, "sequence", x=floats(9, 6, 3)).refused
 

@@ -127,7 +127,7 @@ def test_an_example_beside_the_entry_point_says_it(tmp_path: Path, name: str) ->
         ("def example_inputs(): 1 / 0", r"nets\.py:\d+: example_inputs\(\) failed: ZeroDivisionError"),
     ],
 )
-def test_an_example_that_is_none_is_told(tmp_path: Path, more: str, words: str) -> None:
+def test_an_example_that_is_none_is_reported(tmp_path: Path, more: str, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         look(tmp_path, "plain", more)
 
@@ -174,7 +174,7 @@ def test_a_file_of_a_package_with_relative_imports_is_named_by_its_module(tmp_pa
         look_at_module(tmp_path, "pkg/nets.py:build")
 
 
-def test_an_archive_without_a_program_is_told(tmp_path: Path) -> None:
+def test_an_archive_without_a_program_is_reported(tmp_path: Path) -> None:
     for name, words in {
         "hello.txt": "but other files",
         "data/aotinductor/a.so": "but a package of AOTInductor",
@@ -185,7 +185,7 @@ def test_an_archive_without_a_program_is_told(tmp_path: Path) -> None:
             look_at_pt2(tmp_path, "net.pt2")
 
 
-def test_entry_points_that_are_none_are_told(tmp_path: Path) -> None:
+def test_entry_points_that_are_none_are_reported(tmp_path: Path) -> None:
     for entry, words in {"nets:linear:x": "must look like", "other.py:build": "other.py does not exist in"}.items():
         with pytest.raises(InputError, match=words):
             look_at_module(tmp_path, entry)

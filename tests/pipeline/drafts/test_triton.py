@@ -47,7 +47,7 @@ def sized(folder: Path, config: str, shape: str = "n,3,h,w") -> FoundModel:
     return look_at_triton(folder / "config.pbtxt", folder)
 
 
-def test_what_the_model_does_not_have_so_is_said_and_not_dropped_in_silence(tmp_path: Path) -> None:
+def test_configuration_that_contradicts_the_model_is_reported(tmp_path: Path) -> None:
     found = sized(tmp_path, "max_batch_size: 4 input {name: 'z' dims: [3, 5, 5]} input {name: 'x' dims: [192]}")
     assert "config.pbtxt: input 'z', which the model does not have; it has x" in found.notes
     assert "config.pbtxt: input 'x' has 1 size, and the model takes 3: not taken" in found.notes
@@ -112,7 +112,7 @@ response_cache { enable: true }
 """
 
 
-def test_a_configuration_by_hand_is_kept_and_what_is_not_is_said(tmp_path: Path) -> None:
+def test_a_configuration_by_hand_is_kept_and_what_is_not_is_reported(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("a\nb\n")
     found = sized(tmp_path, BY_HAND)
     (tmp_path / "densenet.yaml").write_text(write_spec(found))
@@ -130,7 +130,7 @@ def test_a_configuration_by_hand_is_kept_and_what_is_not_is_said(tmp_path: Path)
     assert dropped == {"response_cache", "dynamic_batching.preserve_ordering", "instance_group.gpus"}
 
 
-def test_a_label_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_label_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"output 'y' has the label file 'names.txt', which is no file in"):
         sized(tmp_path, BY_HAND)
 
@@ -147,7 +147,7 @@ def test_a_label_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         ("platform: 'ensemble'", "name the ONNX files of its steps"),
     ],
 )
-def test_mistakes_are_told(tmp_path: Path, text: str, words: str) -> None:
+def test_mistakes_are_reported(tmp_path: Path, text: str, words: str) -> None:
     config = repository(tmp_path / "m", text)
     with pytest.raises(InputError, match=words):
         look_at_triton(config, tmp_path / "m")

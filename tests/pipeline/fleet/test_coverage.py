@@ -114,7 +114,7 @@ def test_where_only_a_proven_engine_will_do_it_is_taken_before_one_that_fits_bet
     assert asked.engine is not None and asked.engine.target == "sm_89"
 
 
-def test_only_the_driver_being_too_old_is_told_from_another_runtime(digits: Store) -> None:
+def test_an_old_driver_and_another_runtime_are_distinguished(digits: Store) -> None:
     (old,) = stand(digits, demand(), group("h200", driver="535.1"))
     (both,) = stand(digits, demand(), group("h200", driver="535.1", runtimes={"tensorrt": "11.4"}))
     (other,) = stand(digits, demand(), group("h200", runtimes={"tensorrt": "11.4"}))

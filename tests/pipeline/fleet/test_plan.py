@@ -115,7 +115,7 @@ def test_of_nodes_that_go_those_with_the_oldest_driver_go_first(store: Store, fl
         plan(store, fleet, remove=(parse_nodes("t4=9"),))
 
 
-def test_how_long_is_summed_over_what_is_known_and_the_rest_is_said(store: Store, fleet: Fleet) -> None:
+def test_how_long_is_summed_over_what_is_known_and_the_rest_is_reported(store: Store, fleet: Fleet) -> None:
     def predict(model: str, request: BuildRequest) -> Took | None:
         return {"l4": Took(600, 3), "h200": Took(1200, 2), "sm_100": None}.get(request.target.name)
 

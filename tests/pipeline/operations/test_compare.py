@@ -93,7 +93,7 @@ def test_the_words_leave_out_what_nobody_has_and_hide_nothing():
     assert "faster: x against z, by the times that each had alone (2,330 times)" in text
 
 
-def test_a_busy_machine_is_said_once_with_the_remedy():
+def test_a_busy_machine_is_reported_once_with_the_remedy():
     first, *engines = FOUND.engines
     duel, *duels = FOUND.duels
     noisy = replace(

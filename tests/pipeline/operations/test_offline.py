@@ -81,7 +81,7 @@ def test_the_answers_of_a_machine_elsewhere_prove_engines(built: Project, return
     assert "answers recorded on" in text["reason"] and text["host"]["device_name"] and text["spreads"]
 
 
-def test_what_cannot_be_carried_is_said(place: tuple[Store, Manifest], tmp_path: Path) -> None:
+def test_engines_that_cannot_be_bundled_are_reported(place: tuple[Store, Manifest], tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="has no engine to carry for that target"):
         write_offline_bundle(*place, tmp_path / "a", {"sm_90"})
     (tmp_path / "b").mkdir()

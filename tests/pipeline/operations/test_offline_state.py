@@ -78,7 +78,7 @@ def test_sequences_are_run_there_and_judged_here(built: tuple[Store, Manifest], 
     assert all("proven by attestation" in entry.reason for entry in judge_entries(store, manifest))
 
 
-def test_an_answer_that_is_missing_is_refused_whatever_it_is_to(built, returned):
+def test_any_missing_answer_is_refused(built, returned):
     """Each fifth answer in turn: of golden cases and steps of sequences."""
     document = copy.deepcopy(returned)
     del document["carried"][1:]
@@ -90,7 +90,7 @@ def test_an_answer_that_is_missing_is_refused_whatever_it_is_to(built, returned)
         answers[asked] = gone
 
 
-def test_a_contract_is_told_before_anything_is_carried(built, tmp_path, monkeypatch):
+def test_a_contract_is_rejected_before_files_are_written(built, tmp_path, monkeypatch):
     monkeypatch.setattr(bundle, "contract_of", lambda _: {"bitwise": {}})
     with pytest.raises(InputError, match=r"promises a contract.*reaches the registry"):
         write_offline_bundle(*built, tmp_path / "out")

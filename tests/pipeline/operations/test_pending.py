@@ -86,7 +86,7 @@ def test_a_version_that_is_asked_for_is_looked_at_whichever_it_is(store: Store) 
         pending_of(store, "digits", "9")
 
 
-def test_who_asks_for_what_cannot_be_proven_here_is_told_why(store: Store) -> None:
+def test_the_error_explains_why_an_engine_cannot_be_proven_here(store: Store) -> None:
     three_versions(store)
     one = pending_of(store, "digits", "1")
     for target in ("sm_89", "l4"):

@@ -97,12 +97,12 @@ def test_between_engines_that_are_as_fast_targets_decide_and_then_the_sqnr(bette
     assert words is None or (words in told.reason and "no difference in speed shown to a" in told.reason)
 
 
-def test_an_engine_without_an_sqnr_loses_to_none_that_has_one():
+def test_a_missing_sqnr_is_no_disadvantage():
     for engines in ([engine("a", sqnr_db=None), engine("b")], [engine("a"), engine("b", sqnr_db=None)]):
         assert recommend(engines, [pair("a", "b", SAME)]).unit == "a"
 
 
-def test_an_engine_that_beats_the_least_median_is_taken_whatever_else_the_others_have():
+def test_an_engine_faster_in_pairs_beats_the_lowest_median():
     engines = [engine("a", 0.9e-3), engine("b", 1e-3), engine("c", 1e-3, covers=FLEET)]
     told = recommend(engines, [pair("a", "b", "slower", 1.1), pair("a", "c", SAME)])
     assert told.unit == "b" and told.ties == ()

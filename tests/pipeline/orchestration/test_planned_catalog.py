@@ -31,7 +31,7 @@ def place(built: Project) -> Path:
     return place
 
 
-def test_what_is_on_record_is_told_for_every_spec(built: Project, place: Path) -> None:
+def test_recorded_results_are_shown_for_every_spec(built: Project, place: Path) -> None:
     rows, units = plan(built, place), built.run("plan", built.spec, "--json").json["units"]
     expected = {action: sum(unit["action"] == action for unit in units) for action in ("cached", "refused")}
     assert rows["there"]["units"] == {action: count for action, count in expected.items() if count}

@@ -61,7 +61,7 @@ def test_a_dim_grows_to_hold_what_came_and_the_spec_is_registered_with_buckets(r
         assert place.load().named_dims()[0].edges == found.edges["batch"]
 
 
-def test_one_request_in_a_thousand_grows_nothing(registered: Project, executors: Executors, tmp_path: Path) -> None:
+def test_one_outlier_in_2000_requests_adds_no_bucket(registered: Project, executors: Executors, tmp_path: Path) -> None:
     sizes = np.full(2000, 8)
     sizes[1000] = 31
     found = answer(registered, put_traffic(tmp_path / "traffic", sizes), executors)

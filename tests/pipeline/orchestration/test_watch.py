@@ -46,7 +46,7 @@ def look(store: Store, place: object, times: int = 1, *, settled: bool = False) 
     return said
 
 
-def test_new_content_is_told_once_also_by_a_watcher_that_starts_anew(project, store, server):
+def test_new_content_is_reported_once_also_by_a_watcher_that_starts_again(project, store, server):
     [seen] = look(store, project.folder, 2)
     assert seen.told and seen.spec == "tiny.yaml"
     assert look(store, project.folder) == [] and len(server.heard) == 1
@@ -56,7 +56,7 @@ def test_new_content_is_told_once_also_by_a_watcher_that_starts_anew(project, st
     assert look(store, project.folder)[0].told and len(server.heard) == 2
 
 
-def test_a_change_that_was_taken_back_is_told_again(project: Project, store: Store, server: Server) -> None:
+def test_a_change_that_was_taken_back_is_reported_again(project: Project, store: Store, server: Server) -> None:
     first = (project.folder / "tiny.onnx").read_bytes()
     said: list[WatchedSpec] = []
     with watch_place(store, str(project.folder), said.append) as watch:
@@ -71,7 +71,7 @@ def test_a_change_that_was_taken_back_is_told_again(project: Project, store: Sto
     assert look(store, project.folder) == [], "and a watcher that starts anew does not tell it once more"
 
 
-def test_what_the_server_did_not_hear_is_told_at_the_next_look(project: Project, store: Store, server: Server) -> None:
+def test_a_lost_report_is_sent_at_the_next_poll(project: Project, store: Store, server: Server) -> None:
     server.down = True
     with pytest.raises(UnavailableError):
         look(store, project.folder)
@@ -92,14 +92,14 @@ def test_files_that_still_change_are_waited_for(project: Project, store: Store, 
     assert [seen.told for seen in said] == [True]
 
 
-def test_a_spec_that_cannot_be_read_is_said_once_and_stops_no_other(project, store, server):
+def test_a_spec_that_cannot_be_read_is_reported_once_and_stops_no_other(project, store, server):
     (project.folder / "a.yaml").write_text("model: a\n")
     said = look(store, project.folder, 3)
     assert [(seen.spec, seen.told) for seen in said] == [("a.yaml", False), ("tiny.yaml", True)]
     assert "a.yaml:1" in said[0].said
 
 
-def test_a_place_that_is_not_there_is_out_of_reach(store: Store, tmp_path: Path) -> None:
+def test_a_missing_place_is_out_of_reach(store: Store, tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="make it, or name another one"):
         look(store, tmp_path / "absent")
 

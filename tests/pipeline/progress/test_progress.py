@@ -43,7 +43,7 @@ class Breaks(Progress):
         raise ValueError("it broke")
 
 
-def test_a_listener_that_breaks_is_told_nothing_more_and_the_others_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_listener_gets_no_more_events_and_the_others_do(capsys: pytest.CaptureFixture[str]) -> None:
     first, last = Hears(), Hears()
     all_of_them = together(first, Breaks(), last)
     all_of_them.emit(PhaseEntered("unit", "one"))
@@ -74,7 +74,9 @@ def test_a_clock_says_phase_and_prediction() -> None:
     assert clocks.note_wait("unit", "a slot") and not clocks.note_wait("unit", "a slot")
 
 
-def test_a_wait_that_only_counts_on_is_told_seldom_and_another_reason_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_that_only_counts_on_is_reported_seldom_and_another_reason_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clocks, now = Clocks(), [100.0]
     monkeypatch.setattr("pipeline.progress.display.time.monotonic", lambda: now[0])
     told = []
@@ -210,7 +212,7 @@ def test_remarks_are_events_and_the_result_stays_on_stdout(built: Project, tmp_p
     assert done.json["swapped"] is True
 
 
-def test_the_environment_may_choose(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_sets_the_log_format(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINESMITH_LOG_FORMAT", "json")
     assert {event["event"] for event in events(built.build().err)} >= {"began", "finished", "verdict", "concluded"}
     proven = built.run("validate", "tiny", "--target", "cpu", "--json")

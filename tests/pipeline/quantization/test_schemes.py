@@ -210,7 +210,7 @@ def test_a_scheme_says_whether_biases_are_quantized() -> None:
         QuantizationScheme("int8", quantize_bias=True, float_precision="fp32")
 
 
-def test_each_reason_is_told_once_and_that_of_most_nodes_first() -> None:
+def test_reasons_are_listed_once_by_number_of_nodes() -> None:
     reasons = ["it multiplies two activations"] * 2 + ["K=32 is no multiple of the block"] * 9
     kept = tuple(FloatNode(f"/{index}", "MatMul", why) for index, why in enumerate(reasons))
     idle = str(QuantizationNotes(float_nodes=kept, precision="int4 weights").idle)

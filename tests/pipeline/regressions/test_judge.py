@@ -54,7 +54,7 @@ def test_a_task_metric_may_be_worse_by_so_much(name: str, new: float, served: fl
     assert rules(pair(metrics=(MetricPair(name, new, served, allowed),))) == (["error metric"] if lost else [])
 
 
-def test_a_lost_metric_is_told_with_both_values() -> None:
+def test_a_lost_metric_is_reported_with_both_values() -> None:
     worse = pair(metrics=(MetricPair("accuracy", 0.90, 0.95, 0.01),))
     (found,) = judge_pair(worse, CheckOptions(), judged_by_metric=True)
     assert "accuracy 0.9000, served version 0.9500" in found.text and found.text.endswith("the limit is 0.01 worse")

@@ -64,7 +64,7 @@ def wait_for(url: str, text: str) -> str:
         (["--trust", "missing.yaml"], "missing.yaml"),
     ],
 )
-def test_bad_options_are_said(store: Store, out: Path, words: list[str], message: str) -> None:
+def test_bad_options_are_reported(store: Store, out: Path, words: list[str], message: str) -> None:
     command = ["site", "write", out] if words[0] == "--trust" else ["site", "serve"]
     result = run(*command, "--registry", store.uri, *words)
     assert result.exit_code and message in f"{result.output} {result.exception}"

@@ -149,7 +149,7 @@ def test_a_version_that_comes_while_the_site_is_made_waits_for_the_next_time(sto
     assert not (out / "models/gone").exists()
 
 
-def test_a_folder_with_other_things_is_left_alone(store: Store, out: Path) -> None:
+def test_a_folder_with_other_things_is_not_changed(store: Store, out: Path) -> None:
     out.mkdir()
     (out / "thesis.txt").write_text("all of it")
     with pytest.raises(InputError, match="holds other files"):

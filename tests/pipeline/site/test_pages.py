@@ -59,7 +59,7 @@ def test_channels_say_who_moved_them_why_and_on_which_canary(store: Store, out: 
     assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
 
 
-def test_a_damaged_version_is_said_and_the_others_are_there(store: Store, out: Path) -> None:
+def test_a_damaged_version_is_reported_and_the_others_are_there(store: Store, out: Path) -> None:
     for content in "ab":
         publish_small(store, content=content)
     overwrite(store, layout.manifest_key("digits", "1"), b"{")
@@ -90,7 +90,7 @@ def test_an_empty_registry_says_how_to_begin(store: Store, out: Path) -> None:
     assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
 
 
-def test_signatures_are_counted_and_checked_by_a_policy(store: Store, out: Path, tmp_path: Path) -> None:
+def test_pages_show_signatures_and_trust_policy_results(store: Store, out: Path, tmp_path: Path) -> None:
     secret, _ = written(tmp_path, "release")
     sign(store, publish_small(store), SigningKey(secret))
     publish_small(store, content="b")

@@ -104,7 +104,7 @@ def test_while_the_first_site_is_written(tmp_path: Path) -> None:
         assert answer.status == 503 and b"is being written" in data
 
 
-def test_a_registry_out_of_reach_is_said_once_and_the_site_stays() -> None:
+def test_a_registry_out_of_reach_is_reported_once_and_the_site_stays() -> None:
     said: list[str] = []
     fails = [True, True, False, True]
 

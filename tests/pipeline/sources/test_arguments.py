@@ -51,7 +51,7 @@ def test_the_branch_that_an_argument_chooses_is_built(rate: int, factor: float, 
         (HeaderTensor("rate", "int64", None), {"rate": 1}, "of unknown rank"),
     ],
 )
-def test_an_argument_that_does_not_fit_is_told(given: HeaderTensor, arguments: dict[str, int], words: str) -> None:
+def test_an_argument_that_does_not_fit_is_reported(given: HeaderTensor, arguments: dict[str, int], words: str) -> None:
     ((_, text),) = wrong_arguments([given], arguments)
     assert re.search(words, text)
 

@@ -96,7 +96,7 @@ def test_what_the_inputs_decide_stays() -> None:
     assert count_ifs(canonical(model_of(asked, [3, 3], {"zero": np.float32(0)}))) == 1
 
 
-def test_a_wrong_shape_that_a_branch_states_for_its_output_is_found_anew() -> None:
+def test_a_wrong_shape_that_a_branch_states_for_its_output_is_found_again() -> None:
     """As Paddle's exporter writes for SLANet."""
     model = model_of([helper.make_node("Greater", ["first", "k"], ["c"])], ["n", 3], {"k": np.float32(1)})
     model.graph.input.append(value("first", []))

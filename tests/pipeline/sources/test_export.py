@@ -33,7 +33,7 @@ class TestCapture:
         case = GoldenSet.load(exported.golden).cases[0]
         assert np.allclose(case.expected["output"], case.inputs["x"] - 2 * case.inputs["y"])
 
-    def test_inputs_that_forward_does_not_take_are_told(self, tmp_path):
+    def test_inputs_that_forward_does_not_take_are_reported(self, tmp_path):
         y = TensorSpec("y", "float32", ("batch", 3))
         fails(torch_request(tmp_path, net("return x"), inputs=(X, y)), r"forward\(x\): y does not match")
         fails(torch_request(tmp_path, net("return x + z", ", z")), r"forward\(x, z\): z does not match")
@@ -51,7 +51,7 @@ class TestCapture:
         shapes = [spec.shape for specs in specs_of(graph) for spec in specs]
         assert shapes == [("batch", 3), ("batch", 3), ("(batch//4)", 3), ("2*(batch//4)", 3)]
 
-    def test_a_branch_on_values_is_told_with_its_line(self, tmp_path):
+    def test_a_branch_on_values_is_reported_with_its_line(self, tmp_path):
         fails(
             torch_request(tmp_path, net("return x if x.sum() > 0 else -x")),
             r"model\.py:5: the model cannot be captured",
@@ -62,7 +62,7 @@ class TestCapture:
         square = ExportRequest(**{**vars(request), "inputs": (TensorSpec("x", "float32", (3, 3)),), "dims": ()})
         fails(square, "no ONNX form.*linalg_eig")
 
-    def test_a_model_that_fails_at_a_bucket_edge_is_told_with_the_shape(self, tmp_path):
+    def test_a_model_that_fails_at_a_bucket_edge_is_reported_with_the_shape(self, tmp_path):
         body = "return torch.nn.functional.embedding((x * 0 + x.shape[0]).long(), torch.ones(8, 2))"
         fails(torch_request(tmp_path, net(body)), r"failed on x \[8, 3\]: IndexError")
 
@@ -186,7 +186,7 @@ class TestPt2:
         )
 
     @pytest.mark.parametrize("content", [b"", b"garbage", None])
-    def test_a_file_that_is_no_archive_is_refused(self, tmp_path, content):
+    def test_an_invalid_archive_file_is_refused(self, tmp_path, content):
         if content is not None:
             (tmp_path / "m.pt2").write_bytes(content)
         fails(self.request(tmp_path), "missing, truncated or not a .pt2 archive")
@@ -243,7 +243,7 @@ class TestOnnx:
         model = onnx.load(run(self.request(tmp_path, ("z", "y"))).onnx)
         assert [output.name for output in model.graph.output] == ["z", "y"]
 
-    def test_an_output_that_is_not_there_is_named_with_those_that_are(self, tmp_path):
+    def test_a_missing_output_is_named_with_those_that_are(self, tmp_path):
         self.save(tmp_path)
         fails(self.request(tmp_path, ("logits",)), "output 'logits' is not in the model; its outputs are y, z")
 

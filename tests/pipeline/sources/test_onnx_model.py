@@ -82,7 +82,7 @@ class TestLoading:
         ],
         ids=["empty", "text", "noise", "truncated", "no graph"],
     )
-    def test_a_file_that_is_no_model_says_so(self, tmp_path, content, words):
+    def test_an_invalid_model_file_says_so(self, tmp_path, content, words):
         (tmp_path / "model.onnx").write_bytes(content)
         with pytest.raises(ModelError, match=words):
             onnx_model.load_onnx(tmp_path / "model.onnx", tmp_path)
@@ -175,7 +175,7 @@ class TestExternalData:
 
 
 class TestCanonical:
-    def test_twice_changes_nothing_and_the_argument_is_left_alone(self):
+    def test_a_second_rewrite_changes_nothing_and_the_argument_is_not_changed(self):
         model = linear()
         once = canonical(model, [X])
         assert model == linear()
@@ -401,7 +401,7 @@ def test_libraries_are_named_by_digest_with_what_their_headers_say(tmp_path: Pat
         ({"../x.so": elf(62)}, "leads outside the spec's folder"),
     ],
 )
-def test_a_file_that_is_no_library_with_operators_is_refused(tmp_path: Path, files, words) -> None:
+def test_a_file_without_an_operator_library_is_refused(tmp_path: Path, files, words) -> None:
     (root := tmp_path / "spec").mkdir()
     for name, data in files.items():
         (root / name).parent.mkdir(exist_ok=True)

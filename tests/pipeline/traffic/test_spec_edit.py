@@ -53,7 +53,7 @@ def test_the_line_is_put_in_its_place_and_nothing_else_changes(tmp_path, dims, w
 
 
 @pytest.mark.parametrize("dims", ["dims: {batch: &all {max: 8}, length: *all}\n", "base: &all {max: 8}\n"])
-def test_what_cannot_be_placed_is_told_and_the_file_stays(tmp_path, dims):
+def test_a_spec_that_cannot_be_edited_is_reported_and_not_changed(tmp_path, dims):
     path = spec_with(tmp_path, dims)
     with pytest.raises(InputError, match=r"under dims.length: buckets: \[3, 8\]"):
         write_buckets(path, {"length": (3, 8)})

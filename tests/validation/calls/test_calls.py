@@ -265,7 +265,7 @@ def test_an_answer_that_is_stored_by_the_first_row_and_one_of_small_values_are_s
     assert [case.partition("values=")[2].partition(" ")[0] for case in cases] == ["repeated", "mixed", "small"]
 
 
-def test_a_fault_in_few_inputs_is_seen_and_the_odds_of_missing_a_rarer_one_are_told() -> None:
+def test_a_fault_in_few_inputs_is_seen_and_the_odds_of_missing_a_rarer_one_are_reported() -> None:
     def rare(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         hits = np.array([len(x) > 4 and crc32(row.tobytes()) % 50 == 1 for row in x])
         return np.where(hits[:, None], y * np.float32(1.1), y)

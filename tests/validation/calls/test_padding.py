@@ -53,7 +53,7 @@ def test_a_model_that_minds_its_mask_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [UNMASKED, ACROSS])
-def test_a_model_that_reads_what_was_padded_fails_and_the_first_case_is_named(tmp_path: Path, text: str) -> None:
+def test_a_model_that_reads_padding_fails_and_the_first_case_is_named(tmp_path: Path, text: str) -> None:
     found = check(tmp_path / "m.onnx", text, (2, 3), (1, 4))
     assert not found.passed and found.value == 2.0
     assert "0 padded to batch 3, n 4" in found.note and "2 of 2 padded cases" in found.note

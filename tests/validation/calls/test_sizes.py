@@ -120,7 +120,7 @@ def test_several_wrong_sizes_are_counted_and_the_first_ones_named() -> None:
     assert all(f"batch={size}" in named for size in (6, 7, 8))
 
 
-def test_a_size_that_the_graph_itself_cannot_do_is_no_fault_and_is_told() -> None:
+def test_a_size_that_the_graph_itself_cannot_do_is_no_fault_and_is_reported() -> None:
     def odd(height: int) -> bool:
         return height % 2 == 1
 

@@ -61,7 +61,7 @@ def test_a_latency_that_keeps_its_level_is_insufficient_and_says_how_long():
     assert item.verdict == "INSUFFICIENT" and "moves slowly over all of the 2000 requests" in item.note
 
 
-def test_what_moves_over_the_whole_run_is_said_without_a_number_that_nobody_measured():
+def test_a_drift_over_the_whole_run_is_reported_without_a_number():
     rising = np.linspace(1.0, 1.5, 2000)
     for paired, remedy in ((True, False), (False, True)):
         evidence = CanaryEvidence(side(rising), side(np.ones(2000)), paired)

@@ -38,7 +38,7 @@ def judged(pairs, tmp_path):
     return judge(evidence, LATENCY, replicates=200)
 
 
-def test_each_request_goes_out_when_it_arrived_though_earlier_ones_are_not_answered():
+def test_requests_are_sent_on_time_while_earlier_ones_are_pending():
     arrivals = [0.0, 0.001, 0.002, 0.003, 0.5, 0.501]
     engine = working(0, seconds=0.1)
     found = Threads(engine, 8).serve_segment(TrafficSegment(arrivals, [{"x": np.ones((1, 4), np.float32)}] * 6))

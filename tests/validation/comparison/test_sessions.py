@@ -24,7 +24,7 @@ def test_an_exact_candidate_passes_everything():
 
 
 @pytest.mark.parametrize("referred", [True, False])
-def test_the_reference_or_without_one_the_candidate_answers_the_first_case_twice(referred):
+def test_the_first_case_runs_twice_on_the_reference_or_else_the_candidate(referred):
     def answer(inputs, runs):
         runs.append(inputs["x"])
         return original(inputs)

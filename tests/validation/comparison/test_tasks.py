@@ -244,7 +244,7 @@ def test_limits_at_the_edges_are_twice_as_far_and_allow_one_wrong_answer(metric,
 
 @pytest.mark.parametrize(("first", "have"), [(10, "10..17"), (-7, "-7..0")])
 @pytest.mark.parametrize("metric", [AccuracyMetric("y"), TopKMetric("y", k=2)], ids=["accuracy", "top_k"])
-def test_labels_that_the_output_has_no_classes_for_are_told_and_are_no_accuracy_of_0(metric, first, have):
+def test_labels_that_the_output_has_no_classes_for_are_reported_and_are_no_accuracy_of_0(metric, first, have):
     def scores(inputs):
         return {"y": inputs["x"]}
 

@@ -76,7 +76,7 @@ def test_dependence_on_the_position_beyond_the_budget_fails_without_being_asked_
     assert failed(checked(golden, LOOSE, swapped)) == ["batch position"]
 
 
-def test_dependence_on_the_size_is_told_from_position(golden: GoldenSet) -> None:
+def test_dependence_on_size_and_on_position_are_distinguished(golden: GoldenSet) -> None:
     strict = checked(golden, STRICT, lambda x, y: y * np.float32(1 + (4e-7 if len(x) > 8 else 0)))
     assert failed(strict) == ["batch size"]
     assert strict["batch size"].case == "first of 16"

@@ -158,7 +158,7 @@ def test_an_output_that_is_no_distribution_fails(engine: Any, told: str) -> None
     assert failed(checks) == ["output"] and told in checks["output"].note
 
 
-def test_calibration_is_that_of_the_definitions() -> None:
+def test_calibration_errors_match_their_definitions() -> None:
     p = softmax(LOGITS)
     # Right where the model doubts, wrong where it does not: bins of other widths would cancel that.
     labels = np.where(p.max(1) < 0.6, p.argmax(1), RNG.integers(0, CLASSES, len(p)))
@@ -219,7 +219,7 @@ def drawn(of: str, vary: str | None, candidate: Any, outputs: tuple[str, ...] = 
 
 
 @pytest.mark.parametrize(("of", "vary"), [("noise", "noise"), ("seed", "seed"), ("run", None)])
-def test_draws_of_one_distribution_are_told_from_those_of_another(of: str, vary: str | None) -> None:
+def test_draws_of_different_distributions_are_distinguished(of: str, vary: str | None) -> None:
     (same,) = drawn(of, vary, Drawing(of))
     (wider,) = drawn(of, vary, Drawing(of, 2.0))
     (shifted,) = drawn(of, vary, Drawing(of, 1.0, lambda x, y: y + np.float32(0.6)))

@@ -21,7 +21,7 @@ def test_equal_rebuilds_are_said_to_be_equal() -> None:
     assert told.outputs["y"] == OutputSpread(distinct=1, bit_equal=True, sqnr_db=None, max_abs=0.0)
 
 
-def test_other_bytes_and_other_last_bits_are_told_and_pass() -> None:
+def test_other_bytes_and_other_last_bits_are_reported_and_pass() -> None:
     told = reproducibility([rebuilt("a"), rebuilt("b", lambda x, y: y * np.float32(1 + 3e-7)), rebuilt("a")], BUDGETS)
     assert (told.byte_equal, told.passed, told.engines) == (False, True, {"a": 2, "b": 1})
     output = told.outputs["y"]

@@ -37,7 +37,7 @@ def test_boxes_match_in_any_order_and_form() -> None:
         np.testing.assert_allclose(to_corners(other["boxes"], form), CORNERS)  # type: ignore[arg-type]
 
 
-def test_what_differs_is_measured() -> None:
+def test_each_kind_of_box_difference_is_measured() -> None:
     flipped = FOUND["class"].copy()
     flipped[0, 0] ^= 1
     assert boxes(changed(**{"class": flipped})) == pytest.approx({"boxes": 1 / 12})

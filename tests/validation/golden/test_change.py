@@ -33,7 +33,7 @@ def test_expected_outputs_that_moved_are_counted_and_the_largest_is_named(before
     assert str(found) == "1 of 7 cases has other expected outputs; y by up to 0.5 at batch=16"
 
 
-def test_other_data_other_cases_other_labels_and_another_floor_are_told(before: GoldenSet) -> None:
+def test_other_data_other_cases_other_labels_and_another_floor_are_reported(before: GoldenSet) -> None:
     other = [{"x": GOLDEN[0]["x"] + 1}, *GOLDEN[1:], GOLDEN[0]]
     after = replace(
         freeze(other, SPECS, (DIMS[0],), Linear().run, np.zeros(16)),
@@ -59,7 +59,7 @@ def test_an_output_of_another_shape_has_no_finite_difference(before: GoldenSet) 
     assert found.to_json()["largest"]["y"]["difference"] is None
 
 
-def test_other_sequences_are_told(before: GoldenSet) -> None:
+def test_other_sequences_are_reported(before: GoldenSet) -> None:
     def held(steps: int) -> GoldenSet:
         case = Case("sequence 0", "golden", {"x": np.ones((steps, 1))}, {"y": np.ones((steps, 1))})
         return replace(before, sequences=GoldenSequences((State("h", "hn"),), {}, GoldenSet((case,))))

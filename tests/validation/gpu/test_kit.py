@@ -148,7 +148,7 @@ def test_what_was_measured_is_in_the_file_whatever_ends_the_kit(capsys, monkeypa
     assert len(Results.load(out).tries) == 1 and [path.name for path in out.parent.iterdir()] == ["out.json"]
 
 
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_tried(capsys, monkeypatch, tmp_path):
+def test_a_file_that_cannot_be_written_is_reported_before_anything_is_tried(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("validation.gpu.kit.run_job", lambda *_: pytest.fail("something was tried"))
     (tmp_path / "file").touch()
     assert main([*QUICK, "--backend", "onnxruntime", "--out", str(tmp_path / "file" / "out.json")]) == 2

@@ -44,7 +44,7 @@ def test_the_diagnosis_comes_with_its_evidence():
     assert "measured for CPU engines only" in describe_diagnosis(replace(found, diagnosis=None))
 
 
-def test_what_was_timed_and_what_the_intervals_hold_is_said():
+def test_the_page_explains_the_timing_and_its_intervals():
     report = latency_report()
     assert any(", working set " in line for line in describe_report(report))
     for moved, end in (
@@ -66,7 +66,7 @@ def test_what_was_timed_and_what_the_intervals_hold_is_said():
     assert format_bucket(alone.buckets[0])["runtime"] == ""
 
 
-def test_a_busy_machine_is_said_once_for_each_reason():
+def test_a_busy_machine_is_reported_once_for_each_reason():
     quiet, busy = latency_report(), latency_report(others=0.8)
     busy = replace(busy, buckets=busy.buckets * 2)
     assert "the machine was quiet" in list(describe_report(quiet))
@@ -154,7 +154,7 @@ def test_the_page_has_a_section_with_table_and_distribution():
     assert "<h2>Latency</h2>" not in render({**version_report(), "latencies": {}})
 
 
-def test_what_the_device_itself_takes_is_told_where_it_tells():
+def test_device_time_is_reported_where_the_device_measures_it():
     report = latency_report()
     assert not any("device itself" in line for line in describe_report(report))
     first, second, third = report.buckets

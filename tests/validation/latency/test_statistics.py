@@ -92,7 +92,7 @@ def test_an_engine_against_itself_shows_no_difference(luck):
     assert sum(verdict != "no difference shown" for verdict in verdicts) <= 8  # 5 %, and what 100 trials leave open
 
 
-def test_a_real_difference_is_shown_and_what_could_have_been_is_said():
+def test_a_real_difference_is_shown_and_what_could_have_been_is_reported():
     slower = compare_times(pairs(1, slower=0.2), 1)
     assert slower.verdict == "slower" and slower.ratios[0].low < 1.2 < slower.ratios[0].high
     assert compare_times(pairs(1, slower=-0.2), 1).verdict == "faster"

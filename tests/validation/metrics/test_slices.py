@@ -110,7 +110,7 @@ def test_an_output_without_a_batch_is_one_sample():
     assert more.mean.shape == (1, 4)
 
 
-def test_one_sample_varies_within_itself():
+def test_variance_of_one_sample_is_within_the_sample():
     expected = 288 + np.random.default_rng(0).normal(size=(1, 64))
     one = measure(expected, expected, samples=1).slices
     assert one.centered_sq == 0

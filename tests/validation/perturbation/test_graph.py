@@ -89,7 +89,7 @@ def test_what_computes_nothing_rounds_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(("op_type", "units"), [("Sigmoid", 4), ("Elu", 1), ("Tanh", 0)])
-def test_where_a_result_is_near_zero_it_moves_as_one_that_comes_of_a_difference(tmp_path, op_type, units):
+def test_results_near_zero_get_the_rounding_error_of_a_difference(tmp_path, op_type, units):
     model = onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[n,8] y) {{y = {op_type}(x)}}")
     x = np.full((64, 8), {"Sigmoid": -18.0, "Elu": -1e-9, "Tanh": 1e-9}[op_type], np.float32)
     moved = answers(tmp_path, with_rounding(model), x=x) - answers(tmp_path, model, x=x)
@@ -110,7 +110,7 @@ def test_a_mask_of_the_lowest_number_does_not_overflow(tmp_path):
         ("q = QuantizeLinear<axis=1>(x, steps, zeros) y = DequantizeLinear<axis=1>(q, steps, zeros)", "is not one"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_perturbed_is_said(text, reason):
+def test_operators_without_perturbation_are_reported(text, reason):
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": 20, "com.microsoft": 1]> net (float[n,8] x) => (float[n,8] z) '
         f"<float[8] steps = {{1, 1, 1, 1, 1, 1, 1, 1}}, int8[8] zeros = {{0, 0, 0, 0, 0, 0, 0, 0}}> "
@@ -120,7 +120,7 @@ def test_what_cannot_be_perturbed_is_said(text, reason):
         with_rounding(model)
 
 
-def test_a_new_session_draws_the_same_again_and_each_run_anew(tmp_path):
+def test_a_new_session_draws_the_same_again_and_each_run_again(tmp_path):
     model = with_rounding(mlp())
     first, second = answers(tmp_path, model, runs=2, **rows())
     again = answers(tmp_path, model, runs=2, **rows())
@@ -153,7 +153,7 @@ def test_a_graph_of_an_old_opset_is_rounded_too(tmp_path):
     assert 0 < np.abs(rounded - answers(tmp_path, net, x=x)).max() < 1e-3
 
 
-def test_16_bit_roundings_can_be_left_out(tmp_path):
+def test_16_bit_rounding_is_optional(tmp_path):
     graph = emulate(cast_float(mlp(), "fp16")[0])
     model = with_rounding(graph)
     assert traits(model) == (True, False)

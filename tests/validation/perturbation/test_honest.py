@@ -89,7 +89,7 @@ def test_figures_repeat(tmp_path):
     assert first == again
 
 
-def test_why_it_is_not_known_is_said(tmp_path):
+def test_an_unknown_result_has_a_reason(tmp_path):
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 20]> net (float[n,8] x) => (float[n,8] y) '
         "{ r = RandomNormalLike(x) y = Add(x, r) }"

@@ -32,7 +32,7 @@ def test_the_variance_of_a_mean_is_the_true_one(memory):
 
 
 @pytest.mark.parametrize("memory", [0.99, 0.995, 0.999])
-def test_too_few_independent_stretches_tell_no_variance(memory):
+def test_too_few_independent_blocks_give_infinite_variance(memory):
     found = [memory_of(autoregressive(np.random.default_rng(seed), 2000, memory, 1.0)) for seed in range(20)]
     assert sum(math.isinf(one.variance) for one in found) >= 18
     assert all(one.block * LEAST_INDEPENDENT > 2000 for one in found if math.isinf(one.variance))

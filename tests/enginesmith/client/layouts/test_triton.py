@@ -175,7 +175,7 @@ def test_plans_with_several_profiles_prefer_the_batches_that_these_are_tuned_for
     assert config(dest)["dynamic_batching"]["preferred_batch_size"] == [8, 16]
 
 
-def test_what_triton_opens_none_of_is_said_first_and_before_any_folder(store: Store, dest: Path) -> None:
+def test_a_version_without_engines_for_triton_is_reported_before_a_folder_is_made(store: Store, dest: Path) -> None:
     others = [engine(store, "sm_75", "fp16"), cpu_engine(store, 1)]
     publish_engines(store, [engine(store, "l4", "int8"), engine(store, "l4", "fp16"), *others])
     with pytest.raises(UnknownNameError) as caught:
@@ -213,7 +213,7 @@ def test_engines_that_one_configuration_does_not_describe_are_refused(store: Sto
         Client(store.uri).place("digits", dest, Plain(), target=["sm_80", "sm_89"])
 
 
-def test_what_triton_cannot_serve_is_passed_over_with_the_reason(store: Store, dest: Path) -> None:
+def test_engines_that_triton_cannot_serve_are_skipped_with_the_reason(store: Store, dest: Path) -> None:
     rtx = engine(store, "l4", "int8")
     publish_engines(store, [rtx, stripped(plan(store, "l4", "fp8")), plan(store, "l4")])
     placed = place(store, dest, target="l4")
@@ -294,7 +294,7 @@ def test_another_engine_of_the_version_that_is_served_replaces_it(store: Store, 
     assert names_in(dest / "digits") == ["1", "config.pbtxt"]
 
 
-def test_a_damaged_engine_is_mended_and_one_that_is_lost_passed_over(store: Store, dest: Path) -> None:
+def test_a_damaged_engine_is_repaired_and_one_that_is_lost_passed_over(store: Store, dest: Path) -> None:
     good, best = replace(cpu_engine(store, 1), precision="int8"), cpu_engine(store, 2)
     publish_engines(store, [good, best], "a")
     first = place(store, dest)

@@ -86,7 +86,7 @@ def sent(store: Any, rollout: Any) -> Any:
     return parse_report(store.read(report_key("digits", "stable", rollout.id, NODE.name)))
 
 
-def test_who_is_reached_gets_the_candidate_and_reports_it(store, rollout, tmp_path, clock):
+def test_a_node_in_the_wave_gets_the_candidate_and_reports_it(store, rollout, tmp_path, clock):
     mine, _ = watcher(store, tmp_path / "a", clock)
     other, _ = watcher(store, tmp_path / "b", clock, ServingNode("n2", "eu"))
     assert mine.once().version == "2" and other.once().version == "1"
@@ -151,7 +151,9 @@ def test_a_server_that_is_not_well_counts_as_starting_at_first(store, rollout, t
     assert (found.failure, found.detail) == ("unhealthy", "health command ended with 1")
 
 
-def test_reports_that_cannot_be_written_are_said_once_and_stop_nothing(store, rollout, tmp_path, clock, monkeypatch):
+def test_reports_that_cannot_be_written_are_reported_once_and_stop_nothing(
+    store, rollout, tmp_path, clock, monkeypatch
+):
     def refuse(*_):
         raise UnavailableError("access denied")
 
@@ -165,7 +167,7 @@ def test_reports_that_cannot_be_written_are_said_once_and_stop_nothing(store, ro
     ]
 
 
-def test_two_nodes_with_one_name_are_told(store, rollout, tmp_path, clock):
+def test_two_nodes_with_one_name_are_reported(store, rollout, tmp_path, clock):
     one, said = watcher(store, tmp_path / "a", clock)
     other, _ = watcher(store, tmp_path / "b", clock)
     one.once()
@@ -242,7 +244,7 @@ def test_only_nodes_that_are_asked_report_and_a_rollout_asks_first(store, rollou
     assert list(store.list(f"{SERVING}digits/stable/{OUTSIDE}/")) == [report_key("digits", "stable", OUTSIDE, "n2")]
 
 
-def test_who_may_not_write_is_told_once_and_tries_ever_more_seldom(store, stable, tmp_path, clock, monkeypatch):
+def test_missing_write_access_is_reported_once_and_retried_less_often(store, stable, tmp_path, clock, monkeypatch):
     tries = []
 
     def refuse(*_):
@@ -311,7 +313,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_whatever_a_url_answers_no_watcher_ends(answer):
+def test_no_response_of_a_url_ends_a_watcher(answer):
     def serve():
         for _ in range(3):
             connection, _ = listening.accept()
@@ -330,7 +332,7 @@ def test_whatever_a_url_answers_no_watcher_ends(answer):
         thread.join()
 
 
-def test_a_token_is_one_line_whatever_surrounds_it(monkeypatch):
+def test_a_token_is_one_line_without_surrounding_spaces(monkeypatch):
     monkeypatch.setenv(TOKEN, " secret\n")
     assert read_token(TOKEN) == "secret"
     for wrong in ("two\nlines", "\u20ac"):

@@ -84,7 +84,7 @@ def test_old_folders_go_and_the_previous_one_stays(store: Store, dest: Path, loo
     assert (dest / "mine").is_dir() and swap.previous.startswith("3-")
 
 
-def test_a_damaged_engine_is_mended_and_a_link_that_is_ours_alone(store, dest, look):
+def test_a_damaged_engine_is_repaired_and_a_link_that_is_ours_alone(store, dest, look):
     version(store, b"one")
     swap = look()
     swap.engine.unlink()
@@ -119,7 +119,7 @@ def following(
     )  # fmt: skip
 
 
-def test_what_goes_wrong_keeps_the_old_engine_is_said_once_and_passes(store: Store, dest: Path, tmp_path: Path) -> None:
+def test_errors_keep_the_old_engine_and_are_reported_once(store: Store, dest: Path, tmp_path: Path) -> None:
     version(store, b"one")
     said: list[str] = []
     watch, stop = following(Client(store.uri), dest, say=said.append, interval_s=0.05), threading.Event()
@@ -172,7 +172,7 @@ def test_a_swap_that_failed_is_tried_again_though_the_channel_stays(store: Store
     assert watch.once().version == "2"
 
 
-def test_what_somebody_deletes_or_overwrites_under_a_watch_is_brought_again(store: Store, dest: Path) -> None:
+def test_files_deleted_or_overwritten_during_a_watch_are_downloaded_again(store: Store, dest: Path) -> None:
     version(store, b"one")
     said: list[str] = []
     watch = following(Client(store.uri), dest, say=said.append)

@@ -63,7 +63,7 @@ def test_nothing_to_follow_is_an_error(group: Callable[..., GroupWatcher]) -> No
         group()
 
 
-def test_a_registry_that_is_down_keeps_all_and_is_said_once_of_each(store, group, tmp_path):
+def test_a_registry_that_is_down_keeps_all_and_is_reported_once_of_each(store, group, tmp_path):
     said: list[str] = []
     watch = group(*ALL, say=said.append)
     watch.run(Looks(1))
@@ -75,7 +75,7 @@ def test_a_registry_that_is_down_keeps_all_and_is_said_once_of_each(store, group
         watch.once()
 
 
-def test_one_that_fails_hinders_no_other(store: CountingStore, group: Callable[..., GroupWatcher]) -> None:
+def test_a_failure_does_not_stop_the_others(store: CountingStore, group: Callable[..., GroupWatcher]) -> None:
     watch = group("model3:candidate", "model5:candidate")
     watch.once()
     publish_engines(store, [engine(store, "sm_89", data=b"gpu")], "gpu", model="model3")

@@ -81,7 +81,7 @@ def test_another_thing_needs_no_wait(store: Store) -> None:
         pass
 
 
-def test_who_waits_is_told_for_whom_and_a_silent_holder_loses_its_turn(store: Store, waited: list[float]) -> None:
+def test_a_waiter_names_the_holder_and_a_silent_holder_loses_its_turn(store: Store, waited: list[float]) -> None:
     other(store, since="2026-11-20T18:23:01.123456+00:00")
     said: list[str] = []
     with hold_build_lock(store, NAME, "mine", said.append):

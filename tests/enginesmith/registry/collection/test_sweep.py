@@ -117,7 +117,7 @@ def test_a_writer_whose_lease_ends_while_a_collection_reads(due: MemoryStore) ->
             assert collector.error is None and verify(store).sound, (mine, theirs)
 
 
-def test_of_two_collections_one_works_and_the_other_is_told(due: MemoryStore, few: None) -> None:
+def test_the_second_of_two_concurrent_collections_gets_an_error(due: MemoryStore, few: None) -> None:
     for step in steps_of(due, gather)[:-1:2]:
         store, *actors = run_two(due, gather, gather, step)
         errors = [actor.error for actor in actors if actor.error]

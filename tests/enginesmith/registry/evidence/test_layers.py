@@ -78,7 +78,7 @@ def test_odd_layers_are_shown_as_far_as_they_go() -> None:
         ("", "'' is none of the units"),
     ],
 )
-def test_where_nothing_is_on_record_the_reason_is_told(store: Store, unit: str, words: str) -> None:
+def test_where_nothing_is_on_record_the_reason_is_reported(store: Store, unit: str, words: str) -> None:
     with pytest.raises(UnknownNameError, match=words):
         layers_of(store, published(store), unit)
 

@@ -140,7 +140,7 @@ def test_what_came_by_a_blake3_is_the_blob_once_its_sha256_was_looked_at(honest,
     assert pulled(honest, tmp_path / "b", cache).cached, "what the SHA-256 verified needs no BLAKE3"
 
 
-def test_a_damaged_file_under_the_name_is_brought_anew(honest: Far, tmp_path: Path, cache: BlobCache) -> None:
+def test_a_damaged_file_under_the_name_is_brought_again(honest: Far, tmp_path: Path, cache: BlobCache) -> None:
     with cache.hold(NAME, lambda sink: sink.write(HONEST) and NAME) as held:
         path = held
     path.chmod(0o644)

@@ -111,7 +111,7 @@ def test_a_file_that_came_again_before_the_old_one_was_locked_is_not_evicted(tmp
     assert path.is_file()
 
 
-def test_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_set_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ENGINESMITH_CACHE", "XDG_CACHE_HOME", "ENGINESMITH_CACHE_BYTES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -52,7 +52,7 @@ def test_a_place_in_azure() -> None:
         ("abfs://x/y", "scheme 'abfs' is not known; use a path, file://, s3://, gs:// or az://"),
     ],
 )
-def test_what_is_no_place_is_said_plainly(uri: str, words: str) -> None:
+def test_an_invalid_location_is_reported(uri: str, words: str) -> None:
     for use in (absolute_uri, open_store):
         with pytest.raises(InputError, match=words) as told:
             use(uri)
@@ -89,7 +89,7 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(uri, library, e
         ),
     ],
 )
-def test_nobody_without_credentials_is_told_what_to_set(uri, environment, words, tmp_path, s3_environment):
+def test_missing_credentials_are_reported_with_the_variable_to_set(uri, environment, words, tmp_path, s3_environment):
     """In a process of its own: what the libraries found is kept."""
     pytest.importorskip("google.cloud.storage" if uri.startswith("gs") else "azure.storage.blob")
     known = {name: value for name, value in os.environ.items() if not name.startswith(("GOOGLE_", "AZURE_"))}

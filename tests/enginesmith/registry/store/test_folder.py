@@ -49,7 +49,7 @@ def test_a_relative_path_and_a_home_are_understood(tmp_path: Path, monkeypatch: 
         ("a\0b", InputError, "not a path"),
     ],
 )
-def test_what_cannot_be_a_registry_is_said_plainly(uri: str, error: type[EnginesmithError], words: str) -> None:
+def test_an_invalid_registry_is_reported(uri: str, error: type[EnginesmithError], words: str) -> None:
     with pytest.raises(error, match=words):
         open_store(uri)
 

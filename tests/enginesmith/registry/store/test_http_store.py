@@ -194,7 +194,7 @@ def test_wrong_bytes_are_never_given(store: Store, behind: HttpStore, site: Site
         (302, UnavailableError, "302"),
     ],
 )
-def test_what_a_server_refuses_is_said_and_not_asked_again(behind, site, status, error, words):
+def test_a_refusal_of_the_server_is_reported_and_not_retried(behind, site, status, error, words):
     site.fault = [str(status)]
     with pytest.raises(error, match=words):
         behind.read(channel_key("digits", "stable"))
@@ -219,7 +219,7 @@ def test_it_is_never_written(behind: HttpStore, site: Site, tmp_path: Path) -> N
     assert not site.seen and behind.strays() == () and behind.sweep() == 0
 
 
-def test_a_token_goes_with_each_request_and_is_read_anew(behind, site, tmp_path, monkeypatch):
+def test_a_token_goes_with_each_request_and_is_read_again(behind, site, tmp_path, monkeypatch):
     monkeypatch.setenv(http_store.TOKEN_FILE, str(tmp_path / "token"))
     with pytest.raises(UnavailableError, match="cannot be read"):
         behind.has("0" * 64)

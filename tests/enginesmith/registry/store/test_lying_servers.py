@@ -120,7 +120,7 @@ def test_a_length_that_is_a_lie_is_an_error(liar: Liar, kind: str, length: str) 
 
 
 @pytest.mark.parametrize("length", [str(MAX_BLOB_BYTES + 1), "-1"])
-def test_a_size_that_no_blob_has_is_told_at_once(liar: Liar, length: str) -> None:
+def test_a_size_that_no_blob_has_is_reported_at_once(liar: Liar, length: str) -> None:
     store = store_of("http", liar)
     liar.length = length
     with pytest.raises(IntegrityError, match=f"has {length} bytes by what the server says"):

@@ -108,7 +108,7 @@ def test_the_first_place_that_has_it_is_read_and_the_next_only_for_what_it_lacks
     assert not places.said
 
 
-def test_a_place_that_is_out_of_reach_is_left_alone_for_a_while_and_that_is_said_once(places: Places) -> None:
+def test_a_place_that_is_out_of_reach_is_left_alone_for_a_while_and_that_is_reported_once(places: Places) -> None:
     digest = put(places, b"both")
     places.mirror.error = UnavailableError("the cable is out")
     asked = []

@@ -53,7 +53,7 @@ def test_a_body_that_always_breaks_off_at_one_place_ends(store: ObjectStore, pro
     assert proxy.count("GET") <= 2 * api.ATTEMPTS
 
 
-def test_a_blob_that_is_healed_while_it_is_read_is_read_anew(store: ObjectStore, proxy: FaultyProxy) -> None:
+def test_a_blob_that_is_healed_while_it_is_read_is_read_again(store: ObjectStore, proxy: FaultyProxy) -> None:
     data = b"sound" * 1000
     key = store.place.key(blob_key(digest := store.put_bytes(data)))
     direct = client(replace(store.place, endpoint=f"http://{proxy.server[0]}:{proxy.server[1]}"))

@@ -62,7 +62,7 @@ def test_keys_and_what_a_write_asks_for() -> None:
         ("s3://bkt?aws_secret_access_key=hunter2", "not known"),
     ],
 )
-def test_what_is_no_place_is_said_without_secrets(uri: str, words: str) -> None:
+def test_an_invalid_location_is_reported_without_secrets(uri: str, words: str) -> None:
     with pytest.raises(InputError, match=words) as told:
         parse_s3_place(uri, {})
     assert "hunter2" not in str(told.value)

@@ -56,7 +56,9 @@ def pages_of(store: ObjectStore, size: int) -> None:
     client(store.place).meta.events.register(event, lambda params, **_: {**params, "MaxKeys": size})
 
 
-def test_nobody_without_credentials_is_told_what_to_set(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported_with_the_variable_to_set(
+    s3_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     forget()

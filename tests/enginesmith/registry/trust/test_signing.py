@@ -61,7 +61,9 @@ NEEDS_RELEASE = "  - {models: 'digits*', signers: [release]}\n"
     (0, "private EC key"), (1, "private EC key"), (LARGEST_KEY_BYTES, "private EC key"),
     (LARGEST_KEY_BYTES + 1, "no file of at most"),
 ])  # fmt: skip
-def test_what_is_no_key_is_told_why(store: FileStore, manifest: Manifest, tmp_path: Path, size: int, said: str) -> None:
+def test_the_error_explains_an_invalid_key(
+    store: FileStore, manifest: Manifest, tmp_path: Path, size: int, said: str
+) -> None:
     (tmp_path / "key").write_bytes(b"x" * size)
     with pytest.raises(InputError, match=said):
         add_signatures(store, manifest, SigningKey(tmp_path / "key"))

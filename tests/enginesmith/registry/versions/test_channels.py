@@ -149,7 +149,7 @@ def test_a_channel_edited_by_hand_is_refused(store: Store) -> None:
 
 
 @on_each_store
-def test_of_racing_promotions_each_moves_the_channel_or_is_told_who_did(store: Store) -> None:
+def test_each_racing_promotion_moves_the_channel_or_names_the_winner(store: Store) -> None:
     entry, names = engine(store), [f"v{number}" for number in range(8)]
     manifests = [publish_engines(store, [entry], name, channel=None, wanted=name).manifest for name in names]
 

@@ -142,7 +142,7 @@ def test_a_dead_writer_and_a_change_by_hand_are_healed(indexed: MemoryStore) -> 
     assert list(indexed.list(LEASES)) == [] and read_index(indexed) == look(indexed)
 
 
-def test_models_of_leases_that_are_over_are_written_anew(indexed: MemoryStore) -> None:
+def test_models_of_leases_that_are_over_are_rewritten(indexed: MemoryStore) -> None:
     """Their writer may have changed them after the collection had read them."""
     found = look(indexed)
     del indexed.objects[manifest_key("digits", "1")]

@@ -174,7 +174,7 @@ def test_racing_publishers_of_one_content_make_one_version(store: Store) -> None
 
 
 @on_each_store
-def test_of_racing_publishers_of_one_name_exactly_one_wins_and_the_others_are_told(store: Store) -> None:
+def test_one_of_several_racing_publishers_succeeds_and_the_others_get_an_error(store: Store) -> None:
     entry = engine(store)
 
     def publish_named(number: int) -> None:

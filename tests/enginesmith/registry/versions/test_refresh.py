@@ -160,7 +160,7 @@ def test_a_lost_or_damaged_snapshot_costs_requests_and_is_repaired(store: Store)
     assert verify(store).problems == ()
 
 
-def test_a_snapshot_that_lacks_evidence_is_told_and_repaired(store: Store) -> None:
+def test_a_snapshot_that_lacks_evidence_is_reported_and_repaired(store: Store) -> None:
     one = published(store, b"one")
     old = store.read(KEY)
     add_attestation(store, one, report(one.engines[0]))

@@ -56,7 +56,7 @@ def test_pages_of_versions_read_their_manifests_alone(store: MemoryStore) -> Non
         list_versions(store, "absent", limit=1)
 
 
-def test_what_is_damaged_hides_nothing_else() -> None:
+def test_damaged_documents_do_not_hide_others() -> None:
     store = MemoryStore()
     entry = engine(store)
     for content in "ab":

@@ -98,7 +98,7 @@ class Broken(UnitResult):
 
 
 @pytest.mark.parametrize(("rules", "printed"), [(24, True), (25, False)])
-def test_what_failed_is_told_with_its_remedies_and_no_proposal_of_many_rules(capsys, rules, printed) -> None:
+def test_failures_are_reported_with_remedies_without_long_proposals(capsys, rules, printed) -> None:
     snippet = "\n".join(
         ["quantization:", "  overrides:", *('    - {match: "n", precision: fp32}' for _ in range(rules))]
     )

@@ -32,7 +32,7 @@ def test_a_stale_golden_set_fails_the_build_until_the_change_is_accepted(built: 
     assert (told["same"], told["inputs"], len(told["expected"])) == (False, [], 9)
 
 
-def test_a_golden_set_that_is_not_frozen_may_change_and_how_is_said(built: Project) -> None:
+def test_a_golden_set_that_is_not_frozen_may_change_and_how_is_reported(built: Project) -> None:
     write_data(built.folder, seed=5)
     made = built.run("debug", "golden", "make", built.spec)
     assert made.code == 0 and "golden set: changed since the last run: " in made.err

@@ -72,7 +72,7 @@ def test_a_dim_that_indices_of_requests_point_into_is_not_cut_below_them(tmp_pat
     assert (dims["nodes"].min, dims["edges"].min) == (40, 40) and dims["nodes"].max > 40
 
 
-def test_dims_that_were_only_guessed_hold_the_sizes_of_the_requests_alone(tmp_path: Path) -> None:
+def test_guessed_dims_allow_only_the_sizes_in_requests(tmp_path: Path) -> None:
     rows = helper.make_node("Reshape", ["x", "shape"], ["y"])
     shape = helper.make_node("Constant", [], ["shape"], value_ints=[0, 91, 11])
     model = write(tmp_path / "net.onnx", [shape, rows], [value("x", ["batch", "k"])])
@@ -86,7 +86,7 @@ def test_dims_that_were_only_guessed_hold_the_sizes_of_the_requests_alone(tmp_pa
     ("dtype", "values", "read", "is_constant"),
     [("int64", [1], "row", 1), ("int64", [1, 0], "row", 0), ("int64", [1], "n", 0), ("double", [1.0], "row", 0)],
 )
-def test_what_only_decides_a_branch_is_a_constant_where_all_requests_agree(dtype, values, read, is_constant, tmp_path):
+def test_a_branch_input_becomes_a_constant_if_all_requests_agree(dtype, values, read, is_constant, tmp_path):
     keys = ("then_branch", "else_branch")
     bodies = (f"{key} = {key} () => (float[b,4] {key}_y) {{{key}_y = MatMul(x, w)}}" for key in keys)
     text = f"""c = Cast<to=9>(n)
@@ -134,7 +134,7 @@ def test_a_file_with_a_colon_in_its_name_is_no_entry_point(tmp_path: Path) -> No
         (["net.onnx", "--out", "other/spec.yaml"], "is outside"),
     ],
 )
-def test_mistakes_are_told(tmp_path, words, told, capsys, monkeypatch):
+def test_mistakes_are_reported(tmp_path, words, told, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "saved").mkdir()
     for name in ("model.bin", "model.xyz", "model.tflite"):
@@ -170,7 +170,7 @@ def test_states_of_several_graphs_stay_states_and_data_has_sequences(tmp_path: P
     assert "#   encoder.source: float32" in text and "decoder.past" not in text
 
 
-def test_graphs_that_nothing_connects_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_graphs_that_nothing_connects_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_ensemble(tmp_path / "pair").parent
     for spec in folder.glob("*.yaml"):
         spec.unlink()
@@ -242,9 +242,7 @@ def test_requests_without_the_states_of_a_model_name_the_two_ways_out(tmp_path, 
     assert not load_spec(tmp_path / "net.yaml").state
 
 
-def test_a_models_file_in_the_place_of_a_spec_is_drafted_once_and_for_the_targets_asked_for(
-    tmp_path, monkeypatch, capsys
-):
+def test_build_of_a_model_file_drafts_its_spec_once_for_the_requested_targets(tmp_path, monkeypatch, capsys):
     asked: list[tuple[str, str | None]] = []
 
     def compile_spec(spec: str, options: RunOptions, *_: object) -> Outcome:

@@ -146,7 +146,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_cannot_be_refitted_is_told_from_the_manifest(project: Project, change: str) -> None:
+def test_the_manifest_shows_which_engines_cannot_be_refitted(project: Project, change: str) -> None:
     base, before = manifest(project, "1"), entry(project, "1", "whole")
     changes, reason = CHANGES[change]
     assert cannot(replace(request_of(before), **changes), before, base) == reason

@@ -34,7 +34,7 @@ def test_verify(mixed: Store) -> None:
     assert [problem["kind"] for problem in told("registry", "fsck")["problems"]] == ["missing"]
 
 
-def test_verify_tells_how_a_late_snapshot_is_mended(mixed: Store) -> None:
+def test_verify_reports_how_to_repair_a_late_snapshot(mixed: Store) -> None:
     run("promote", "digits@1")
     data = mixed.read(key := channel_key("digits", "stable")) or b""
     mixed.replace(key, json.dumps({**json.loads(data), "snapshots": {}}).encode(), data)

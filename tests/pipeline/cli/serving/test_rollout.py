@@ -251,7 +251,7 @@ def test_reports_over_http(serving: Store) -> None:
     assert "2 reports, 0 failing\n" in said("rollout", "status", WHERE)
 
 
-def test_what_nodes_serve(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollout_status_lists_nodes(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert said("rollout", "status", "--nodes").startswith("no node has reported; nodes that cannot write")
     refused = run("rollout", "status", "none:stable", "--nodes")
     assert isinstance(refused.exception, UnknownNameError) and "no channel none:stable" in str(refused.exception)

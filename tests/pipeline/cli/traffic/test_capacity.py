@@ -158,7 +158,7 @@ def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
         (("--rate", 1, "--p99", "20ms", "--wait", "20ms"), "one that no other joins would break the limit"),
     ],
 )
-def test_bad_input_is_told(timed: Project, words: tuple[object, ...], wanted: str) -> None:
+def test_bad_input_is_reported(timed: Project, words: tuple[object, ...], wanted: str) -> None:
     files = {"t4": "t4: {per_hour: 1}\n", "fleet": "groups:\n  - {product: a100, count: 8}\n"}
     for name, text in files.items():
         timed.folder.joinpath(f"{name}.yaml").write_text(text)

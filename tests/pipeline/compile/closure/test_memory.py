@@ -70,7 +70,7 @@ def test_another_way_to_compute_it_counts(toy, computed, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"modules": 1, "packages": [], "read": {}}'])
-def test_a_damaged_file_is_computed_anew(toy: Path, computed: list[tuple[str, ...]], damage: bytes) -> None:
+def test_a_damaged_file_is_computed_again(toy: Path, computed: list[tuple[str, ...]], damage: bytes) -> None:
     first = ask()
     (kept,) = (toy / "cache" / "code").iterdir()
     kept.write_bytes(damage)

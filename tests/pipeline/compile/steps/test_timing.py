@@ -152,7 +152,7 @@ class Config:
 
 
 @pytest.mark.parametrize("stale", [b"old", b"raises"])
-def test_a_stale_cache_is_left_out_and_begun_anew(tmp_path: Path, stale: bytes) -> None:
+def test_a_stale_cache_is_left_out_and_begun_again(tmp_path: Path, stale: bytes) -> None:
     (tmp_path / GIVEN).write_bytes(stale)
     config = Config(lambda data: data != b"old")
     [(level, text)] = use_given(config, tmp_path)

@@ -224,7 +224,7 @@ def test_a_group_that_goes_is_kept_without_workers_until_its_own_have_ended() ->
     assert [item["groupName"] for item in last["spec"]["workerGroupSpecs"]] == ["h100"]
 
 
-def test_a_worker_of_a_group_that_is_not_there_is_ended_by_one_of_that_name() -> None:
+def test_a_new_group_of_the_same_name_ends_a_worker_of_a_missing_group() -> None:
     cluster = Fake(ray_cluster(group("h100", 0)), [HEAD, Pod("a", "gone", "2.60.0", ended=True)])
     assert apply(cluster, GONE, "enginesmith-ray") == "enginesmith-ray: up to date; ended a"
     stand_in = cluster.written[0]["spec"]["workerGroupSpecs"][-1]
@@ -290,7 +290,7 @@ def test_a_head_that_was_left_behind_goes_the_next_time() -> None:
         apply(unknown, NEWER, "enginesmith-ray")
 
 
-def test_one_that_is_being_deleted_is_left_alone() -> None:
+def test_a_cluster_under_deletion_is_not_changed() -> None:
     live = ray_cluster(group("l4", 0), deletionTimestamp="2026-11-22T22:00:00Z")
     with pytest.raises(UnavailableError, match="being deleted"):
         apply(Fake(live), GONE, "enginesmith-ray")
@@ -368,7 +368,7 @@ def test_without_a_cluster_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("text", ["[]", "metadata: {name: x}", "metadata: {name: 1, namespace: y}"])
-def test_a_file_that_is_no_ray_cluster_is_refused_by_the_field(text, tmp_path, capsys):
+def test_an_invalid_ray_cluster_file_is_refused_by_the_field(text, tmp_path, capsys):
     (tmp_path / "raycluster.yaml").write_text(text)
     assert main([str(tmp_path / "raycluster.yaml"), *WORDS]) == InputError.exit_code
     assert "error: metadata.name" in capsys.readouterr().err

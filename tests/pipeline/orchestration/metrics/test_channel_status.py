@@ -128,7 +128,7 @@ def test_each_look_of_the_exporter_replaces_the_data(api: Api, tmp_path: Path) -
     assert patch == [{"op": "add", "path": "/data", "value": texts}]
 
 
-def test_a_registry_that_cannot_be_read_is_said_beside_what_was_read_before(api: Api, tmp_path: Path) -> None:
+def test_a_registry_that_cannot_be_read_is_reported_beside_what_was_read_before(api: Api, tmp_path: Path) -> None:
     store = published()
     writer = StatusWriter(store, config_map(api, tmp_path), lambda _: None)
     writer.write(list_all(store))
@@ -137,7 +137,7 @@ def test_a_registry_that_cannot_be_read_is_said_beside_what_was_read_before(api:
     assert after == {**before, "_problem": "the registry cannot be read: no route\n"}
 
 
-def test_a_refusal_is_said_once_and_the_next_look_writes_again(api: Api, tmp_path: Path) -> None:
+def test_a_refusal_is_reported_once_and_the_next_look_writes_again(api: Api, tmp_path: Path) -> None:
     store, said = MemoryStore(), list[str]()
     writer = StatusWriter(store, config_map(api, tmp_path), said.append)
     api.status = 403

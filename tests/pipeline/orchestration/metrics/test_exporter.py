@@ -172,7 +172,7 @@ def test_a_look_reads_some_models_and_all_of_them_in_turn(store: Store, monkeypa
     ]  # fmt: skip
 
 
-def test_a_registry_out_of_reach_is_said_and_what_was_seen_stays(built, monkeypatch):
+def test_a_registry_out_of_reach_is_reported_and_what_was_seen_stays(built, monkeypatch):
     said: list[str] = []
     exporter = Exporter(built.store, said.append)
     exporter.refresh()

@@ -72,7 +72,7 @@ def test_a_run_is_seen_while_it_goes_on_with_the_end_of_what_it_prints(store: Fi
     assert runs.read_live(store, run.id) == {UNIT: "first\n"}
 
 
-def test_nothing_new_is_not_written_but_a_sign_of_life_is(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_state_is_rewritten_only_as_heartbeat(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "precise_now", map("2026-11-28T11:00:{:02}.000+00:00".format, range(60)).__next__)
     tracker, writer = by_hand(store)
     tracker.emit(Started("export"))
@@ -167,7 +167,7 @@ def test_what_builds_took_is_remembered_and_what_was_cached_is_counted(store: Fi
     assert (totals.hits, totals.misses) == (1, 1) and [tally.count for tally in totals.builds] == [1]
 
 
-def test_of_more_units_than_a_document_holds_those_that_matter_are_told(store, monkeypatch):
+def test_of_more_units_than_a_document_holds_those_that_matter_are_reported(store, monkeypatch):
     monkeypatch.setattr("enginesmith.registry.builds.runs.MOST_ITEMS", 3)
     tracker, writer = by_hand(store)
     for number in range(5):

@@ -147,7 +147,7 @@ def test_an_engine_that_takes_long_to_open_is_opened_fewer_times(tmp_path: Path,
     assert found.processes == 3 == len(list(seen.iterdir()))
 
 
-def test_what_goes_wrong_in_a_process_is_told_here() -> None:
+def test_errors_of_a_process_are_raised_here() -> None:
     def refuses() -> AbstractContextManager[object]:
         raise ModelError("engine.onnx: onnxruntime cannot read it")
 

@@ -141,7 +141,7 @@ OTHERS = [(), (3,), (3, 0), (0, 4), (2, 3, 4, 5, 6), (3, 7), (3, 2, 2)]
 @pytest.mark.parametrize(("terms", "shape"), KINDS)
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
-def test_answers_of_other_shapes_fail_and_such_outputs_of_the_original_are_said(terms, shape, other, dtype):
+def test_answers_of_other_shapes_fail_and_such_outputs_of_the_original_are_reported(terms, shape, other, dtype):
     value, wrong = drawn(shape, 3), np.ones(other, dtype)
     assert task_checks(Answers(wrong), golden_of(value), [terms])
     with suppress(EnginesmithError):
@@ -151,7 +151,7 @@ def test_answers_of_other_shapes_fail_and_such_outputs_of_the_original_are_said(
 
 @pytest.mark.parametrize(("terms", "shape"), KINDS)
 @pytest.mark.parametrize("labels", [np.full(shape, fill) for shape in [*OTHERS, (3, 2, 5)] for fill in (0, -1, np.nan)])
-def test_labels_of_other_shapes_are_said(terms, shape, labels):
+def test_labels_of_other_shapes_are_reported(terms, shape, labels):
     value = drawn(shape, 3)
     with suppress(EnginesmithError):
         assert task_checks(Answers(value), golden_of(value, labels), [replace(terms, against="labels")])

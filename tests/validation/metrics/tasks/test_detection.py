@@ -157,6 +157,6 @@ def test_labels_are_boxes_with_classes_that_end_at_negative_ones():
         ({"y": np.zeros((1, 4, 9))}, DetectionMetric("y", head=True), DataError, "has 4 rows"),
     ],
 )
-def test_outputs_that_hold_no_boxes_are_said(outputs, terms, error, said):
+def test_outputs_that_hold_no_boxes_are_reported(outputs, terms, error, said):
     with pytest.raises(error, match=said):
         read_boxes(outputs, terms)

@@ -67,6 +67,6 @@ def test_a_label_of_no_chance_has_infinite_perplexity_and_masked_tokens_count_fo
     ("labels", "said"),
     [(np.array([0, 3]), "label 3 is no token of a vocabulary of 3"), (np.zeros(2), "labels are float64")],
 )
-def test_labels_that_are_no_tokens_are_said(labels, said):
+def test_labels_that_are_no_tokens_are_reported(labels, said):
     with pytest.raises(DataError, match=said):
         checks_of(np.zeros((2, 3)), np.zeros((2, 3)), labels)
