@@ -140,8 +140,8 @@ def _names(names: set[str]) -> str:
 
 
 def find_profile(profiles: Sequence[ShapeProfile], inputs: Tensors) -> int:
-    """Index of the first profile whose ranges hold every input's shape. Raises DataError when there is none, and for a
-    size that is not one of its multiples."""
+    """Index of the first profile whose ranges hold every input's shape. Raises DataError if there is none, and for a
+    size that is not a multiple as the profile requires."""
     _check_multiples(profiles, inputs)
     for index, shapes in enumerate(profiles):
         ranges = ((inputs[name].shape, low, high) for name, low, _, high in shapes.inputs if name in inputs)

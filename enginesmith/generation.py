@@ -105,7 +105,7 @@ class Decoder:
 
 
 def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logits") -> Decoder:
-    """The decoder that the JSON beside an engine describes. Raises DataError for one that is none."""
+    """The decoder that the JSON beside an engine describes. Raises DataError if the engine is not a decoder."""
     document = read_description(description)
     graph = decode_description(document, DescribedGraph, description)
     state_spec = decode_description(document, DescribedStates, description)
@@ -191,7 +191,7 @@ class Prompt:
 
 
 def check_prompt(prompt: Prompt, index: int, vocabulary: int) -> None:
-    """Raise DataError, which names the prompt by its number, for one that no engine of this vocabulary could answer."""
+    """Raise DataError, with the prompt's number, for a prompt that no engine with this vocabulary can answer."""
     _check_settings(prompt.settings, index)
     prompt_tokens: object = prompt.tokens
     if isinstance(prompt_tokens, str):

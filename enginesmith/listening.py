@@ -1,4 +1,4 @@
-"""What listens for HTTP in a process: one server (aiohttp's), with its limits set, in a thread of its own.
+"""An HTTP server (aiohttp's) with limits, in its own thread.
 
 ::
 

@@ -84,12 +84,12 @@ def option_fields(cls: type[Backend]) -> dict[str, tuple[type[Scalar], Scalar]]:
 
 
 def capabilities_of(name: str) -> Capabilities:
-    """What the backend of that name can do. Raises as `load` does."""
+    """Capabilities of the backend with this name. Raises as `load`."""
     return load(name).capabilities
 
 
 def refuse_shards(backend: Backend, size_bytes: int) -> str | None:
-    """Why a backend cannot build a model with so many bytes of weights in own files; None when it can, and for 0."""
+    """Why a backend cannot build a model with this many bytes of external weights; None if it can, and for 0."""
     if not size_bytes or backend.capabilities.shards:
         return None
     return (

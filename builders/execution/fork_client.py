@@ -41,7 +41,7 @@ def fork_server(modules: Sequence[str]) -> Iterator[Start]:
 
 @cache
 def keep_fork_server(modules: tuple[str, ...]) -> Start:
-    """As `fork_server`, one that ends with this process."""
+    """`fork_server` with a server that ends with this process."""
     return _server_of(modules).start if hasattr(os, "pidfd_open") else spawn
 
 

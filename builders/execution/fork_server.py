@@ -25,8 +25,7 @@ from builders.execution.process import Start, spawn, variables_of
 
 
 def main(control: socket.socket, modules: list[str]) -> None:
-    """Import the modules and answer until the socket is closed. Modules that fail to import are skipped; jobs report
-    the error."""
+    """Import the modules, without those that fail, and answer until the socket is closed. Jobs report failures."""
     for name in modules:
         with suppress(ImportError):
             importlib.import_module(name)
@@ -54,7 +53,7 @@ def fork_here() -> Iterator[Start]:
 
 
 def _has_one_thread() -> bool:
-    """Also those that Python has not started are counted. False where the system does not say."""
+    """Counts threads that Python did not start, too. False if the system does not report them."""
     with suppress(OSError):
         return len(list(Path("/proc/self/task").iterdir())) == 1
     return False
@@ -107,7 +106,7 @@ def _fork(control: socket.socket, workdir: Path, files: list[int]) -> list[float
 
 
 def _run_job(workdir: Path, lifeline: int, log: int) -> NoReturn:
-    """What a spawned interpreter would do, up to its exit status."""
+    """Run a job as a spawned interpreter would, up to its exit status."""
     status = 1
     try:
         parent = os.getppid()

@@ -68,7 +68,7 @@ def load_graph(path: Path, folder: Path | None = None, content: bytes | None = N
 
 
 def place_of(tensor: TensorProto) -> tuple[str, int, int]:
-    """File, offset and length in bytes of an external tensor. Raises ModelError for what is no such entry."""
+    """File, offset and length in bytes of an external tensor. Raises ModelError for an invalid entry."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         offset, length = _number(entries, "offset"), _number(entries, "length") or bytes_of(tensor)
@@ -114,7 +114,7 @@ def _bits_of(data_type: int) -> int:
 
 
 def wrong_length(tensor: TensorProto) -> str:
-    """What is wrong with a tensor whose bytes are not as many as its shape says."""
+    """The error message for a tensor whose number of bytes does not match its shape."""
     length = place_of(tensor)[2] if is_external(tensor) else len(tensor.raw_data)
     return f"tensor {tensor.name[:80]!r} has {length} bytes, its shape {bytes_of(tensor)}; export it again"
 

@@ -41,7 +41,7 @@ class Node:
         return (value for value in self.attributes.values() if isinstance(value, Body))
 
     def reads(self) -> set[str]:
-        """Every name that the node reads, those that its graphs read from around them included."""
+        """Every name that the node reads, including outer names that its graphs read."""
         return {name for name in self.inputs if name}.union(*(body.free() for body in self.bodies()))
 
 

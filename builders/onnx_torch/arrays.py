@@ -49,7 +49,7 @@ Where = tuple[Tensor, ...]
 
 
 def dtype(numpy_dtype: np.dtype[Any], narrow: bool = False) -> torch.dtype:
-    """Torch's dtype for numpy's. Raises ModelError for one that torch has not, or has no operators for.
+    """Torch's dtype for numpy's. Raises ModelError for a dtype that torch does not support.
 
     narrow: the byte that holds 4 bits is one too.
     """
@@ -78,7 +78,7 @@ def ends(of: torch.dtype) -> tuple[int, int]:
 
 
 def exact_dtype(terms: object) -> torch.dtype:
-    """The type in which sums of so many products of two 8-bit integers are exact.
+    """The type in which sums of this many products of two 8-bit integers are exact.
 
     Torch has no fast integer product; 256 of them (255 * 255 at most each) sum to less than 2^24, up to which float32
     is exact.

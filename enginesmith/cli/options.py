@@ -288,7 +288,7 @@ def command(name: str | None = None) -> Callable[[Callable[..., object]], Comman
 
 
 class Option:
-    """What click must know of a field beside its name, type and default, which it is an annotation of.
+    """Annotation of a field with click's settings other than name, type and default.
 
     meaning: for help.  name: where it is not the field's.  shown: what help says is taken without it.  settings: of
     `click.option`, in place of those that the field's type gives.
@@ -413,7 +413,7 @@ class Selection:
 
 
 def precision_option(default_text: str) -> Option:
-    """`--precision` of engines. default_text: what is taken without it, for help."""
+    """`--precision` of engines. default_text: the default, for help."""
     return Option("Only engines of this precision.", type=click.Choice(PRECISIONS), shown=default_text)
 
 

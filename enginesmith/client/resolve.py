@@ -50,7 +50,7 @@ def list_targets(units: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Policy:
-    """What a client accepts. precision: only this one.  proven_only: no engine that never ran on its hardware.
+    """Engines that a client accepts. precision: only this one.  proven_only: no engine that never ran on its hardware.
 
     fallback: 'onnx' takes the version's ONNX model, to be run by onnxruntime, where no engine fits.
     allow_unsigned: whether attachments that are code are pulled without a signature where no trust policy asks for one.

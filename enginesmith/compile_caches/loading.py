@@ -71,14 +71,14 @@ def pack(folder: Path, requires: tuple[Requirement, ...], path: Path) -> None:
 
 
 def read_requirements(path: Path) -> tuple[Requirement, ...]:
-    """What a machine needs to use a cache file. Raises IntegrityError for what is no such file, and OSError."""
+    """Requirements of a cache file on a machine. Raises IntegrityError for an invalid file, and OSError."""
     with _opened(path) as archive:
         return decode(parsing.load_json(archive.read(_REQUIRES)), tuple[Requirement, ...])
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """The zip of a cache. Raises IntegrityError for a damaged one, one of too many bytes, and another zip."""
+    """The zip of a cache. Raises IntegrityError if it is damaged, too large, or not a cache."""
     try:
         with zipfile.ZipFile(path) as archive:
             check_compression(archive)
@@ -100,7 +100,7 @@ class WarmStart:
     kernels: int
 
     def misses(self) -> dict[str, int]:
-        """What this process compiled although it has the cache, by kind; empty where the cache had everything."""
+        """Cache misses of this process: compilations, by kind; empty if the cache had everything."""
         from torch._dynamo.utils import counters
 
         fx_counters, aot_counters = counters["inductor"], counters["aot_autograd"]
@@ -312,7 +312,7 @@ def load_entry_point(entry_point: str) -> tuple[Callable[..., Any], list[Any]]:
 
 
 def _compare(answers: list[Any], path: Path) -> None:
-    """Keep the answers of a cold process; raise ModelError where those of a warm one differ."""
+    """Store the outputs of a cold process; raise ModelError if outputs of a warm one differ."""
     import torch
 
     if not path.exists():
@@ -325,7 +325,7 @@ def _compare(answers: list[Any], path: Path) -> None:
 
 
 def _requirements(device: str) -> tuple[Requirement, ...]:
-    """What a machine must have that uses a cache which is made here."""
+    """Requirements on machines that use a cache made on this machine."""
     machine = cpu_here() if device == "cpu" else Machine.from_name()
     target = Target("cpu") if device == "cpu" else machine.target
     versions = dict[str, str]()

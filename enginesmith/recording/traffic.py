@@ -176,7 +176,7 @@ def check_timing(record: Record) -> tuple[float, float | None]:
 
 
 def _check_time(at: float) -> float:
-    """A time of arrival in seconds. Raises ValueError for one that is none, such as milliseconds since the epoch."""
+    """A time of arrival in seconds. Raises ValueError for other values, such as milliseconds since the epoch."""
     if abs(at) > LATEST_S:
         raise ValueError(f"at is {at:g}; give seconds, such as those since the epoch, {LATEST_S:g} at most")
     return at

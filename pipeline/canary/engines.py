@@ -146,8 +146,8 @@ class IsolatedSession:
         return answer
 
     def prepare(self, in_flight: int, warmup: Sequence[Tensors]) -> None:
-        """Serve so many requests at once from now on, each thread warmed up. Raises EnginesmithError where the engine
-        cannot be opened so many times."""
+        """Serve this many requests concurrently from now on, with warmed-up threads. Raises EnginesmithError if the
+        engine cannot be opened this many times."""
         failure: EnginesmithError | str | None = self._ask(
             Prepare(in_flight, tuple(warmup)), "before the first request"
         )
@@ -177,8 +177,8 @@ class IsolatedSession:
         return max(HANG_S, 10.0 * self._slowest) if self._slowest else FIRST_S
 
     def _ask(self, message: object, when: str, patience_s: float = FIRST_S) -> Untyped:
-        """What the process answers; None where it has ended, or is ended because it does not answer within
-        `patience_s`. when: what it was doing, for `died`."""
+        """The process's answer; None if it has ended, or is killed because it does not answer within `patience_s`.
+        when: what it was doing, for `died`."""
         if not self.died:
             try:
                 self._connection.send(message)
@@ -237,7 +237,7 @@ def isolate(role: str, opener: Opener, thread_safe: bool = False) -> Iterator[Is
 
 
 def _serve(connection: Connection, opener: Opener, thread_safe: bool) -> None:
-    """What the engine's process runs: answer requests until the other end is closed."""
+    """Main loop of the engine's process: answer requests until the other end is closed."""
     os.dup2(2, 1)  # what an engine prints is no result
     with ExitStack() as exit_stack, suppress(EOFError, ConnectionError):
         try:
@@ -274,7 +274,7 @@ class Workers:
     def __init__(
         self, opener: Opener, session: Session, thread_safe: bool, in_flight: int, warmup: Sequence[Tensors]
     ) -> None:
-        """opener: opens the engine once more.  session: the one that is open.  warmup: inputs that each thread runs."""
+        """opener: opens the engine again. session: the open one. warmup: inputs that each thread runs."""
         self._opener = (lambda: nullcontext(session)) if thread_safe else opener
         self._warmup, self._count = warmup, in_flight
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()

@@ -99,7 +99,7 @@ def _inputs_too_large(spec: ModelSpec) -> Iterator[Mistake]:
 
 
 def is_pointer(path: Path) -> bool:
-    """Whether a file is what Git LFS leaves in the place of a large one that was not fetched."""
+    """Whether a file is a Git LFS pointer to a large file that was not fetched."""
     return path.is_file() and _first_bytes(path).startswith(_LFS)
 
 
@@ -171,7 +171,7 @@ def _wrong_weights(path: Path) -> Iterator[Mistake]:
 def _wrong_samples(
     loc: Loc, spec: ModelSpec, path: Path, inputs: tuple[TensorSpec, ...], columns: Sequence[str], others: set[str]
 ) -> Iterator[Mistake]:
-    """What of stored samples does not fit these inputs. columns: other arrays.  others: what is not looked at."""
+    """Mismatches of stored samples with these inputs. columns: other arrays. others: unchecked arrays."""
     from validation.data.samples import Samples
 
     if inputs:

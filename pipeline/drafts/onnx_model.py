@@ -112,7 +112,7 @@ def _share(model: onnx.ModelProto, facts: FoundModel) -> Iterator[str]:
 
 
 def _refusals(model: onnx.ModelProto) -> Iterator[str]:
-    """What compilers are known to refuse of a graph, one line each. model: canonical."""
+    """Parts of a graph that compilers are known to refuse, one line each. model: canonical."""
     for compiler in sorted(COMPILERS):
         faults = [(node, fault_text) for fault, node, fault_text in find_faults(model, compiler) if not fault.write]
         if faults:

@@ -328,7 +328,7 @@ def _describe_work(unit: WantedUnit, waiting: Sequence[Coverage], predict: Predi
 
 
 def _find_prerequisite(coverage: Coverage, unit: WantedUnit) -> str:
-    """What a person has to do before a build helps; '' for nothing."""
+    """The manual action needed before a build helps; '' if none."""
     version = coverage.served
     if version.problem:
         return "find out why the version cannot be read; if there is none, build it"

@@ -1,4 +1,4 @@
-"""What a change of a fleet's drivers, runtimes and machines would break, and what would have to be built for it."""
+"""Engines that a change of a fleet's drivers, runtimes and machines would break, and the builds it would need."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace

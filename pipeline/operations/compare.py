@@ -49,7 +49,7 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What is known of one unit. Times in seconds, None where nothing ran here.
+    """Facts about one unit. Times in seconds, None if it did not run here.
 
     reason: why it is not proven.  median_s, low_s, high_s: median and 95 % interval of one `Session.run` at the bucket
     that is compared.  load_s: from the runtime's import to a session.  memory_bytes: peak above that of the process

@@ -269,7 +269,7 @@ def golden_of(store: Store, text: str) -> str:
 
 
 def describe_golden(store: Store, digest: str) -> Shown:
-    """What a golden set holds, and the versions that use it. Raises DataError for a blob that is no golden set."""
+    """Contents of a golden set, and the versions that use it. Raises DataError for a blob that is no golden set."""
     with TemporaryDirectory(prefix="enginesmith-golden-") as folder:
         golden = GoldenSet.load(fetch(store, digest, Path(folder) / "golden.safetensors"))
         cases = tuple((case.name, case.kind) for case in golden.cases)

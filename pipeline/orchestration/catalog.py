@@ -142,7 +142,7 @@ Tell = Callable[[str], object]
 def foresee_spec(
     address: str | Found, options: RunOptions, progress: Progress, no_export: bool, tell: Tell = lambda _: None
 ) -> Forecast | EnsembleForecast:
-    """What a build of the spec at an address would do. no_export: answer from the records alone.
+    """Forecast of a build of the spec at an address. no_export: use only records.
 
     tell: called with what the plan leaves out, and what is done first.
     Raises as `open_run`, and what a step raises.
@@ -338,7 +338,7 @@ _UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class PlannedSpec:
-    """What a build of one spec would do. units: how many by action, as in `UnitForecast`.
+    """Forecast of a build of one spec. units: number by action, as in `UnitForecast`.
 
     missing: the steps that are not on record.  reason: why the spec cannot be planned.
     model: None where the spec cannot be read.

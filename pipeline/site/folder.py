@@ -178,8 +178,7 @@ class SiteFolder:
 
 
 def _sync(paths: Sequence[Path]) -> None:
-    """Sync files to the disk: a few one by one; many with one `os.sync`, which also waits for files of other
-    programs."""
+    """Sync files to the disk: a few one by one; many with `os.sync`, which also waits for other programs."""
     if len(paths) > _MOST_SYNCED:
         os.sync()
         return

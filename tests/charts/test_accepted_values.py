@@ -50,8 +50,8 @@ def test_names_that_yaml_reads_as_numbers_and_dates_stay_text(word: str) -> None
         if not path.startswith(alone):
             values = with_value(path, word, values)
     values = with_value("serviceAccounts.builds.name", word, values)
-    made = renders.objects(renders.rendered(values, name="e", namespace=word))
-    assert word in set(leaves(made)) and yaml.safe_load(word) not in set(leaves(made))
+    objects = renders.objects(renders.rendered(values, name="e", namespace=word))
+    assert word in set(leaves(objects)) and yaml.safe_load(word) not in set(leaves(objects))
 
 
 def test_labels_and_annotations_of_users_override_the_charts() -> None:
@@ -100,11 +100,11 @@ def test_a_whole_number_of_cpus_is_a_quantity_wherever_cpus_are_given() -> None:
     values["prefect"]["worker"] = {"resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"memory": "1Gi"}}}
     for light in (values["fleet"], values["prefect"].setdefault("gpuRuns", {})):
         light["resources"] = {"requests": {"cpu": 1, "memory": "1Gi"}}
-    made = renders.objects(renders.rendered(values))
-    (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
+    objects = renders.objects(renders.rendered(values))
+    (cluster,) = [item for item in objects if item["kind"] == "RayCluster"]
     asked = [next(pod_specs(group))["containers"][0]["resources"] for group in cluster["spec"]["workerGroupSpecs"][:2]]
     assert [item["requests"]["cpu"] for item in asked] == ["8", "16"]
-    (config,) = [item for item in made if label(item) == "ConfigMap enginesmith-deploy"]
+    (config,) = [item for item in objects if label(item) == "ConfigMap enginesmith-deploy"]
     for words in json.loads(config["data"]["commands.json"]):
         assert job_variables(words)["cpu_request"] == ("2" if "--only=compile-model" in words else "1")
 
@@ -177,8 +177,8 @@ def test_every_generation_that_enginesmith_knows_can_be_a_group() -> None:
         (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
         generation = next(item for item in GENERATIONS if item.sm == group["labels"]["enginesmith/sm"])
         assert pod["nodeSelector"] == generation.labels
-        (wanted,) = term["matchExpressions"]
-        assert tuple(wanted["values"]) == generation.products[group["labels"]["enginesmith/product"]]
+        (expected,) = term["matchExpressions"]
+        assert tuple(expected["values"]) == generation.products[group["labels"]["enginesmith/product"]]
 
 
 def test_a_default_without_a_type_is_refused() -> None:

@@ -25,10 +25,10 @@ def problems(words: list[str]) -> list[str]:
     rest = words[1:]
     while isinstance(command, click.Group) and rest:
         name, *rest = rest
-        found = command.get_command(click.Context(command), name)
-        if found is None:
+        actual = command.get_command(click.Context(command), name)
+        if actual is None:
             return [f"no command {name}"]
-        command = found
+        command = actual
     known = {
         option
         for parameter in command.get_params(click.Context(command))
@@ -75,9 +75,9 @@ def in_notes() -> Iterator[tuple[str, list[str]]]:
 
 
 def test_every_command_that_pods_run_exists() -> None:
-    found = list(in_objects())
-    assert not {f"{name}: {reason}" for name, words in found for reason in problems(words)}
-    assert {words[1] for _, words in found} >= {"build", "canary", "pull", "registry", "validate"}
+    actual = list(in_objects())
+    assert not {f"{name}: {reason}" for name, words in actual for reason in problems(words)}
+    assert {words[1] for _, words in actual} >= {"build", "canary", "pull", "registry", "validate"}
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
@@ -88,9 +88,9 @@ def test_deployments_are_registered_with_options_that_exist(sample: str) -> None
 
 
 def test_every_command_in_the_notes_exists() -> None:
-    found = list(in_notes())
-    assert not {f"{name}: {reason}" for name, words in found for reason in problems(words)}
-    assert {tuple(words[1:3]) for _, words in found} >= {("prefect", "register")}
+    actual = list(in_notes())
+    assert not {f"{name}: {reason}" for name, words in actual for reason in problems(words)}
+    assert {tuple(words[1:3]) for _, words in actual} >= {("prefect", "register")}
 
 
 def test_unknown_commands_are_reported() -> None:

@@ -106,8 +106,8 @@ def test_a_catalog_of_ones_own_is_mounted_and_none_is_the_whole_registry() -> No
 
 @pytest.mark.parametrize(("sample", "apply", "cron"), [("aws", False, "30 * * * *"), ("onprem", True, "*/20 * * * *")])
 def test_the_command_registers_the_flow_with_its_schedule(sample: str, apply: bool, cron: str) -> None:
-    said, plan = deployed(*fleet_command(sample)[3:])
-    assert plan, said
+    output, plan = deployed(*fleet_command(sample)[3:])
+    assert plan, output
     (entry,) = plan.deployments()
     assert entry.entrypoint == "pipeline.orchestration.flows.reconcile_fleet.reconcile_fleet"
     assert entry.parameters["apply"] is apply and entry.cron == cron

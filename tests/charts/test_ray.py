@@ -39,8 +39,8 @@ def broken_rules(spec: Object) -> list[str]:
         "no token authentication before Ray 2.52": token and version(spec["rayVersion"]) < (2, 52),
         "the head takes work": head["rayStartParams"].get("num-cpus") != "0",
     }
-    found = [rule for rule, broken in rules.items() if broken]
-    return found + [f"{group['groupName']}: {rule}" for group in groups for rule in broken_by(group)]
+    items = [rule for rule, broken in rules.items() if broken]
+    return items + [f"{group['groupName']}: {rule}" for group in groups for rule in broken_by(group)]
 
 
 def broken_by(group: Object) -> list[str]:

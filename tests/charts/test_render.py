@@ -15,8 +15,8 @@ from tests.charts.kube import label, pod_specs, pods, sample_objects
 
 @pytest.mark.parametrize("name", renders.SAMPLES)
 def test_lint_finds_nothing(name: str) -> None:
-    found = helm.lint(str(renders.CHART), renders.sample(name), strict=True, kube_version="v1.33.0")
-    assert not [item for item in found["messages"] if "icon is recommended" not in str(item)]
+    result = helm.lint(str(renders.CHART), renders.sample(name), strict=True, kube_version="v1.33.0")
+    assert not [item for item in result["messages"] if "icon is recommended" not in str(item)]
 
 
 def test_generated_files_of_the_chart_are_up_to_date() -> None:
@@ -36,12 +36,12 @@ def test_object_names_are_unique(name: str) -> None:
 
 
 def test_a_long_release_name_is_cut_so_that_every_name_fits() -> None:
-    made = renders.objects(renders.rendered(renders.sample("aws"), name="r" * 53, namespace="n" * 40))
-    for item in made:
+    objects = renders.objects(renders.rendered(renders.sample("aws"), name="r" * 53, namespace="n" * 40))
+    for item in objects:
         assert len(item["metadata"]["name"]) <= (
             253 if {"Policy", "Role"} & set(re.findall("[A-Z][a-z]+", item["kind"])) else 63
         ), label(item)
-    (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
+    (cluster,) = [item for item in objects if item["kind"] == "RayCluster"]
     assert len(cluster["metadata"]["name"]) <= 53 and len(f"{cluster['metadata']['name']}-head-svc") <= 63
 
 
@@ -121,8 +121,8 @@ def installed(rule: str, argument: dict[str, Any], tmp_path: Path, **values: Any
 )
 def test_the_error_names_a_volume_that_cannot_be_changed(size, storage_class, grows, said, tmp_path):
     values, has = {"size": size, "storageClass": storage_class}, {"allowVolumeExpansion": grows}
-    found = installed("claim", {"path": "a", "values": values, "claim": claim("10Gi"), "class": has}, tmp_path)
-    assert (said in found) if said else not found
+    result = installed("claim", {"path": "a", "values": values, "claim": claim("10Gi"), "class": has}, tmp_path)
+    assert (said in result) if said else not result
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_another_name_does_not_delete_the_ray_cluster(values: dict[str, Any], sa
     config = {"metadata": {"name": "enginesmith-ray", "labels": labels}, "data": {"raycluster.yaml": ""}}
     test = {"metadata": {"name": "enginesmith-test", "labels": labels}, "data": {"selftest.py": ""}}
     others = {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": ""}}
-    found = installed("names", {"there": {"items": [others, config, test]}}, tmp_path, **values)
-    assert re.search(said, found) if said else not found
+    result = installed("names", {"there": {"items": [others, config, test]}}, tmp_path, **values)
+    assert re.search(said, result) if said else not result
 
 
 def test_plain_manifests_do_not_mention_helm_and_list_configuration_before_jobs() -> None:

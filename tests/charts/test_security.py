@@ -71,8 +71,8 @@ def test_only_pods_that_use_the_kubernetes_api_have_a_token() -> None:
             assert item["automountServiceAccountToken"] is False, name
         for index, spec in enumerate(pod_specs(item)):
             # A Job that is no hook has a digest at its end.
-            wanted = re.sub("-[0-9a-f]{10}$", "", label(item)) in WITH_TOKEN and index == 0
-            assert spec.get("automountServiceAccountToken") is wanted, name
+            expected = re.sub("-[0-9a-f]{10}$", "", label(item)) in WITH_TOKEN and index == 0
+            assert spec.get("automountServiceAccountToken") is expected, name
 
 
 def test_every_service_account_that_is_used_is_made() -> None:
@@ -99,16 +99,16 @@ PREFECT_WORKER = {
 
 
 def granted(role: Object) -> dict[tuple[str, str], set[str]]:
-    found: dict[tuple[str, str], set[str]] = {}
+    entries: dict[tuple[str, str], set[str]] = {}
     for rule in role["rules"]:
         for group, resource in itertools.product(rule["apiGroups"], rule["resources"]):
-            found.setdefault((group, resource), set()).update(rule["verbs"])
-    return found
+            entries.setdefault((group, resource), set()).update(rule["verbs"])
+    return entries
 
 
 def role_and_binding(sample: str, name: str) -> tuple[Object, Object]:
-    found = {label(item): item for item in sample_objects(sample)}
-    return found[f"Role {name}"], found[f"RoleBinding {name}"]
+    result = {label(item): item for item in sample_objects(sample)}
+    return result[f"Role {name}"], result[f"RoleBinding {name}"]
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)

@@ -17,7 +17,7 @@ BIG = {"name": "BIG", "value": "x" * 120_000}
 def cases(name: str) -> list[tuple[str, str, Any]]:
     """What is wrong, what the message says, and a wrong value, of a file of this folder."""
     rows = yaml.load((Path(__file__).parent / name).read_text(), yaml.CSafeLoader)
-    return [(path, said, value) for path, said, *values in rows for value in values]
+    return [(path, output, value) for path, output, *values in rows for value in values]
 
 
 @pytest.mark.parametrize(("path", "said", "value"), cases("refused_by_schema.yaml"))

@@ -39,9 +39,9 @@ def test_floats_are_converted_to_what_an_engine_takes() -> None:
 
 
 def test_inputs_that_are_missing_or_unknown_are_refused() -> None:
-    for given in ({}, {"x": np.ones(2), "z": np.ones(2)}):
+    for inputs in ({}, {"x": np.ones(2), "z": np.ones(2)}):
         with pytest.raises(DataError, match="is missing or unknown; the inputs of the whole are x"):
-            ensemble().run(given)
+            ensemble().run(inputs)
 
 
 def test_an_output_that_no_graph_gives_is_reported() -> None:

@@ -30,11 +30,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A decoder and its description."""
     folder, states = tmp_path_factory.mktemp("generation"), (State("past", "present"),)
     onnx.save(make_decoder(), folder / "decoder.onnx")
-    found = encode(REQUEST) | {
+    result = encode(REQUEST) | {
         "state": [vars(state) for state in states],
         "ends": state_ends(REQUEST.inputs, states, REQUEST.profiles),
     }
-    (folder / "decoder.json").write_text(json.dumps(found, default=vars))
+    (folder / "decoder.json").write_text(json.dumps(result, default=vars))
     return folder
 
 
@@ -142,14 +142,14 @@ def test_invalid_prompts_are_reported_before_anything_runs(folder, prompt, words
 
 
 def test_an_engine_that_is_no_decoder_is_reported(folder, tmp_path):
-    found = json.loads((folder / "decoder.json").read_text())
+    document = json.loads((folder / "decoder.json").read_text())
     with pytest.raises(DataError, match="no input 'tokens' or no output 'logits'"):
         Generator.described(dict, folder / "decoder.json", ids="tokens")
-    more = {**found, "inputs": [*found["inputs"], {"name": "speaker", "dtype": "int64", "shape": ["batch"]}]}
+    more = {**document, "inputs": [*document["inputs"], {"name": "speaker", "dtype": "int64", "shape": ["batch"]}]}
     (tmp_path / "more.json").write_text(json.dumps(more))
     with pytest.raises(DataError, match="takes speaker beside its ids, and that is neither a mask of the tokens"):
         Generator.described(dict, tmp_path / "more.json")
-    del found["state"]
-    (tmp_path / "none.json").write_text(json.dumps(found))
+    del document["state"]
+    (tmp_path / "none.json").write_text(json.dumps(document))
     with pytest.raises(DataError, match="describes no engine: state"):
         Generator.described(dict, tmp_path / "none.json")

@@ -48,13 +48,13 @@ def connected(server: HttpServer) -> Iterator[socket.socket]:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    found = b""
+    result = b""
     try:
         while data := connection.recv(1 << 16):
-            found += data
+            result += data
     except ConnectionResetError:
         pass
-    return found
+    return result
 
 
 def statuses(data: bytes) -> list[int]:

@@ -117,8 +117,8 @@ def test_pulled_engines_answer_as_the_models_do(built: tuple[Path, Outcome], tmp
     golden = {name: array[:3] for name, array in arrays(folder / "project" / "golden.npz").items()}
     encoder, decoder = (opens(folder / "project" / f"{name}.onnx") for name in ("encoder", "decoder"))
     hidden = encoder({"x": golden["encoder.x"], "attention": golden["mask"]})["hidden"]
-    wanted = decoder({"y": golden["decoder.y"], "memory": hidden, "mask": golden["mask"]})["logits"]
-    np.testing.assert_allclose(whole.run(golden)["decoder.logits"], wanted, atol=1e-5)
+    expected = decoder({"y": golden["decoder.y"], "memory": hidden, "mask": golden["mask"]})["logits"]
+    np.testing.assert_allclose(whole.run(golden)["decoder.logits"], expected, atol=1e-5)
     again = enginesmith.pull("pair:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
     assert again.cached
 
@@ -128,9 +128,9 @@ def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome], 
     mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
     whole = load(store, "pair", "1")
     with local_context(store, quiet=True) as context:
-        found = {item.unit: item for item in validate(whole, context)}
+        result = {item.unit: item for item in validate(whole, context)}
     expected = {"cpu fp32 ensemble": "proven", "cpu int8 ensemble": "proven"}
-    assert {unit: item.verdict for unit, item in found.items()} == expected
+    assert {unit: item.verdict for unit, item in result.items()} == expected
     assert {item.engine for item in attestations(store, whole)} == {
         entry.digest for entry in whole.engines if entry.digest
     }
@@ -144,8 +144,8 @@ def test_an_ensemble_that_waits_for_its_proof_is_run_with_the_pending_ones(built
     fresh = publish_waiting(store, whole, waiting)
     assert [entry.unit for entry in pending_of(store, "pair", fresh).engines] == [entry.unit for entry in waiting]
     with local_context(store, quiet=True) as context:
-        found = prove(pending_of(store, "pair", fresh), context)
-    assert {item.unit: item.verdict for item in found} == dict.fromkeys([entry.unit for entry in waiting], "proven")
+        result = prove(pending_of(store, "pair", fresh), context)
+    assert {item.unit: item.verdict for item in result} == dict.fromkeys([entry.unit for entry in waiting], "proven")
     assert not pending_of(store, "pair", fresh).engines
 
 
@@ -231,12 +231,12 @@ def test_an_ensemble_moves_to_another_toolchain_with_its_graphs(
         with local_context(store, quiet=True) as context:
             served = rehearsal.list_served(store, upgrade, ["pair@1"])
             remote = context.executor if staying else None
-            found = rehearsal.rehearse(served, rehearsal.Rehearser(upgrade, context, remote))
-            wholes = {item.unit: (item.verdict, item.why) for item in found.units if item.version == "pair@1"}
+            result = rehearsal.rehearse(served, rehearsal.Rehearser(upgrade, context, remote))
+            wholes = {item.unit: (item.verdict, item.why) for item in result.units if item.version == "pair@1"}
             assert wholes["cpu fp32 ensemble"] == ("moves", "")
             assert wholes["cpu int8 ensemble"] == (expected, "graph 'encoder': slow" if staying else "")
-            assert [(plan.version, plan.verdict) for plan in found.plan] == [("pair@1", expected)]
-            applied = apply(found, served, context)
+            assert [(plan.version, plan.verdict) for plan in result.plan] == [("pair@1", expected)]
+            applied = apply(result, served, context)
     assert [(item.before, item.channels["mine"]) for item in applied] == [("pair@1", "")]
     before, after = load(store, "pair", "1"), load(store, "pair", applied[0].version)
     assert [pin.reference for pin in after.graphs] == ["pair-encoder@2", "pair-decoder@2"]

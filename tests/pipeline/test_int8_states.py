@@ -77,9 +77,7 @@ def test_the_manifest_lists_quantized_states_with_scales(built: tuple[Path, Any]
         ("calibration", None, "whose scale comes from real sequences; add calibration.data"),
     ],
 )
-def test_states_that_cannot_be_int8_are_reported_with_their_key(
-    path: str, value: Any, told: str, tmp_path: Path
-) -> None:
+def test_states_that_cannot_be_int8_are_reported(path: str, value: Any, told: str, tmp_path: Path) -> None:
     assert_refused(write_stateful(tmp_path / "project", change(INT8["cached"], path, value)), told)
 
 

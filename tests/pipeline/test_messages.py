@@ -12,9 +12,9 @@ from tests.pipeline.quantization.small_nets import build
 
 def said(project: Project) -> str:
     """What a build says that fails for bad input."""
-    done = project.build("--quiet")
-    assert done.code == 2, done.err
-    return done.err
+    result = project.build("--quiet")
+    assert result.code == 2, result.err
+    return result.err
 
 
 def test_a_model_of_an_old_opset_is_named_as_the_user_has_it(project: Project) -> None:
@@ -52,6 +52,6 @@ def test_a_disk_that_is_full_after_publication_says_what_is_missing(project, mon
         return replace(self, key, data, expected)
 
     monkeypatch.setattr(FileStore, "replace", full)
-    done = project.build("--target", "cpu", "--quiet")
-    assert done.code == 3
-    assert done.err.startswith("error: tiny@1 is published, but its page could not be written: writing ")
+    result = project.build("--target", "cpu", "--quiet")
+    assert result.code == 3
+    assert result.err.startswith("error: tiny@1 is published, but its page could not be written: writing ")

@@ -164,7 +164,7 @@ class AotInductor:
         return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
-        """CPUs are at hand. GPUs: whether one of that compute capability is here, and torch has CUDA."""
+        """True for CPUs. For GPUs: whether this machine has that compute capability, and torch has CUDA."""
         if target.is_cpu:
             return None
         if "+cpu" in self.versions().get("torch", "+cpu"):
@@ -183,7 +183,7 @@ class AotInductor:
             yield session
 
     def _configs(self) -> dict[str, Untyped]:
-        """Inductor's settings: every one that shapes the code, so that none is taken from environment variables."""
+        """All Inductor settings that affect the generated code, so that no environment variable affects it."""
         return {
             "aot_inductor.package_constants_in_so": True,
             "aot_inductor.precompile_headers": False,  # which pays from the second build in one cache on

@@ -1,4 +1,4 @@
-"""Compiles a graph by IREE, after the rewrites that it needs, and runs what was compiled."""
+"""Compiles a graph with IREE, after the rewrites that IREE needs, and runs the result."""
 
 import re
 import subprocess
@@ -118,8 +118,7 @@ def _normalize(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
 
 
 def _power(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
-    """Rewrite Pow with several exponents: IREE uses logarithms, which give NaN for negative bases and for 0 to the
-    0."""
+    """Rewrite Pow with several exponents: IREE's logarithms give NaN for negative bases and for 0 to the 0."""
     from onnx import helper
 
     base, exponent = write.node.input

@@ -182,8 +182,7 @@ def _chain(
 
 
 def _narrows(chain: tuple[NodeProto, ...], constants: Mapping[str, TensorProto]) -> bool:
-    """Whether the constants that a chain reads need at most 3/4 of the bytes of its result, and one has a narrow
-    dtype."""
+    """Whether a chain reads a narrow constant, and its constants need at most 3/4 of its result's bytes."""
     operands = {name: constants[name] for node in chain for name in node.input if name in constants}
     cast_operands = [operands[node.input[0]] for node in chain if node.op_type == "Cast" and node.input[0] in operands]
     result_bytes = 4 * max((math.prod(t.dims) for t in cast_operands if t.data_type != _FLOAT), default=0)

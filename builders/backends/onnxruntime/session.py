@@ -269,7 +269,7 @@ class TraceEvent:
 
     @classmethod
     def from_json(cls, event: object) -> "TraceEvent":
-        """An event with a time. Raises DataError for what is none."""
+        """An event with a time. Raises DataError for anything else."""
         return cls(
             find(event, "name", str, ""),
             find(event, "cat", str, ""),
@@ -345,7 +345,7 @@ def read_trace(path: Path, graph_path: Path, inputs: Mapping[str, TensorType], d
 
 
 def _outermost(kernels: Sequence[TraceEvent]) -> list[TraceEvent]:
-    """The kernels without those of bodies, whose time is part of their If's or Loop's."""
+    """The kernels, without kernels inside If and Loop: the time of those nodes includes them."""
     outer_events: list[TraceEvent] = []
     for kernel in kernels:
         if not outer_events or kernel.ended > outer_events[-1].ended or kernel.begun > outer_events[-1].ended:
@@ -354,7 +354,7 @@ def _outermost(kernels: Sequence[TraceEvent]) -> list[TraceEvent]:
 
 
 def _with_inputs(nodes: Sequence[NodeTime], graph_path: Path, inputs: Mapping[str, TensorType]) -> list[NodeTime]:
-    """The nodes with all of their inputs; one that the graph does not show keeps those of its event."""
+    """The nodes with all their inputs; a node that is not in the graph keeps the inputs of its event."""
     from builders.onnx_graphs.outline import load_outline
 
     graph = load_outline(graph_path).graph

@@ -205,7 +205,7 @@ def wheels(api: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TensorRTEdition:
-    """What both editions share.
+    """Base class of both editions.
 
     workspace_mib: scratch memory that one operator may use on the GPU, in MiB; 0 is no limit.
     tf32: whether fp32 operators may round their inputs to TF32 (10 mantissa bits) from sm_80 on. TensorRT's default;

@@ -45,7 +45,7 @@ LATE_S = 60.0
 
 
 class TaskListener:
-    """Takes in what tasks tell until they end. wait_s: how long a task may wait for a node that suits it to come."""
+    """Receives the events of tasks until they end. wait_s: how long a task may wait for a suitable node."""
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
@@ -190,7 +190,7 @@ def _details(error: BaseException) -> str:
 
 
 def _ready(refs: list[Untyped]) -> list[Untyped]:
-    """The tasks that have something to tell, after a wait of up to `_WAIT_S` for the first.
+    """The tasks with new events, after a wait of up to `_WAIT_S` for the first.
 
     `ray.wait` takes time for each task there is, so over `_MANY` are left to gather for `_GATHER_S`.
     """

@@ -326,7 +326,7 @@ def work_here(job: Job[object]) -> list[Event]:
 
 
 def _answer(job: Job[object], function: Untyped) -> TaskAnswer:
-    """What a function returns or raises, as JSON: Ray would wrap an exception."""
+    """The result or exception of a function, as JSON: Ray would wrap an exception."""
     try:
         return TaskAnswer({"value": function()})
     except EnginesmithError as error:

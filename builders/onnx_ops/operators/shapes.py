@@ -49,7 +49,7 @@ def _is(size: Any, number: int) -> bool:
 
 @operator("Flatten")
 def flatten(xp: ArrayLibrary, x: Array, *, axis: int = 1) -> Array:  # noqa: ARG001
-    """x with two axes: those before `axis` as one, and the rest as one."""
+    """x reshaped to two axes: the axes before `axis`, and the rest."""
     axis = axis + x.ndim if axis < 0 else axis
     return x.reshape((math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 

@@ -74,7 +74,7 @@ def read_warmup(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, WarmupInp
 def _read_case(
     stream: BinaryIO, begin: int, header: Mapping[str, object], prefix: str, inputs: Sequence[TensorSpec]
 ) -> dict[str, WarmupInput]:
-    """The inputs of the case of that prefix; none where it lacks one, or has one of another type."""
+    """The inputs of the case with this prefix; empty if one is missing or has another type."""
     warmup_inputs: dict[str, WarmupInput] = {}
     for spec in inputs:
         tensor_document = header.get(f"{prefix}{spec.name}")
@@ -162,7 +162,7 @@ class DynamicBatching:
 
 @dataclass(frozen=True)
 class ServingHints(Excerpt):
-    """What the section `triton` of a version's spec says. labels: output -> file of class names."""
+    """Contents of the section `triton` of a version's spec. labels: output -> file of class names."""
 
     instances: Count = 1
     preferred_batch_sizes: tuple[Count, ...] = ()

@@ -1,4 +1,4 @@
-"""What a watcher does beside a server: hooks after a swap, health checks, reports to a rollout, times of polls."""
+"""Tasks of a watcher beside a server: hooks after a swap, health checks, reports to a rollout, times of polls."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def _check_command(line: str, what: str) -> None:
 
 
 def _run(line: str, timeout_s: float, facts: Mapping[str, str], what: str, stdout: int = subprocess.PIPE) -> _Ended:
-    """What a command line printed, and why it failed, '' if it did not. All that it started is killed at the limit."""
+    """Output of a command line, and why it failed ('' on success). Its processes are killed at the limit."""
     environment = {**os.environ, **{f"ENGINESMITH_{name.upper()}": value for name, value in facts.items()}}
     try:
         process = run_command(shlex.split(line), timeout_s, environment=environment, stdout=stdout)
@@ -71,7 +71,7 @@ def _check_url(url: str, what: str) -> None:
 def _ask(
     url: str, timeout_s: float, what: str, data: bytes | None = None, headers: Mapping[str, str] | None = None
 ) -> _Ended:
-    """What a URL of `_check_url` answers, and why that is a failure, '' for a 2xx answer.
+    """Response of a URL of `_check_url`, and the reason of a failure; '' for a 2xx response.
 
     data: to post, where a 2xx answer is not read; None gets.
     """
@@ -389,7 +389,7 @@ class Reporter:
     def _judge(
         self, version: str, facts: Mapping[str, str], error: EnginesmithError | None
     ) -> tuple[reports.Failure, HealthAnswer] | None:
-        """How this node is; None where nothing can be said yet. version: the one that the channel leads it to."""
+        """The health of this node; None if unknown. version: the one that the channel assigns to the node."""
         if self._version != version:
             return ("pull", HealthAnswer(str(error))) if error else None
         if isinstance(error, HookFailed):

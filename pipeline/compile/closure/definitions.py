@@ -308,7 +308,7 @@ def is_carrier(module: str) -> bool:
 
 
 def reach(roots: Iterable[str], sources: SourceFiles) -> Closure:
-    """What the functions or classes `roots` ('package.module:name') can reach, carriers left out.
+    """Code that the functions or classes `roots` ('package.module:name') can reach, without carriers.
 
     Raises EnginesmithError for a root that is not there, and as `SourceFiles.read`.
     """
@@ -426,7 +426,7 @@ class _ReachWalk:
         return True
 
     def _execute(self, module: Module) -> None:
-        """Reach what runs when a module is imported: its body, and those of what it imports."""
+        """Follow the code that runs when a module is imported: its body, and the bodies of its imports."""
         if module.name in self._run:
             return
         self._run.add(module.name)

@@ -179,7 +179,7 @@ _SOONEST = ("cached", "build", "unknown", "failed", "refused")
 
 @dataclass(frozen=True)
 class ForecastGraph:
-    """What a build would do to a graph. exported: None where that is not on record.  selection: as of
+    """Forecast of a graph's build. exported: None if it is not on record.  selection: as of
     `CompiledGraph`."""
 
     forecast: Forecast
@@ -204,7 +204,7 @@ class WholeUnit:
 
 @dataclass(frozen=True)
 class EnsembleForecast:
-    """What a build of an ensemble would do. graphs: by name, in order.  units: of the whole."""
+    """Forecast of an ensemble's build. graphs: by name, in order.  units: of the whole."""
 
     model: str
     graphs: Mapping[str, Forecast]

@@ -400,7 +400,7 @@ def prove_engine(check: CheckEngine, work: Work, afresh: bool = False) -> Proof:
 
 
 def engine_check(engine: EngineBlob, spec: "ModelSpec", golden: str) -> CheckEngine:
-    """What proves an engine by its spec. golden: digest of the golden set."""
+    """The request that proves an engine by its spec. golden: digest of the golden set."""
     precision = engine.request.precision
     return CheckEngine(
         engine,

@@ -84,7 +84,7 @@ class SearchedKind:
 
 @dataclass(frozen=True)
 class SearchResults:
-    """What a search chose, for each kind in the order of the request."""
+    """Results of a search, for each kind in the order of the request."""
 
     found: tuple[SearchResult, ...]
 
@@ -108,7 +108,7 @@ class SearchQuantization:
     most_s: float
 
     def run(self, context: WorkerContext) -> SearchResults:
-        """What was chosen. Raises DataError for labels that are no classes, InputError for rules that match no node."""
+        """The results. Raises DataError for labels that are not classes, InputError for rules that match no node."""
         # For numpy, which is imported below: groups are fitted side by side, and threads of a product wait awake.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         import onnx

@@ -32,8 +32,7 @@ class _Kernel:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Estimates the costs of a float model at fixed input sizes. A format is the precision of one product, by node
-    name.
+    """Costs of a float model at fixed input sizes. Formats of products are precisions, by node name.
 
     weights: bytes of the constants, by name.  readers: names of the nodes that read a tensor.
     """

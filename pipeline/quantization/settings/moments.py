@@ -308,8 +308,7 @@ def _choose_runs(runs: Sequence[Run], batch: Iterable[Layer], first_values: Mapp
 
 
 def _draw(values: Floats, layer: Layer, quota: int, seed: int) -> Iterator[Floats]:
-    """Yield `quota` patches (or all, if there are fewer) from uniformly random places, as blocks [rows, groups,
-    values]."""
+    """Yield `quota` patches, or all, from uniformly random places, as blocks [rows, groups, values]."""
     total = math.prod(layer.window.places(values.shape))
     if quota >= total:
         positions = np.arange(total)

@@ -85,8 +85,8 @@ def test_wheels_installed_over_each_other_are_refused(gpu_wheel, monkeypatch):
     made = OnnxRuntimeTensorRT()
     gpu_wheel.unlink()
     assert "onnxruntime was installed over onnxruntime-gpu" in made.refuses(request(made))
-    found = {"onnxruntime": "1.30.0", "onnxruntime-gpu": "1.31.1"}
-    monkeypatch.setattr(onnxruntime_gpu, "versions_of", lambda *names: {n: found[n] for n in names if n in found})
+    entries = {"onnxruntime": "1.30.0", "onnxruntime-gpu": "1.31.1"}
+    monkeypatch.setattr(onnxruntime_gpu, "versions_of", lambda *names: {n: entries[n] for n in names if n in entries})
     assert "onnxruntime-gpu 1.31.1 and onnxruntime 1.30.0" in made.refuses(request(made))
 
 
@@ -117,8 +117,8 @@ def test_an_invalid_model_file_is_a_model_error(tmp_path, content):
 
 def test_options_reach_the_provider(gpu_wheel):
     made = OnnxRuntimeCuda(tf32=True, convolution_search="heuristic", memory_mib=3)
-    wanted = {"device_id": "1", "use_tf32": "1", "cudnn_conv_algo_search": "HEURISTIC", "gpu_mem_limit": "3145728"}
-    assert made.providers(request(made), 1) == [(CUDA, wanted)]
+    expected = {"device_id": "1", "use_tf32": "1", "cudnn_conv_algo_search": "HEURISTIC", "gpu_mem_limit": "3145728"}
+    assert made.providers(request(made), 1) == [(CUDA, expected)]
     assert OnnxRuntimeCuda().providers(request(made), 0)[0][1]["use_tf32"] == "0"
     (first, options), (second, _) = OnnxRuntimeTensorRT(workspace_mib=1).providers(request(made, precision="int8"), 1)
     assert (first, second) == (TENSORRT, CUDA)
@@ -186,10 +186,10 @@ def test_an_engine_opens_on_the_gpu_of_its_capability_or_not_at_all(tmp_path, ba
 
 def test_a_tensorrt_engine_of_another_onnxruntime_version_is_refused(tmp_path, gpu_wheel):
     made = OnnxRuntimeTensorRT()
-    wanted = dataclasses.replace(request(made), toolchain=(("onnxruntime-gpu", "1.30.0"),))
+    expected = dataclasses.replace(request(made), toolchain=(("onnxruntime-gpu", "1.30.0"),))
     with (
         pytest.raises(EnginesmithError, match=r"needs onnxruntime-gpu 1\.30\.0, found 1\.31\.1; install that"),
-        made.open(Engine(wanted, tmp_path / "engine.onnx", "0" * 64, 1, ".onnx")),
+        made.open(Engine(expected, tmp_path / "engine.onnx", "0" * 64, 1, ".onnx")),
     ):
         pass
 

@@ -158,8 +158,8 @@ def test_too_small_a_workspace_names_the_option(tmp_path):
 
 
 def test_too_little_memory_is_told_apart_so_that_it_is_tried_again_leaner():
-    said = [("ERROR", "[virtualMemoryBuffer.cpp] Error Code 2: OutOfMemory (Requested size was 17179869184 bytes.)")]
-    assert ran_out_of_memory(said)
+    output = [("ERROR", "[virtualMemoryBuffer.cpp] Error Code 2: OutOfMemory (Requested size was 17179869184 bytes.)")]
+    assert ran_out_of_memory(output)
     none_found = ("ERROR", "Error Code 10: Could not find any implementation for node {ForeignNode[a...b]}.")
     skipped = ("WARNING", "Skipping tactic 0x3e8 due to insufficient memory on requested size of 17179869184 detected")
     assert not ran_out_of_memory([none_found]) and not ran_out_of_memory([skipped])
@@ -172,10 +172,10 @@ def test_too_little_memory_is_told_apart_so_that_it_is_tried_again_leaner():
 
 
 def test_a_branch_that_a_dim_decides_has_the_remedy():
-    said = (
+    output = (
         "IConditionalOutputLayer If_2: Must have inputs with equal ranks when condition is not a build-time constant."
     )
-    assert "remedy: give the dims that decide the branch" in builder_reason("TensorRT", "tensorrt", [("ERROR", said)])
+    assert "remedy: give the dims that decide the branch" in builder_reason("TensorRT", "tensorrt", [("ERROR", output)])
 
 
 def test_only_full_tensorrt_tunes_on_its_target():

@@ -56,9 +56,9 @@ def test_every_name_used_exists_in_tensorrt_rtx():
 
 @pytest.mark.parametrize("release", FULL)
 def test_the_names_that_options_stand_for_exist_in_full_tensorrt(release):
-    wanted = {f"HardwareCompatibilityLevel.{level.upper()}" for level in editions._LEVELS}
-    wanted |= {f"ProfilingVerbosity.{name}" for name in editions._VERBOSITY.values()}
-    assert wanted <= NAMES[release]
+    expected = {f"HardwareCompatibilityLevel.{level.upper()}" for level in editions._LEVELS}
+    expected |= {f"ProfilingVerbosity.{name}" for name in editions._VERBOSITY.values()}
+    assert expected <= NAMES[release]
 
 
 def test_the_capabilities_of_rtx_are_those_of_its_bindings():

@@ -157,18 +157,18 @@ def test_an_engine_at_the_place_of_another_answers_for_itself(compiler, tmp_path
     if not links:
         monkeypatch.setattr("pathlib.Path.hardlink_to", lambda *_: (_ for _ in ()).throw(OSError(18, "other device")))
     x = {"x": np.ones(4, "f")}
-    for operator, wanted in (("Neg", -1), ("Relu", 1), ("Exp", np.e)):
+    for operator, expected in (("Neg", -1), ("Relu", 1), ("Exp", np.e)):
         (tmp_path / "engine.so").unlink(missing_ok=True)
         engine = built(f"g (float[4] x) => (float[4] y) {{ y = {operator}(x) }}", tmp_path)
         with TVM.open(engine) as session:
-            np.testing.assert_allclose(session.run(x)["y"], wanted, rtol=1e-6)
+            np.testing.assert_allclose(session.run(x)["y"], expected, rtol=1e-6)
 
 
 def test_a_shape_that_is_an_output_is_an_array(compiler, tmp_path):
     engine = built("g (float[n, 4] x) => (int64[2] s, float[n, 4] y) { s = Shape(x) y = Relu(x) }", tmp_path)
     with TVM.open(engine) as session:
-        found = session.run({"x": np.ones((3, 4), "f")})["s"]
-    assert found.dtype == np.int64 and found.tolist() == [3, 4]
+        result = session.run({"x": np.ones((3, 4), "f")})["s"]
+    assert result.dtype == np.int64 and result.tolist() == [3, 4]
 
 
 def test_a_weight_without_elements_is_a_model_error(compiler, tmp_path):

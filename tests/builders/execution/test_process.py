@@ -120,13 +120,13 @@ def test_an_exception_comes_back_as_type_and_text_with_the_traceback_in_the_log(
     ],
 )
 def test_an_enginesmith_error_comes_back_as_itself(tmp_path, cls, arguments):
-    wanted = getattr(errors, cls)(*arguments)
-    with pytest.raises(type(wanted)) as caught:
+    expected = getattr(errors, cls)(*arguments)
+    with pytest.raises(type(expected)) as caught:
         run_job(job("refuse", {"cls": cls, "arguments": arguments}), tmp_path)
-    assert type(caught.value) is type(wanted)
-    assert str(caught.value) == str(wanted)
+    assert type(caught.value) is type(expected)
+    assert str(caught.value) == str(expected)
     for field in ("lines", "kind", "log"):
-        assert getattr(caught.value, field, None) == getattr(wanted, field, None)
+        assert getattr(caught.value, field, None) == getattr(expected, field, None)
 
 
 def test_every_error_of_the_tree_survives_the_trip(tmp_path):

@@ -79,17 +79,17 @@ def test_more_memory_is_twice_as_much_or_the_peak_with_room_within_the_limit(pea
 
 def test_the_last_failure_names_the_earlier_ones():
     left = failed("node-lost", "crash", "crash")
-    said, tries = list[JobEvent](), list[bool]()
+    output, tries = list[JobEvent](), list[bool]()
 
     def attempt(job: Job, other_node: bool) -> None:
         tries.append(other_node)
         raise left.pop(0)
 
     with pytest.raises(StepError) as caught:
-        run_with_retries(PLAIN, said.append, attempt, clustered=True)
+        run_with_retries(PLAIN, output.append, attempt, clustered=True)
     assert str(caught.value) == "unit: crash (after 3 tries; before that: unit: node-lost; unit: crash)"
     assert (caught.value.kind, caught.value.log) == ("crash", "log")
-    assert tries == [False, True, True] and [type(event) for event in said] == [Retrying, Retrying]
+    assert tries == [False, True, True] and [type(event) for event in output] == [Retrying, Retrying]
 
 
 def test_one_failure_is_raised_as_it_is():

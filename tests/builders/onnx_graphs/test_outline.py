@@ -53,8 +53,8 @@ def test_weights_of_a_graph_in_two_pieces_keep_their_places(tmp_path):
     with (tmp_path / "graph.onnx").open("ab") as file:
         file.write(onnx.ModelProto(graph=second).SerializeToString())
     light = load_outline(tmp_path / "graph.onnx", 0)
-    found = {item.name: to_array(item) for item in light.graph.initializer}
-    assert found["w"][1, 0] == WIDTH and found["late"].tolist() == [7] * 400
+    result = {item.name: to_array(item) for item in light.graph.initializer}
+    assert result["w"][1, 0] == WIDTH and result["late"].tolist() == [7] * 400
 
 
 @pytest.mark.parametrize("tail", [b"\x3b", b"\x3d\x12\x02ab", b"\x3a\x7f\x00"])

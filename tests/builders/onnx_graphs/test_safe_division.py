@@ -61,9 +61,9 @@ def test_a_division_in_a_branch_by_a_value_from_outside(tmp_path):
     branches = ("t () => (int32[n] q) { q = Div (x, same) }", "e () => (int32[n] p) { p = Mod (x, same) }")
     model = parsed(text % "then_branch = {}, else_branch = {}".format(*branches))
     guard_divisions(model)
-    given = {"x": np.array([6, 7], "i4"), "by": np.array([0, 2], "i4")}
-    assert answers(model, tmp_path / "m.onnx", {**given, "c": np.array(True)})["y"].tolist() == [0, 3]
-    assert answers(model, tmp_path / "m.onnx", {**given, "c": np.array(False)})["y"].tolist() == [0, 1]
+    entries = {"x": np.array([6, 7], "i4"), "by": np.array([0, 2], "i4")}
+    assert answers(model, tmp_path / "m.onnx", {**entries, "c": np.array(True)})["y"].tolist() == [0, 3]
+    assert answers(model, tmp_path / "m.onnx", {**entries, "c": np.array(False)})["y"].tolist() == [0, 1]
 
 
 PROFILE = ShapeProfile((("x", (1,), (4,), (16,)), ("by", (1,), (4,), (16,))))

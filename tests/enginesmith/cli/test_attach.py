@@ -35,8 +35,8 @@ def test_a_file_is_attached_shown_and_pulled(words: Path, tmp_path: Path) -> Non
 
 def test_attachments_for_other_targets_are_left_out_with_the_reason(words: Path, tmp_path: Path) -> None:
     assert "l4" in str(told("registry", "attach", "digits", words, "--kind", "vocabulary", "--target", "l4"))
-    found = said("pull", "digits", "--dest", tmp_path / "dest")
-    assert "not:    attachment words.txt: built for l4" in found and "with:" not in found
+    result = said("pull", "digits", "--dest", tmp_path / "dest")
+    assert "not:    attachment words.txt: built for l4" in result and "with:" not in result
 
 
 def test_a_compile_cache_says_itself_what_it_fits_and_is_measured(words, tmp_path, monkeypatch):
@@ -51,11 +51,11 @@ def test_a_compile_cache_says_itself_what_it_fits_and_is_measured(words, tmp_pat
     monkeypatch.setattr("enginesmith.compile_caches.loading.measure_start", measure)
     arguments = ("registry", "attach", "digits", cache, "--kind", "torch-compile-cache")
     assert "is no file; --measure MODULE:FUNCTION creates it" in str(run(*arguments).exception)
-    found = told(*arguments, "--measure", "net:build", "--target", "cpu")
-    assert found["measured"] == {  # type: ignore[index]
+    result = told(*arguments, "--measure", "net:build", "--target", "cpu")
+    assert result["measured"] == {  # type: ignore[index]
         "cold_cpu_s": 10, "warm_cpu_s": 2, "cold_s": 9, "compiled_again": 0, "warm_of_cold": 0.2,
     }  # fmt: skip
-    assert [item["only"] for item in found["requires"]] == ["arm64", ""]  # type: ignore[index]
+    assert [item["only"] for item in result["requires"]] == ["arm64", ""]  # type: ignore[index]
     assert "warm_of_cold 0.2" in said("show", "digits")
 
 

@@ -9,8 +9,8 @@ from tests.enginesmith.cli.commands import run, said, told
 
 def test_mirror_and_export(three: Store, tmp_path: Path) -> None:
     said("promote", "digits@2")
-    found = told("registry", "mirror", "digits:stable", "digits@3", tmp_path / "other", "--channels")
-    assert (found["versions"], found["moved"]) == (["digits@2", "digits@3"], ["digits:stable"])
+    actual = told("registry", "mirror", "digits:stable", "digits@3", tmp_path / "other", "--channels")
+    assert (actual["versions"], actual["moved"]) == (["digits@2", "digits@3"], ["digits:stable"])
     text = said("registry", "mirror", "digits@2", tmp_path / "other")
     assert "digits@2\n0 blobs copied (0 B)" in text
     assert told("list", "--registry", tmp_path / "other")[0]["channels"] == {"stable": "2"}

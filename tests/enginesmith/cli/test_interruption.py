@@ -163,9 +163,9 @@ def test_a_full_disk_is_reported_and_the_same_command_finishes(project: Project,
     command = [sys.executable, "-c", code, "build", project.spec, "--registry", project.registry]
     # Python would keep the first 4 KiB of what it compiles, and stumble over them ever after.
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
-    assert done.returncode in (1, 3), done.stderr
-    assert "Traceback" not in done.stderr
+    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
+    assert result.returncode in (1, 3), result.stderr
+    assert "Traceback" not in result.stderr
     assert project.run("list", "--json").json == []
     assert project.build().code == 0
     assert project.run("registry", "fsck", "--json").code == 0

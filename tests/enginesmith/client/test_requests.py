@@ -35,9 +35,9 @@ def version(store: CountingStore, data: bytes, evidence: bool = True) -> None:
 
 @pytest.fixture
 def store() -> CountingStore:
-    found = CountingStore()
-    version(found, b"one")
-    return found
+    actual = CountingStore()
+    version(actual, b"one")
+    return actual
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def client(store: CountingStore, tmp_path: Path) -> Callable[..., Client]:
     """A client as a process that was just started has it."""
 
     def start(cache: Path | None = tmp_path / "cache", **policy: object) -> Client:
-        found = Client("memory://registry", cache=cache, policy=Policy(**policy))  # type: ignore[arg-type]
-        found.__dict__["store"] = store
-        return found
+        actual = Client("memory://registry", cache=cache, policy=Policy(**policy))  # type: ignore[arg-type]
+        actual.__dict__["store"] = store
+        return actual
 
     return start
 

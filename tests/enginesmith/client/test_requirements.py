@@ -60,17 +60,17 @@ def test_an_answer_ranks_and_gives_each_reason() -> None:
     portable = replace(portable, requires=(Gpu(PORTABLE, (0, 0), "at_least"),))
     h100, trt, old, rtx = map(with_requirements, (h100, TRT, old, RTX))
     entries = [model, portable, h100, trt, old, rtx]
-    found = rank_engines(entries, H200, Policy(fallback="onnx"), "m@1")
-    assert [candidate.entry for candidate in found.candidates] == [trt, h100, portable, model]
-    assert "tuned for h100, another product of sm_90" in found.candidates[1].fit
-    assert found.candidates[2].fit == "portable"
-    assert dict(found.rejected) == {
+    actual = rank_engines(entries, H200, Policy(fallback="onnx"), "m@1")
+    assert [candidate.entry for candidate in actual.candidates] == [trt, h100, portable, model]
+    assert "tuned for h100, another product of sm_90" in actual.candidates[1].fit
+    assert actual.candidates[2].fit == "portable"
+    assert dict(actual.rejected) == {
         "h200 int8 tensorrt": "needs TensorRT 9.0, found 10.16.1.11",
         "sm_89 fp16 tensorrt-rtx": "built for sm_89; this is sm_90 (h200)",
     }
     assert (
-        found.to_json()["candidates"][0]["unit"] == "h200 fp16 tensorrt"
-        and found.to_json()["machine"]["target"] == "h200"
+        actual.to_json()["candidates"][0]["unit"] == "h200 fp16 tensorrt"
+        and actual.to_json()["machine"]["target"] == "h200"
     )
     nothing = rank_engines([model], H200, Policy(proven_only=True, fallback="onnx"), "m@1")
     with pytest.raises(UnknownNameError, match="unproven, and only proven"):
@@ -100,10 +100,10 @@ def test_this_machine_is_described_as_far_as_it_can_be_seen(monkeypatch: pytest.
         (8, 9), "l4"
     )
     monkeypatch.setattr(module, "_find_installed_version", {"onnxruntime": "1.31.1", "tensorrt": "10.16"}.get)
-    wanted = (Runtime("onnxruntime", "1.30"),)
-    assert Machine.from_name("cpu").with_installed(wanted) == Machine(runtimes={"onnxruntime": "1.31.1"}, cpu=here)
+    expected = (Runtime("onnxruntime", "1.30"),)
+    assert Machine.from_name("cpu").with_installed(expected) == Machine(runtimes={"onnxruntime": "1.31.1"}, cpu=here)
     # What is installed here says nothing of another machine.
-    assert Machine.from_name("avx2").with_installed(wanted) == Machine(cpu="x86-64-v3")
+    assert Machine.from_name("avx2").with_installed(expected) == Machine(cpu="x86-64-v3")
 
 
 PLUS = replace(TRT, target="sm_80", product=None, compute_capability=(8, 0),
@@ -112,9 +112,9 @@ PLUS = replace(TRT, target="sm_80", product=None, compute_capability=(8, 0),
 
 def test_a_compatible_engine_serves_other_generations_after_those_built_for_them() -> None:
     plus, trt = with_requirements(PLUS), with_requirements(TRT)
-    found = rank_engines((plus, trt), H200, Policy())
-    assert [candidate.entry for candidate in found.candidates] == [trt, plus]
-    other = found.candidates[1]
+    actual = rank_engines((plus, trt), H200, Policy())
+    assert [candidate.entry for candidate in actual.candidates] == [trt, plus]
+    other = actual.candidates[1]
     assert other.fit == "built for sm_80, and compatible with every generation from Ampere on"
     assert other.remarks == ("proven on sm_80, and not tried on sm_90",)
     alone = rank_engines(
@@ -133,9 +133,9 @@ def test_a_compatible_engine_serves_other_generations_after_those_built_for_them
 
 def test_a_proof_on_one_generation_is_none_on_another() -> None:
     plus = with_requirements(PLUS)
-    found = rank_engines((plus,), H200, Policy(proven_only=True))
-    assert found.candidates == ()
-    assert found.rejected == (
+    actual = rank_engines((plus,), H200, Policy(proven_only=True))
+    assert actual.candidates == ()
+    assert actual.rejected == (
         ("sm_80 fp16 tensorrt", "proven on sm_80 and not on sm_90, and only proven engines may be used"),
     )
     assert rank_engines((plus,), replace(H200, compute_capability=(8, 0)), Policy(proven_only=True)).candidates

@@ -44,7 +44,7 @@ def check(root: Path) -> list[dict[str, Any]]:
     assert top["schemaVersion"] == 2 and top["mediaType"] == "application/vnd.oci.image.index.v1+json"
     tags = [item["annotations"]["org.opencontainers.image.ref.name"] for item in top["manifests"]]
     assert len(set(tags)) == len(tags) and all(map(TAG.fullmatch, tags))
-    found = []
+    items = []
     for item in top["manifests"]:
         document = read(root, item)
         if item["mediaType"] == "application/vnd.oci.image.index.v1+json":
@@ -53,8 +53,8 @@ def check(root: Path) -> list[dict[str, Any]]:
                 check_image(root, inner)
         else:
             check_image(root, item)
-            found.append(item)
-    return found
+            items.append(item)
+    return items
 
 
 def read(root: Path, descriptor: dict[str, Any]) -> Any:
@@ -87,11 +87,11 @@ def check_image(root: Path, descriptor: dict[str, Any]) -> None:
 @on_each_store
 def test_engines_by_the_rules_of_the_format(store: Store, tmp_path: Path) -> None:
     publish(store)
-    found = exported(store, tmp_path / "out")
-    assert found == ("digits-1", "digits-1-cpu-fp32-onnxruntime", "digits-1-l4-int8-tensorrt-rtx")
+    result = exported(store, tmp_path / "out")
+    assert result == ("digits-1", "digits-1-cpu-fp32-onnxruntime", "digits-1-l4-int8-tensorrt-rtx")
     cpu, gpu = check(tmp_path / "out")
     entry = locate(store, parse_reference("digits")).manifest.engines[1]
-    wanted = {
+    expected = {
         "model": "digits",
         "version": "1",
         "target": "l4",
@@ -102,7 +102,7 @@ def test_engines_by_the_rules_of_the_format(store: Store, tmp_path: Path) -> Non
         "status": "unproven",
         "engine": f"sha256:{entry.digest}",
     }
-    assert {key: gpu["annotations"][f"io.enginesmith.{key}"] for key in wanted} == wanted
+    assert {key: gpu["annotations"][f"io.enginesmith.{key}"] for key in expected} == expected
     assert "io.enginesmith.compute-capability" not in cpu["annotations"]
     layer = read(tmp_path / "out", read(tmp_path / "out", gpu)["layers"][0])
     with tarfile.open(layer) as tar:
@@ -170,11 +170,11 @@ def test_skopeo_reads_and_copies_it(store: Store, tmp_path: Path) -> None:
         command = ["skopeo", "--insecure-policy", *words]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
-    told = json.loads(skopeo("inspect", f"oci:{tmp_path / 'out'}:digits-1-l4-int8-tensorrt-rtx"))
+    document = json.loads(skopeo("inspect", f"oci:{tmp_path / 'out'}:digits-1-l4-int8-tensorrt-rtx"))
     assert (
-        told["Labels"]["io.enginesmith.compute-capability"] == "8.9"
-        and told["Os"] == "linux"
-        and len(told["Layers"]) == 1
+        document["Labels"]["io.enginesmith.compute-capability"] == "8.9"
+        and document["Os"] == "linux"
+        and len(document["Layers"]) == 1
     )
     raw = json.loads(skopeo("inspect", "--raw", f"oci:{tmp_path / 'out'}:digits-1"))
     assert len(raw["manifests"]) == 2
@@ -188,8 +188,8 @@ def test_skopeo_reads_and_copies_it(store: Store, tmp_path: Path) -> None:
 def test_a_model_car_holds_the_repository_from_which_triton_serves(store: Store, tmp_path: Path) -> None:
     entries = [cpu_engine(store, 1), plan(store, "l4"), engine(store, "l4", "int8", status="unproven")]
     publish_with_golden(store, entries, tmp_path, "a")
-    found = exported(store, tmp_path / "oci", triton=True)
-    assert found == ("digits-1-triton", "digits-1-cpu-fp32-onnxruntime-triton", "digits-1-l4-fp16-tensorrt-triton")
+    result = exported(store, tmp_path / "oci", triton=True)
+    assert result == ("digits-1-triton", "digits-1-cpu-fp32-onnxruntime-triton", "digits-1-l4-fp16-tensorrt-triton")
     exported(store, tmp_path / "oci")  # the plain ones beside them
     images = {item["annotations"]["org.opencontainers.image.ref.name"]: item for item in check(tmp_path / "oci")}
     document = read(tmp_path / "oci", images["digits-1-l4-fp16-tensorrt-triton"])

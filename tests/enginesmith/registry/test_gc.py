@@ -68,9 +68,9 @@ def test_in_two_steps_and_not_before_the_grace_is_over(store: Store, monkeypatch
     later = store.now() + timedelta(days=8)
     monkeypatch.setattr(type(store), "now", lambda _: later)
     assert states(store) == dict.fromkeys(names, "due") and left(store) == ["1", "2"]
-    found = collect(store, ONE, delete=True)
-    assert {item.name: item.state for item in found.items} == dict.fromkeys(names, "deleted")
-    assert found.size_bytes("deleted") == sum(item.size_bytes for item in found.items) > 0
+    collection = collect(store, ONE, delete=True)
+    assert {item.name: item.state for item in collection.items} == dict.fromkeys(names, "deleted")
+    assert collection.size_bytes("deleted") == sum(item.size_bytes for item in collection.items) > 0
     assert left(store) == ["2"] and not store.has(engine_of_old)
     assert store.has(new.sources["onnx"])  # of the version that stays, though the other one had it too
     assert store.read(page_key("digits", "1")) is None
@@ -83,8 +83,8 @@ def memory() -> MemoryStore:
 
 
 def test_what_channels_may_go_back_to_stays(memory: MemoryStore) -> None:
-    found = publish(memory, *"abcdef")
-    for manifest in found[:5]:
+    result = publish(memory, *"abcdef")
+    for manifest in result[:5]:
         channels.promote(memory, manifest, "stable")
     collect(memory, Rules(versions=1, moves=2), AT_ONCE, delete=True)
     assert left(memory) == ["3", "4", "5", "6"]

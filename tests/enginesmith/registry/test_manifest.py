@@ -215,10 +215,10 @@ def test_every_field_is_checked_even_when_the_digest_fits(changes: dict[str, Any
 def test_what_a_newer_writer_requires_rules_out_that_engine_alone(newer: dict[str, Any], kind: str) -> None:
     whole, other = entry_with()[0], entry_with(target="l4", product="l4", requires=[newer])[0]
     data = resealed(engines=[whole, other])
-    found = parse(data)
-    assert found.to_bytes() == data and found.digest == json.loads(data)["digest"]
+    result = parse(data)
+    assert result.to_bytes() == data and result.digest == json.loads(data)["digest"]
     machine = Machine((8, 9), "l4")
-    answered = rank_engines(found.engines, machine, Policy())
+    answered = rank_engines(result.engines, machine, Policy())
     assert [item.entry.unit for item in answered.candidates] == ["sm_89 int8 tensorrt-rtx"]
     ((unit, reason),) = answered.rejected
     assert unit == "l4 int8 tensorrt-rtx" and f"{kind}" in reason and "which this enginesmith does not know" in reason

@@ -34,8 +34,8 @@ def test_requests_are_taken_in_order_while_they_fit_and_a_large_first_one_is_tak
     for item, samples in enumerate((3, 2, 1, 9, 1)):
         queues.add("a", item, samples, float(item))
     taken = []
-    while found := queues.take(100.0):
-        taken.append(found[1])
+    while result := queues.take(100.0):
+        taken.append(result[1])
     assert taken == [[0], [1, 2], [3], [4]]
 
 

@@ -55,12 +55,12 @@ def test_before_a_plain_session_only_requests_of_equal_sizes_are_joined():
 
 
 def test_what_was_served_is_on_record():
-    found = []
-    with Batcher(PlainSession(Calls()), most=2, wait_s=1000.0, record=found.append, log=1) as batcher:
+    items = []
+    with Batcher(PlainSession(Calls()), most=2, wait_s=1000.0, record=items.append, log=1) as batcher:
         futures = [batcher.submit(request(1, 3)) for _ in range(2)]
         [future.result(PATIENCE_S) for future in futures]
-    assert [(each.samples, each.batch, each.bucket) for each in found] == [(1, 2, {"sequence": 3})] * 2
-    assert all(each.waited_s >= 0 and each.service_s > 0 for each in found) and list(batcher.served) == found[1:]
+    assert [(each.samples, each.batch, each.bucket) for each in items] == [(1, 2, {"sequence": 3})] * 2
+    assert all(each.waited_s >= 0 and each.service_s > 0 for each in items) and list(batcher.served) == items[1:]
 
 
 def test_a_request_waits_for_others_no_longer_than_it_may():

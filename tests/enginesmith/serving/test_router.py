@@ -76,17 +76,17 @@ def test_a_router_that_is_closed_refuses_requests():
 
 def test_engines_of_other_float_types_are_converted_for():
     halves = tuple(TensorSpec(s.name, s.dtype.replace("float32", "float16"), s.shape) for s in INPUTS)
-    given = []
+    items = []
 
     def run(inputs):
-        given.append(inputs["x"].dtype.name)
+        items.append(inputs["x"].dtype.name)
         return {name: array.astype(np.float16) for name, array in Calls()(inputs).items()}
 
     outputs = tuple(TensorSpec(spec.name, "float16", spec.shape) for spec in OUTPUTS)
     half = RoutedEngine("half", run, halves, outputs, (profile((1, 4), (17, 32)),))
     router = Router([engine("a", profile((1, 4), (1, 16))), half])
     answer = router.run(request(2, 20))
-    assert given == ["float16"] and answer["each"].dtype == np.float32
+    assert items == ["float16"] and answer["each"].dtype == np.float32
 
 
 def test_shapes_that_were_met_excuse_no_other_input():

@@ -24,10 +24,10 @@ SEARCHED = "; if plain calibration misses the limits, build searches for a bette
 
 def planned(project: Project, *words: str) -> tuple[dict[str, Any], list[str]]:
     """The units by name, and the changes."""
-    done = project.run("plan", project.spec, "--json", *words)
-    assert done.code == 0, done.err
-    units = {f"{unit['target']} {unit['precision']}": unit for unit in done.json["units"]}
-    return units, done.json["changes"]
+    result = project.run("plan", project.spec, "--json", *words)
+    assert result.code == 0, result.err
+    units = {f"{unit['target']} {unit['precision']}": unit for unit in result.json["units"]}
+    return units, result.json["changes"]
 
 
 def change_data(project: Project, name: str, add: float) -> None:
@@ -149,8 +149,8 @@ def test_without_an_export_it_runs_and_writes_nothing_and_says_what_it_cannot_kn
     assert units["cpu int8"]["reason"] == f"{MODEL} changed; the action is known once the model is exported{SEARCHED}"
     assert units["cpu int8"]["build_key"] is None and units["cpu int8"]["request"] is None
     assert changes == [f"{MODEL} changed"]
-    done = built.run("plan", built.spec, "--no-export")
-    assert "0 build, 0 cached, 0 refused, 6 unknown" in done.out and "6 of 6 units are unknown" in done.err
+    result = built.run("plan", built.spec, "--no-export")
+    assert "0 build, 0 cached, 0 refused, 6 unknown" in result.out and "6 of 6 units are unknown" in result.err
     assert snapshot(built.registry) == before
 
 
@@ -167,8 +167,8 @@ def test_a_plan_says_what_it_does_first(project: Project) -> None:
     first = project.run("plan", project.spec, "--no-export")
     assert first.code == 0
     assert "no engine for this unit yet; the action is known once the model is exported" in first.out
-    done = project.run("plan", project.spec)
-    assert "export is missing and runs first" in done.err and "export ..." in done.err
+    result = project.run("plan", project.spec)
+    assert "export is missing and runs first" in result.err and "export ..." in result.err
     assert "not on record" not in project.run("plan", project.spec).err
 
 
@@ -219,9 +219,9 @@ def test_changed_code_is_told_in_one_line_by_module() -> None:
     assert differences(before, {**before, "code of pipeline.m2": "b" * 64}) == ["code of pipeline.m2 changed"]
     two = differences(before, {**before, "code of pipeline.m2": "b" * 64, "code of pipeline.new": "b" * 64})
     assert two == ["code of pipeline.m2 and pipeline.new changed"]
-    told = "code of pipeline.m0, pipeline.m1, pipeline.m2 and 3 other modules changed"
-    assert differences(before, dict.fromkeys(before, "b" * 64)) == [told]
-    assert differences(before, {}) == [told], "code that is reached no more is a change of what refers to it"
+    message = "code of pipeline.m0, pipeline.m1, pipeline.m2 and 3 other modules changed"
+    assert differences(before, dict.fromkeys(before, "b" * 64)) == [message]
+    assert differences(before, {}) == [message], "code that is reached no more is a change of what refers to it"
 
 
 @pytest.mark.parametrize(("place", "weights", "name"), [

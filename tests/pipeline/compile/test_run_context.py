@@ -73,19 +73,19 @@ def test_job_events_have_the_name_of_their_step(context: RunContext) -> None:
 
 
 def test_versions_are_read_and_absence_is_a_version() -> None:
-    found = versions("onnx", "no-such-distribution")
-    assert found["no-such-distribution"] == "absent" and found["onnx"][0].isdigit()
+    actual = versions("onnx", "no-such-distribution")
+    assert actual["no-such-distribution"] == "absent" and actual["onnx"][0].isdigit()
 
 
 def test_log_lines_show_events_and_heartbeats(capsys, monkeypatch):
     monkeypatch.setattr("pipeline.progress.display.HEARTBEAT_S", 0.02)
     lines = Lines()
     lines.emit(Started("unit"))
-    told: list[str] = []
+    messages: list[str] = []
     with lines.watch("unit"):
-        until(lambda: told.append(capsys.readouterr().err) or "unit: still running" in "".join(told))
+        until(lambda: messages.append(capsys.readouterr().err) or "unit: still running" in "".join(messages))
     lines.emit(Finished("unit"))
-    assert "unit ..." in told[0]
+    assert "unit ..." in messages[0]
     assert "unit: done" in capsys.readouterr().err
 
 

@@ -43,7 +43,7 @@ def test_what_only_inherits_a_failure_is_not_taken_apart(failed: list[Check], ta
     graph = SimpleNamespace(recipe=Recipe("b" * 64))
     built = SimpleNamespace(unit=SimpleNamespace(name="cpu int8 onnxruntime", request=request, graph=graph))
     judged = cast("JudgedUnit", SimpleNamespace(built=built, report=SimpleNamespace(failed=tuple(failed))))
-    found = find_suspects([judged])
-    assert [item.stage for item in found] == taken
+    suspects = find_suspects([judged])
+    assert [item.stage for item in suspects] == taken
     cases = tuple(c.case for c in failed if c.name in ("sizes", "magnitudes") and not c.case.endswith("nan"))
-    assert all(item.cases == cases for item in found)
+    assert all(item.cases == cases for item in suspects)

@@ -42,10 +42,10 @@ def output(name, *shape, dtype="float32"):
     ],
 )
 def test_what_is_evident_is_suggested_as_a_spec_takes_it(inputs, outputs, name):
-    found = suggest_metric(inputs, outputs)
-    assert found.get("name") == name
+    result = suggest_metric(inputs, outputs)
+    assert result.get("name") == name
     if name:
-        assert Golden.model_validate({"data": "golden.npz", "metric": found}).metrics[0].name == name
+        assert Golden.model_validate({"data": "golden.npz", "metric": result}).metrics[0].name == name
 
 
 @pytest.mark.parametrize("golden", [None, "golden.npz"])

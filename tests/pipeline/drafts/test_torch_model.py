@@ -76,31 +76,31 @@ def look(folder: Path, function: str, more: str = ""):
     ],
 )
 def test_the_first_layer_says_what_the_input_is(tmp_path: Path, function: str, inputs: list[TensorSpec]) -> None:
-    found = look(tmp_path, function)
-    assert list(found.inputs) == inputs and found.outputs == (
+    swap = look(tmp_path, function)
+    assert list(swap.inputs) == inputs and swap.outputs == (
         ("y",) if function in ("linear", "halving") else ("output",)
     )
-    assert all("the graph ran at" in dim.why for dim in found.dims.values())
-    (tmp_path / "spec.yaml").write_text(write_spec(found))
+    assert all("the graph ran at" in dim.why for dim in swap.dims.values())
+    (tmp_path / "spec.yaml").write_text(write_spec(swap))
     spec = load_spec(tmp_path / "spec.yaml")
     assert spec.model == function and spec.precisions == ("fp32", "fp16")
 
 
 def test_sizes_in_steps_are_multiples(tmp_path: Path) -> None:
-    found = look(tmp_path, "even", EVEN)
-    assert found.inputs[0].shape == ("batch", 3, "height", "width")
-    assert (found.dims["height"].multiple, found.dims["width"].multiple) == (2, 2)
+    swap = look(tmp_path, "even", EVEN)
+    assert swap.inputs[0].shape == ("batch", 3, "height", "width")
+    assert (swap.dims["height"].multiple, swap.dims["width"].multiple) == (2, 2)
 
 
 def test_what_nothing_says_is_marked_and_kept_from_a_build(tmp_path: Path) -> None:
-    found = look(tmp_path, "plain")
-    assert set(found.unknown) == {"a", "b"}
+    swap = look(tmp_path, "plain")
+    assert set(swap.unknown) == {"a", "b"}
     path = tmp_path / "spec.yaml"
-    path.write_text(write_spec(found))
+    path.write_text(write_spec(swap))
     assert path.read_text().count("# FILL_IN: dtype") == 2
-    with pytest.raises(SpecError, match="FILL_IN stands where the model does not say it") as told:
+    with pytest.raises(SpecError, match="FILL_IN stands where the model does not say it") as error_info:
         load_spec(path)
-    assert str(told.value).count("write dtype and shape") == 2 and "dims.FILL_IN" not in str(told.value)
+    assert str(error_info.value).count("write dtype and shape") == 2 and "dims.FILL_IN" not in str(error_info.value)
 
 
 EXAMPLES = {
@@ -112,10 +112,10 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_beside_the_entry_point_says_it(tmp_path: Path, name: str) -> None:
-    found = look(tmp_path, "plain", EXAMPLES[name])
-    assert not found.unknown and sorted(spec.name for spec in found.inputs) == ["a", "b"]
-    assert all(spec == TensorSpec(spec.name, "float32", ("batch", 3)) for spec in found.inputs)
-    assert (found.dims["batch"].min, found.dims["batch"].max) == (1, 8)
+    swap = look(tmp_path, "plain", EXAMPLES[name])
+    assert not swap.unknown and sorted(spec.name for spec in swap.inputs) == ["a", "b"]
+    assert all(spec == TensorSpec(spec.name, "float32", ("batch", 3)) for spec in swap.inputs)
+    assert (swap.dims["batch"].min, swap.dims["batch"].max) == (1, 8)
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ ready = nn.Linear(3, 2)
 
 
 def test_a_dataclass_is_returned_as_its_fields_and_inputs_with_defaults_are_named(tmp_path: Path) -> None:
-    found = look(tmp_path, "answering", ODD)
-    assert [spec.name for spec in found.inputs] == ["input_ids"] and found.outputs == ("logits",)
-    assert any(note.endswith("has defaults for are left out: attention_mask, labels") for note in found.notes)
+    swap = look(tmp_path, "answering", ODD)
+    assert [spec.name for spec in swap.inputs] == ["input_ids"] and swap.outputs == ("logits",)
+    assert any(note.endswith("has defaults for are left out: attention_mask, labels") for note in swap.notes)
 
 
 @pytest.mark.parametrize(
@@ -203,9 +203,9 @@ def test_the_module_is_run_in_another_process(tmp_path: Path, monkeypatch: pytes
         "import os, torch\nfrom .sizes import WIDTH\n"
         f"def build():\n    assert os.getpid() != {os.getpid()}\n    return torch.nn.Linear(WIDTH, 2)\n"
     )
-    found = look_at_module(tmp_path, "pipeline.models:build")
-    assert found.inputs == (TensorSpec("input", "float32", ("batch", 6)),)
-    assert found.source == {"torch": "pipeline.models:build"}
+    module = look_at_module(tmp_path, "pipeline.models:build")
+    assert module.inputs == (TensorSpec("input", "float32", ("batch", 6)),)
+    assert module.source == {"torch": "pipeline.models:build"}
 
 
 def test_a_program_says_names_types_and_ranges(tmp_path: Path) -> None:
@@ -215,16 +215,16 @@ def test_a_program_says_names_types_and_ranges(tmp_path: Path) -> None:
 
     batch, length = torch.export.Dim("batch", min=1, max=6), torch.export.Dim("length", min=2)
     shapes = ({0: batch, 1: length}, {0: batch, 1: length})
-    given = (torch.zeros(2, 4, 3), torch.zeros(2, 4, 3, dtype=torch.int64))
-    torch.export.save(torch.export.export(Program(), given, dynamic_shapes=shapes), tmp_path / "p.pt2")
-    found = look_at_pt2(tmp_path, "p.pt2")
-    assert found.inputs == tuple(
+    inputs = (torch.zeros(2, 4, 3), torch.zeros(2, 4, 3, dtype=torch.int64))
+    torch.export.save(torch.export.export(Program(), inputs, dynamic_shapes=shapes), tmp_path / "p.pt2")
+    actual = look_at_pt2(tmp_path, "p.pt2")
+    assert actual.inputs == tuple(
         TensorSpec(name, kind, ("batch", "length", 3)) for name, kind in (("a", "float32"), ("ids", "int64"))
     )
-    assert found.outputs == ("y", "z") and [name for name, _ in found.precisions] == ["fp32"]
-    assert (found.dims["batch"].min, found.dims["batch"].max) == (1, 6)
-    assert found.dims["length"].min == 2 and "is a guess" in found.dims["length"].why
-    (tmp_path / "spec.yaml").write_text(write_spec(found))
+    assert actual.outputs == ("y", "z") and [name for name, _ in actual.precisions] == ["fp32"]
+    assert (actual.dims["batch"].min, actual.dims["batch"].max) == (1, 6)
+    assert actual.dims["length"].min == 2 and "is a guess" in actual.dims["length"].why
+    (tmp_path / "spec.yaml").write_text(write_spec(actual))
     assert load_spec(tmp_path / "spec.yaml").source.pt2 == "p.pt2"
     (tmp_path / "q.pt2").write_bytes(np.zeros(8).tobytes())
     cut = (tmp_path / "p.pt2").read_bytes()

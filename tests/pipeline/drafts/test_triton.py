@@ -33,9 +33,9 @@ def repository(folder: Path, text: str = CONFIG) -> Path:
 
 
 def test_name_and_batch_sizes_are_the_configurations(tmp_path: Path) -> None:
-    found = look_at_triton(repository(tmp_path / "m"), tmp_path / "m")
-    assert (found.name, found.source) == ("detector", {"onnx": "2/model.onnx"})
-    batch = found.dims["batch"]
+    triton = look_at_triton(repository(tmp_path / "m"), tmp_path / "m")
+    assert (triton.name, triton.source) == ("detector", {"onnx": "2/model.onnx"})
+    batch = triton.dims["batch"]
     assert (batch.min, batch.opt, batch.max, batch.why) == (1, 8, 16, "max_batch_size is 16")
 
 
@@ -48,9 +48,9 @@ def sized(folder: Path, config: str, shape: str = "n,3,h,w") -> FoundModel:
 
 
 def test_configuration_that_contradicts_the_model_is_reported(tmp_path: Path) -> None:
-    found = sized(tmp_path, "max_batch_size: 4 input {name: 'z' dims: [3, 5, 5]} input {name: 'x' dims: [192]}")
-    assert "config.pbtxt: input 'z', which the model does not have; it has x" in found.notes
-    assert "config.pbtxt: input 'x' has 1 size, and the model takes 3: not taken" in found.notes
+    result = sized(tmp_path, "max_batch_size: 4 input {name: 'z' dims: [3, 5, 5]} input {name: 'x' dims: [192]}")
+    assert "config.pbtxt: input 'z', which the model does not have; it has x" in result.notes
+    assert "config.pbtxt: input 'x' has 1 size, and the model takes 3: not taken" in result.notes
     right = sized(tmp_path / "right", "max_batch_size: 4 input {name: 'x' dims: [3, -1, 192]}").notes
     assert not any("input" in note for note in right)
 
@@ -77,10 +77,10 @@ def test_the_sizes_that_are_served_are_those_of_the_spec(tmp_path, config, sizes
         with pytest.raises(InputError, match="a list in a list"):
             sized(tmp_path, config, "batch,3,height,width")
         return
-    found = sized(tmp_path, config, "batch,3,height,width")
-    assert {name: (found.dims[name].min, found.dims[name].max) for name in sizes} == sizes
-    untouched = found.dims.keys() - sizes.keys()
-    assert all(found.dims[name].max >= 8 for name in untouched)
+    result = sized(tmp_path, config, "batch,3,height,width")
+    assert {name: (result.dims[name].min, result.dims[name].max) for name in sizes} == sizes
+    untouched = result.dims.keys() - sizes.keys()
+    assert all(result.dims[name].max >= 8 for name in untouched)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ response_cache { enable: true }
 
 def test_a_configuration_by_hand_is_kept_and_what_is_not_is_reported(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("a\nb\n")
-    found = sized(tmp_path, BY_HAND)
-    (tmp_path / "densenet.yaml").write_text(write_spec(found))
+    result = sized(tmp_path, BY_HAND)
+    (tmp_path / "densenet.yaml").write_text(write_spec(result))
     spec = load_spec(tmp_path / "densenet.yaml")
     assert (spec.serve, spec.version, spec.targets) == ("triton", "1", ("gpu",))
     expected = {"batch": (1, 8), "h": (224, 224), "w": (224, 224)}
@@ -126,7 +126,7 @@ def test_a_configuration_by_hand_is_kept_and_what_is_not_is_reported(tmp_path: P
         "max_queue_delay_us": 100,
         "labels": {"y": "names.txt"},
     }
-    dropped = {note.split(": ")[1] for note in found.notes if "since no spec has it" in note}
+    dropped = {note.split(": ")[1] for note in result.notes if "since no spec has it" in note}
     assert dropped == {"response_cache", "dynamic_batching.preserve_ordering", "instance_group.gpus"}
 
 

@@ -76,11 +76,11 @@ def api() -> Iterator[Api]:
 
 def test_an_event_is_about_a_model_and_says_what_the_next_step_needs(api: Api, tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
-    told = watch.send_published_once(store, "tiny", "3", "0" * 64)
+    message = watch.send_published_once(store, "tiny", "3", "0" * 64)
     watch.send_judged(store, *JUDGED_CANARY, "1" * 64)
-    assert told is not None
+    assert message is not None
     one, two = api.taken
-    assert (told.event, told.id) == (PUBLISHED, one["id"]) and two["event"] == JUDGED
+    assert (message.event, message.id) == (PUBLISHED, one["id"]) and two["event"] == JUDGED
     assert one["resource"] == {"prefect.resource.id": "enginesmith.model.tiny", "prefect.resource.name": "tiny"}
     assert one["payload"] == {"model": "tiny", "version": "3", "manifest": "0" * 64, "registry": store.uri}
     assert two["payload"].keys() >= {"model", "channel", "report", "registry"}

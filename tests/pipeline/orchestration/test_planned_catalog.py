@@ -15,9 +15,9 @@ from tests.pipeline.projects import Project
 
 def plan(project: Project, place: Path) -> dict[str, dict[str, object]]:
     """The rows of `plan --all`, by folder."""
-    done = project.run("plan", "--all", place, "--json")
-    rows = {Path(row["spec"]).parent.name: row for row in done.json}
-    assert done.code == int(any(row["reason"] for row in rows.values()))
+    result = project.run("plan", "--all", place, "--json")
+    rows = {Path(row["spec"]).parent.name: row for row in result.json}
+    assert result.code == int(any(row["reason"] for row in rows.values()))
     return rows
 
 
@@ -37,8 +37,8 @@ def test_recorded_results_are_shown_for_every_spec(built: Project, place: Path) 
     assert rows["there"]["units"] == {action: count for action, count in expected.items() if count}
     assert rows["wrong"]["units"] == {} and "inputs: is missing" in str(rows["wrong"]["reason"])
     assert plan(built, place) == rows, "with the copies that the first plan wrote"
-    done = built.run("plan", "--all", place / "there")
-    assert done.code == 0 and f"1 spec: 1 with nothing to do; {len(units)} units" in done.err
+    result = built.run("plan", "--all", place / "there")
+    assert result.code == 0 and f"1 spec: 1 with nothing to do; {len(units)} units" in result.err
 
 
 def test_a_lost_engine_is_built_and_a_lost_graph_unknown_whatever_the_copies_hold(built: Project, place: Path) -> None:
@@ -68,8 +68,8 @@ def test_an_ensemble_is_one_row_with_the_units_of_its_graphs(tmp_path: Path) -> 
 
 
 def test_a_catalog_of_what_is_registered(project: Project) -> None:
-    done = project.run("build", "--all", "registered")
-    assert done.code == 3 or "no spec is registered" in done.err
+    result = project.run("build", "--all", "registered")
+    assert result.code == 3 or "no spec is registered" in result.err
     project.run("prefect", "register", project.spec, "--no-event")
     with gather_specs("registered", str(project.registry)) as found:
         assert [address.partition("@")[0] for address in found] == ["registered:tiny"]

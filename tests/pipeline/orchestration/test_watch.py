@@ -39,11 +39,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 def look(store: Store, place: object, times: int = 1, *, settled: bool = False) -> list[WatchedSpec]:
     """A watcher that is started anew, and what it says in so many looks."""
-    said: list[WatchedSpec] = []
-    with watch_place(store, str(place), said.append) as watch:
+    output: list[WatchedSpec] = []
+    with watch_place(store, str(place), output.append) as watch:
         for _ in range(times):
             watch.look(stable_only=settled)
-    return said
+    return output
 
 
 def test_new_content_is_reported_once_also_by_a_watcher_that_starts_again(project, store, server):
@@ -58,16 +58,16 @@ def test_new_content_is_reported_once_also_by_a_watcher_that_starts_again(projec
 
 def test_a_change_that_was_taken_back_is_reported_again(project: Project, store: Store, server: Server) -> None:
     first = (project.folder / "tiny.onnx").read_bytes()
-    said: list[WatchedSpec] = []
-    with watch_place(store, str(project.folder), said.append) as watch:
+    output: list[WatchedSpec] = []
+    with watch_place(store, str(project.folder), output.append) as watch:
         watch.look(stable_only=False)
         write_model(project.folder / "tiny.onnx", weights(seed=1))
         watch.look(stable_only=False)
         (project.folder / "tiny.onnx").write_bytes(first)
         watch.look(stable_only=False)
         watch.look(stable_only=False)
-    assert [digest for _, _, digest in server.heard] == [said[0].digest, said[1].digest, said[0].digest]
-    assert registrations(store, "tiny")[-1].bundle.digest == said[0].digest
+    assert [digest for _, _, digest in server.heard] == [output[0].digest, output[1].digest, output[0].digest]
+    assert registrations(store, "tiny")[-1].bundle.digest == output[0].digest
     assert look(store, project.folder) == [], "and a watcher that starts anew does not tell it once more"
 
 
@@ -82,21 +82,21 @@ def test_a_lost_report_is_sent_at_the_next_poll(project: Project, store: Store, 
 
 
 def test_files_that_still_change_are_waited_for(project: Project, store: Store, server: Server) -> None:
-    said: list[WatchedSpec] = []
-    with watch_place(store, str(project.folder), said.append) as watch:
+    output: list[WatchedSpec] = []
+    with watch_place(store, str(project.folder), output.append) as watch:
         watch.look()
         write_model(project.folder / "tiny.onnx", weights(seed=1))
         watch.look()
-        assert said == []
+        assert output == []
         watch.look()
-    assert [seen.told for seen in said] == [True]
+    assert [seen.told for seen in output] == [True]
 
 
 def test_a_spec_that_cannot_be_read_is_reported_once_and_stops_no_other(project, store, server):
     (project.folder / "a.yaml").write_text("model: a\n")
-    said = look(store, project.folder, 3)
-    assert [(seen.spec, seen.told) for seen in said] == [("a.yaml", False), ("tiny.yaml", True)]
-    assert "a.yaml:1" in said[0].said
+    swap = look(store, project.folder, 3)
+    assert [(seen.spec, seen.told) for seen in swap] == [("a.yaml", False), ("tiny.yaml", True)]
+    assert "a.yaml:1" in swap[0].said
 
 
 def test_a_missing_place_is_out_of_reach(store: Store, tmp_path: Path) -> None:

@@ -173,8 +173,8 @@ def ranges_of(model: ModelProto, arrays: dict[str, np.ndarray], tensors: tuple[s
     have = {value.name: value for value in (*copy.graph.value_info, *copy.graph.input, *copy.graph.output)}
     del copy.graph.output[:]
     copy.graph.output.extend(have[name] for name in tensors)
-    found = session(copy).run(None, arrays)
-    pairs = {name: (float(v.min()), float(v.max())) for name, v in zip(tensors, found, strict=True)}
+    result = session(copy).run(None, arrays)
+    pairs = {name: (float(v.min()), float(v.max())) for name, v in zip(tensors, result, strict=True)}
     return Ranges(pairs, "minmax", "0" * 64, len(next(iter(arrays.values()))))
 
 

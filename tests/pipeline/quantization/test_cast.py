@@ -320,9 +320,9 @@ def test_nothing_but_the_casts_is_16_bit(make: object, data: object, precision: 
 
 def test_16_bit_outputs_become_fp32_and_inputs_still_take_the_data_that_there_is() -> None:
     half, kept = (cast_float(conv_net(), "fp16", keep_io=keep_io)[0] for keep_io in (False, True))
-    found = run(emulate(half), {name: value.astype(np.float16) for name, value in images().items()}, optimized=False)
-    assert found.dtype == np.float32
-    assert np.abs(found - run(emulate(kept), images(), optimized=False)).max() < 2e-3 * np.abs(found).max()
+    result = run(emulate(half), {name: value.astype(np.float16) for name, value in images().items()}, optimized=False)
+    assert result.dtype == np.float32
+    assert np.abs(result - run(emulate(kept), images(), optimized=False)).max() < 2e-3 * np.abs(result).max()
 
 
 def test_only_16_bit_floats_and_constant_nodes_need_it() -> None:

@@ -53,12 +53,12 @@ def test_extremes_and_histograms_are_those_of_every_value(tmp_path: Path) -> Non
     model = wide_net()
     arrays = {"x": np.random.default_rng(1).normal(size=(6, 3, 12, 12)).astype(np.float32)}
     opened = saved_samples(tmp_path, arrays, (TensorSpec("x", "float32", ("batch", 3, 12, 12)),))
-    found = observe(saved(model, tmp_path), opened)
-    assert set(found.tensors) == {"x", "a", "c", "s", "y"}
+    result = observe(saved(model, tmp_path), opened)
+    assert set(result.tensors) == {"x", "a", "c", "s", "y"}
     copy = onnx.shape_inference.infer_shapes(model)
     copy.graph.output.extend(value for value in copy.graph.value_info)
     values = dict(zip([o.name for o in copy.graph.output], session(copy).run(None, arrays), strict=True)) | arrays
-    for name, seen in found.tensors.items():
+    for name, seen in result.tensors.items():
         assert seen.elements == seen.histogram.total == values[name].size, name
         assert (seen.low, seen.high) == pytest.approx((values[name].min(), values[name].max()), rel=1e-5), name
         for share in (0.01, 0.5, 0.99):
@@ -151,9 +151,9 @@ def test_every_tensor_is_measured_whatever_optimizing_makes_of_it(tmp_path: Path
     copy.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in names if name != "x")
     written = session(copy, optimized=False)
     expected = dict(zip([value.name for value in written.get_outputs()], written.run(None, inputs), strict=True))
-    found = list(open_tapped(graph, names, tmp_path).run(inputs))
-    assert [name for name, _ in found] == list(names)
-    for name, values in found:
+    result = list(open_tapped(graph, names, tmp_path).run(inputs))
+    assert [name for name, _ in result] == list(names)
+    for name, values in result:
         assert np.allclose(np.sort(values, None), np.sort((expected | inputs)[name], None), rtol=1e-4, atol=1e-4), name
 
 
@@ -164,8 +164,8 @@ def test_slices_that_become_one_split_are_measured(tmp_path: Path) -> None:
     text = " ".join(f"s{i} = Slice(h, i{i}, i{i + 1}, i1)" for i in range(count))
     joined = f"h = Relu(x) {text} c = Concat<axis=1>({', '.join(f's{i}' for i in range(count))}) y = MatMul(c, w)"
     model = build(f"float[batch,{count}] x", f"float[batch,{count}] y", joined, weights)
-    found = open_tapped(model, ["c"], tmp_path).run({"x": np.eye(count, dtype=np.float32)})
-    assert [(name, values.min(), values.max()) for name, values in found] == [("c", 0.0, 1.0)]
+    result = open_tapped(model, ["c"], tmp_path).run({"x": np.eye(count, dtype=np.float32)})
+    assert [(name, values.min(), values.max()) for name, values in result] == [("c", 0.0, 1.0)]
 
 
 def test_blocked_layout_is_measured_in_place_only_where_blocks_are_full(tmp_path: Path) -> None:
@@ -203,10 +203,10 @@ def test_an_empty_tensor_and_a_negative_zero_are_measured_the_same_everywhere() 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20), st.randoms())
 def test_averages_are_exact_whatever_the_order(values: list[float], shuffled: object) -> None:
     def total(items: list[float]) -> TensorStatistics:
-        seen = TensorStatistics()
+        statistics = TensorStatistics()
         for value in items:
-            seen = seen.extend_with(value, value, 1)
-        return seen
+            statistics = statistics.extend_with(value, value, 1)
+        return statistics
 
     other = list(values)
     shuffled.shuffle(other)
@@ -220,5 +220,5 @@ def test_spans_are_joined() -> None:
 
 
 def test_a_model_input_that_is_measured_needs_no_tap(tmp_path: Path) -> None:
-    found = observe(*conv(tmp_path), tensors=["image"])
-    assert found.tensors["image"].histogram == LogHistogram.of(images()["image"])
+    result = observe(*conv(tmp_path), tensors=["image"])
+    assert result.tensors["image"].histogram == LogHistogram.of(images()["image"])

@@ -35,8 +35,8 @@ def test_the_command_shows_it(built: Project) -> None:
     assert shown.code == 0, shown.err
     assert "100.0 % of the multiplications with weights in int8" in shown.out
     assert "activation, uint8" in shown.out and "weight, int8" in shown.out
-    told = built.run("show", "tiny", "--quantization", "--json").json
-    assert told[CPU]["tensors"][0]["sqnr_db"] <= told[CPU]["tensors"][-1]["sqnr_db"]
+    message = built.run("show", "tiny", "--quantization", "--json").json
+    assert message[CPU]["tensors"][0]["sqnr_db"] <= message[CPU]["tensors"][-1]["sqnr_db"]
 
 
 def test_without_calibration_there_is_nothing_to_show(project: Project) -> None:

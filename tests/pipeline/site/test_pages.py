@@ -122,16 +122,16 @@ def test_an_ensemble_leads_to_its_graphs_and_has_their_size(store: Store, out: P
 def test_hostile_texts_are_shown_and_nothing_of_them_is_markup(store: Store, out: Path) -> None:
     manifest = publish_hostile(store)
     write(store, out)
-    seen = {str(found.path.relative_to(out)): found for found in pages(out)}
-    assert not [(path, found.wrong) for path, found in seen.items() if found.wrong]
+    seen = {str(result.path.relative_to(out)): result for result in pages(out)}
+    assert not [(path, result.wrong) for path, result in seen.items() if result.wrong]
     assert not broken_links(out)
     shown = " ".join(visible(HOSTILE_TEXT).split())
     for path in ("models/hostile/index.html", "models/hostile/versions/1/index.html", "runs.html"):
         assert shown in seen[path].words, path
-    for path, found in seen.items():
-        raw = found.path.read_text()
+    for path, result in seen.items():
+        raw = result.path.read_text()
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", raw), path
-        assert not {"img", "svg onload"} & {*found.tags} and "1337" not in raw, path
+        assert not {"img", "svg onload"} & {*result.tags} and "1337" not in raw, path
         assert not any(text in raw for text in HOSTILE[:3]), path
         assert f'content="{POLICY}"' in raw.replace("&#39;", "'")
     assert "unsafe" not in POLICY and manifest.model in seen["index.html"].words

@@ -227,8 +227,8 @@ class TestOnnx:
         model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "?"
         onnx.save(model, tmp_path / "source.onnx")
         run(self.request(tmp_path))
-        given, saved = tmp_path / "source.onnx", tmp_path / "work" / "source.onnx"
-        assert [path for path in opened if path.name == "source.onnx"] == [given, given, saved, saved]
+        inputs, saved = tmp_path / "source.onnx", tmp_path / "work" / "source.onnx"
+        assert [path for path in opened if path.name == "source.onnx"] == [inputs, inputs, saved, saved]
 
     def test_weights_in_a_folder_beside_it_are_taken_in(self, tmp_path):
         model = build("float[N,3] x", "float[N,3] y", "y = MatMul(x, w)", {"w": np.eye(3)})

@@ -71,5 +71,5 @@ def test_a_disk_that_is_full_leaves_the_file(tmp_path, monkeypatch):
 def test_several_dims_at_once(tmp_path):
     path = spec_with(tmp_path, "dims: {batch: {max: 8}, length: {max: 9}}\n")
     write_buckets(path, {"length": (3, 9), "batch": (1, 8)})
-    found = yaml.safe_load(path.read_text())["dims"]
-    assert found == {"batch": {"buckets": [1, 8]}, "length": {"buckets": [3, 9]}}
+    result = yaml.safe_load(path.read_text())["dims"]
+    assert result == {"batch": {"buckets": [1, 8]}, "length": {"buckets": [3, 9]}}

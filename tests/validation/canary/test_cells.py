@@ -52,8 +52,8 @@ def latencies(kind, seed, slower):
     ],
 )
 def test_these_latencies_are_judged_wrongly_no_more(kind, slower, wrong, seeds):
-    found = [judge(latencies(kind, seed, slower), MEDIAN, replicates=200).verdict for seed in seeds]
-    assert found.count(wrong) <= 3
+    items = [judge(latencies(kind, seed, slower), MEDIAN, replicates=200).verdict for seed in seeds]
+    assert items.count(wrong) <= 3
 
 
 def test_a_latency_that_keeps_its_level_is_insufficient_and_says_how_long():
@@ -149,8 +149,8 @@ def test_bursts_that_an_equal_candidate_may_have_are_no_fact():
         flags[2100:2150] = end == 2150  # longer than the baseline's
         answered = (np.arange(end) - other_start) // 100 != 0
         sides = side(np.ones(end), ~flags[:end]), side(np.ones(end), answered)
-        found = judge(CanaryEvidence(*sides, True), ERRORS, replicates=20)
-        assert sum(item.kind == "fact" for item in found.criteria) == facts and found.verdict != "PASS"
+        verdicts = judge(CanaryEvidence(*sides, True), ERRORS, replicates=20)
+        assert sum(item.kind == "fact" for item in verdicts.criteria) == facts and verdicts.verdict != "PASS"
 
 
 def test_an_outage_that_has_not_ended_does_not_pass_and_may_begin_with_the_baseline_s():
@@ -159,8 +159,8 @@ def test_an_outage_that_has_not_ended_does_not_pass_and_may_begin_with_the_basel
         failed = index >= (begin if verdict == "FAIL" else count - 55)
         sides = side(np.ones(count), ~failed), side(np.ones(count), (index < begin) | (index >= end))
         for paired in (True, False):
-            found = judge(CanaryEvidence(*sides, paired), Thresholds({}, 0.01, None), replicates=20)
-            assert found.verdict == verdict and found.reason.startswith("failures in a stretch"), found.reason
+            verdicts = judge(CanaryEvidence(*sides, paired), Thresholds({}, 0.01, None), replicates=20)
+            assert verdicts.verdict == verdict and verdicts.reason.startswith("failures in a stretch"), verdicts.reason
 
 
 def test_after_an_outage_that_both_had_the_side_with_less_traffic_has_no_fact():
@@ -174,8 +174,8 @@ def test_after_an_outage_that_both_had_the_side_with_less_traffic_has_no_fact():
 def test_a_baseline_that_fails_often_needs_a_longer_stretch():
     draw = failing(share(0.3), share(0.3))
     for seed in range(10):
-        found = judge(draw(np.random.default_rng(seed), 2000), ERRORS, replicates=1)
-        assert not [item for item in found.criteria if item.kind == "fact"]
+        verdicts = judge(draw(np.random.default_rng(seed), 2000), ERRORS, replicates=1)
+        assert not [item for item in verdicts.criteria if item.kind == "fact"]
     dead = failing(after(0.8), share(0.3))
     assert judge(dead(np.random.default_rng(0), 2000), ERRORS).reason.startswith("failures in a stretch")
 
@@ -185,16 +185,16 @@ def test_one_long_outage_in_a_short_log_is_a_fact_without_a_probability():
     failed = np.arange(2000) // 300 == 2
     for end in (2000, 900):
         sides = side(np.ones(end), ~failed[:end]), side(np.ones(end))
-        found = judge(CanaryEvidence(*sides, True), ERRORS, replicates=1)
-        assert found.verdict == "FAIL" and "chance" not in found.reason
-        assert found.reason.endswith("; expected from the baseline and the margin: 0.1 % of the run")
+        verdicts = judge(CanaryEvidence(*sides, True), ERRORS, replicates=1)
+        assert verdicts.verdict == "FAIL" and "chance" not in verdicts.reason
+        assert verdicts.reason.endswith("; expected from the baseline and the margin: 0.1 % of the run")
 
 
 def test_a_growing_log_needs_more_for_a_fail():
     evidence = failing(share(0.003), share(0.0001))(np.random.default_rng(1), 9000)
-    found = [judge(replace(evidence, growing=growing), ERRORS, replicates=1) for growing in (False, True)]
-    assert [one.verdict for one in found] == ["FAIL", "INSUFFICIENT"]
-    assert found[1].criteria[0].low < found[0].criteria[0].low
+    items = [judge(replace(evidence, growing=growing), ERRORS, replicates=1) for growing in (False, True)]
+    assert [one.verdict for one in items] == ["FAIL", "INSUFFICIENT"]
+    assert items[1].criteria[0].low < items[0].criteria[0].low
     planned = judge(replace(evidence, growing=True), ERRORS, Looks(9000), replicates=1)
     assert planned.verdict == "FAIL", "who planned the number of looks has the level for it"
     far = failing(share(0.02), share(0.0001))(np.random.default_rng(1), 9000)
@@ -204,8 +204,8 @@ def test_a_growing_log_needs_more_for_a_fail():
 def test_what_is_late_counts_as_failed():
     limits, ours = Thresholds({"p50": 0.02}, quality=None), np.ones(5000)
     ours[::100] = 1000.0
-    found = judge(CanaryEvidence(side(ours), side(np.ones(5000)), True), limits, replicates=20)
-    assert found.verdict == "FAIL" and found.reason.startswith("errors: +1 %")
+    verdicts = judge(CanaryEvidence(side(ours), side(np.ones(5000)), True), limits, replicates=20)
+    assert verdicts.verdict == "FAIL" and verdicts.reason.startswith("errors: +1 %")
 
 
 @pytest.mark.parametrize("paired", [True, False])

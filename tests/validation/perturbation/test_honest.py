@@ -56,32 +56,32 @@ def in_int8(seed: int = 0) -> onnx.ModelProto:
 
 def test_honest_fp16_is_what_leaving_out_its_roundings_does_or_more(tmp_path):
     graph = emulate(cast_float(mlp(), "fp16")[0])
-    found = honest_of(tmp_path, graph)
+    result = honest_of(tmp_path, graph)
     onnx.save(mlp(), tmp_path / "whole.onnx")
     x = {"x": rows(count=24)["x"]}
     with OrtSession(tmp_path / "graph.onnx", optimized=False) as rounded, OrtSession(tmp_path / "whole.onnx") as whole:
         skipped = measure(rounded.run(x)["logits"], whole.run(x)["logits"]).sqnr_db
-    assert abs(found.drifts["logits", "golden"].sqnr_db - skipped) < 4  # the weights of `whole` are not rounded
+    assert abs(result.drifts["logits", "golden"].sqnr_db - skipped) < 4  # the weights of `whole` are not rounded
 
 
 def test_one_element_of_an_edge_counts_for_more_than_one_of_all_the_data(tmp_path):
-    found = honest_of(tmp_path, in_int8())
-    golden, edge = (found.drifts["logits", kind] for kind in ("golden", "edge"))
+    result = honest_of(tmp_path, in_int8())
+    golden, edge = (result.drifts["logits", kind] for kind in ("golden", "edge"))
     assert 40 < golden.sqnr_db < 65 and edge.sqnr_db < golden.sqnr_db - 6
     assert golden.slices is not None and (golden.slices.axes[1].error_sq > 0).all()
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_an_edge_of_few_samples_is_held_to_no_less_than_the_golden_cases_are(tmp_path, seed):
-    found = honest_of(tmp_path, emulate(cast_float(mlp(seed), "fp16")[0]))
-    golden, edge = (found.drifts["logits", kind] for kind in ("golden", "edge"))
+    result = honest_of(tmp_path, emulate(cast_float(mlp(seed), "fp16")[0]))
+    golden, edge = (result.drifts["logits", kind] for kind in ("golden", "edge"))
     assert edge.max_rel >= 0.999 * golden.max_rel and edge.sqnr_db <= golden.sqnr_db + 0.001
 
 
 @pytest.mark.parametrize(("filled", "most"), [(320, 0.0), (40, 1.0), (6, 12.0)])
 def test_honest_rounding_of_a_sparse_output_is_that_of_its_elements_that_are_not_zero(filled, most):
-    found = drift(60)
-    assert most - 6 <= found.sqnr_db - with_chance(replace(found, count=320), filled).sqnr_db <= most
+    result = drift(60)
+    assert most - 6 <= result.sqnr_db - with_chance(replace(result, count=320), filled).sqnr_db <= most
 
 
 def test_figures_repeat(tmp_path):
@@ -106,15 +106,15 @@ def test_a_graph_of_a_late_opset_is_measured_where_older_ones_have_its_operators
     with OrtSession(tmp_path / "graph.onnx", optimized=False) as session:
         perturbed = perturb_graph(tmp_path / "graph.onnx", partial(OrtSession, optimized=False), tmp_path)
         golden = GoldenSet([Case("golden", "golden", {"x": np.ones((16, 5), np.float32)}, {})])
-        (*_, found) = measure_rounding([tmp_path / "graph.onnx"], perturbed, golden, session)
-    assert reason in found.reason and bool(found.drifts) is not bool(reason)
+        (*_, result) = measure_rounding([tmp_path / "graph.onnx"], perturbed, golden, session)
+    assert reason in result.reason and bool(result.drifts) is not bool(reason)
 
 
 def test_a_large_model_is_measured_in_stages_that_only_loosen(tmp_path, monkeypatch):
     assert len(stages_of(tmp_path, in_int8())) == 1
     monkeypatch.setattr("validation.perturbation.honest.SMALL_BYTES", 0)
     for seed in range(3):
-        first, last = (budgets("engine", "int8", None, found) for found in stages_of(tmp_path, in_int8(seed)))
+        first, last = (budgets("engine", "int8", None, result) for result in stages_of(tmp_path, in_int8(seed)))
         for kind in ("golden", "edge"):
             tight, loose = first.of("logits", kind), last.of("logits", kind)
             assert (
@@ -147,9 +147,9 @@ def test_a_cast_is_rounded_in_several_ways_and_an_engine_by_each_left_out_edge_s
     with OrtSession(tmp_path / "graph.onnx", optimized=False) as reference:
         perturbed = perturb_graph(tmp_path / "graph.onnx", opener, tmp_path, "fp16")
         stages = list(measure_rounding([], perturbed, golden, reference, thorough=True))
-        golden_only, found = stages[-2:]
-        assert found.drifts["y", "golden"] == golden_only.drifts["y", "golden"]
-        assert found.drifts["y", "batch=16"].sqnr_db < found.drifts["y", "edge"].sqnr_db - 12
+        golden_only, result = stages[-2:]
+        assert result.drifts["y", "golden"] == golden_only.drifts["y", "golden"]
+        assert result.drifts["y", "batch=16"].sqnr_db < result.drifts["y", "edge"].sqnr_db - 12
         all_limits = [OutputLimits(budgets("engine", "fp16", None, stage), stage.drifts) for stage in stages]
         for name in ("batch=8", "batch=16"):
             sqnr_db = [limits.at("y", "edge", 0, name)[0].sqnr_db or 0.0 for limits in all_limits]
@@ -158,7 +158,7 @@ def test_a_cast_is_rounded_in_several_ways_and_an_engine_by_each_left_out_edge_s
         def failed(factor: float) -> set[str]:
             def answer(inputs: Tensors) -> Tensors:
                 right, case = reference.run(inputs)["y"], "batch=16" if len(inputs["x"]) == 16 else "golden"
-                size = factor * np.sqrt(np.square(right).mean()) * 10 ** (-found.drifts["y", case].sqnr_db / 20)
+                size = factor * np.sqrt(np.square(right).mean()) * 10 ** (-result.drifts["y", case].sqnr_db / 20)
                 return {"y": right + size * np.random.default_rng(0).choice([-1, 1], right.shape).astype(np.float32)}
 
             candidate = Mock(inputs=reference.inputs, outputs=reference.outputs, run=answer)
@@ -187,12 +187,12 @@ def drift(sqnr_db: float, max_rel: float = 1e-3) -> Drift:
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp8", "int8", "int8-dynamic", "int4"])
 @pytest.mark.parametrize(("honest", "limit"), [(70.0, 64.0), (16.0, 10.0), (5.0, LEAST_DB), (math.inf, 104.0)])
 def test_an_engine_is_held_to_twice_honest_rounding(precision, honest, limit):
-    found = budgets("engine", precision, None, Honest({("y", "golden"): drift(honest)}))
-    budget, default = found.of("y", "golden"), default_budget("engine", precision)
+    actual = budgets("engine", precision, None, Honest({("y", "golden"): drift(honest)}))
+    budget, default = actual.of("y", "golden"), default_budget("engine", precision)
     assert budget.sqnr_db == budget.slice_sqnr_db == pytest.approx(limit, abs=0.1)
-    assert f"honest {precision} rounding is {honest:.0f} dB below this output; twice" in found.notes["y", "golden"]
-    assert ("looser than" in found.notes["y", "golden"]) == (limit < default.sqnr_db)
-    assert found.of("y", "edge") == default
+    assert f"honest {precision} rounding is {honest:.0f} dB below this output; twice" in actual.notes["y", "golden"]
+    assert ("looser than" in actual.notes["y", "golden"]) == (limit < default.sqnr_db)
+    assert actual.of("y", "edge") == default
 
 
 def test_variation_and_greatest_error_have_limits_from_honest_rounding_too():
@@ -209,11 +209,11 @@ def test_the_floor_of_an_ill_conditioned_model_loosens_a_default_and_the_line_sa
     """float32 itself is 65 dB from exact, and two honest kernels 63.5 dB from each other."""
     noise = Noise({"y": {"golden": OutputFloor(65.0, 1e-3)}})
     for stage in ("export", "engine"):
-        found = budgets(stage, "fp32", noise)
-        assert found.of("y", "golden").sqnr_db == 45 and found.of("y", "golden").max_rel == pytest.approx(
+        actual = budgets(stage, "fp32", noise)
+        assert actual.of("y", "golden").sqnr_db == 45 and actual.of("y", "golden").max_rel == pytest.approx(
             1e-3 * 10**1.5
         )
-        assert found.notes["y", "golden"] == "float32's own noise is 65 dB below this output (looser than 80)"
+        assert actual.notes["y", "golden"] == "float32's own noise is 65 dB below this output (looser than 80)"
     assert (
         budgets("engine", "fp32", Noise({"y": {"golden": OutputFloor(20.0, 1.0)}})).of("y", "golden").sqnr_db
         == LEAST_DB
@@ -223,9 +223,9 @@ def test_the_floor_of_an_ill_conditioned_model_loosens_a_default_and_the_line_sa
 @pytest.mark.parametrize("written", [80.0, 20.0])
 def test_what_a_person_wrote_wins_over_what_was_measured(written):
     honest = Honest({("y", "golden"): drift(50)})
-    found = budgets("engine", "int8", None, honest).override({"sqnr_db": written})
-    assert found.of("y", "golden").sqnr_db == written and not found.notes
-    assert found.of("y", "golden").slice_sqnr_db <= min(written, default_budget("engine", "int8").slice_sqnr_db)
+    result = budgets("engine", "int8", None, honest).override({"sqnr_db": written})
+    assert result.of("y", "golden").sqnr_db == written and not result.notes
+    assert result.of("y", "golden").slice_sqnr_db <= min(written, default_budget("engine", "int8").slice_sqnr_db)
     lifted = budgets("engine", "int8", None, honest).override({"sqnr_db": None}).of("y", "golden")
     assert lifted.sqnr_db is lifted.slice_sqnr_db is lifted.centered_sqnr_db is None
     other = budgets("engine", "int8", None, honest).override({"max_rel": 0.5}).of("y", "golden")

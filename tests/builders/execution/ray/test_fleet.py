@@ -20,8 +20,8 @@ pytestmark = pytest.mark.server
 
 def job(function: str, needs: Needs | None = None, leaner: dict | None = None, **arguments: object) -> Job:
     reduced = ReducedRequest(Call(f"{JOBS}:{function}", {**arguments, **leaner}), f"with {leaner}") if leaner else None
-    given = {"limits": ProcessLimits(120), "needs": needs or Needs(), "reduced": reduced}
-    return call_job("unit", f"{JOBS}:{function}", arguments, **given)
+    entries = {"limits": ProcessLimits(120), "needs": needs or Needs(), "reduced": reduced}
+    return call_job("unit", f"{JOBS}:{function}", arguments, **entries)
 
 
 def only(generation: str, **more: object) -> Needs:

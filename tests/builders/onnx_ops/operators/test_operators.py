@@ -26,8 +26,8 @@ def test_the_greatest_of_no_booleans_is_false_and_the_least_is_true(tmp_path, op
 def test_over_no_integers_it_is_the_end_of_the_type(tmp_path, operator):
     text = f"(int32[2, n] x) => (int32[2] y) <int64[1] at = {{1}}> {{ y = {operator} <keepdims = 0> (x, at) }}"
     ends = np.iinfo(np.int32)
-    wanted = ends.min if operator == "ReduceMax" else ends.max
-    assert ran(tmp_path, text, np.zeros((2, 0), np.int32), opset=20).tolist() == [wanted] * 2
+    expected = ends.min if operator == "ReduceMax" else ends.max
+    assert ran(tmp_path, text, np.zeros((2, 0), np.int32), opset=20).tolist() == [expected] * 2
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def test_what_onnx_tests_on_one_plane_is_right_for_each_plane_of_several(tmp_pat
     text = f"""({inputs}) => ({"int64" if "MaxPool" in node else "float"}[n, c, h, k] y)
                <float[4] scales = {{1.0, 1.0, 2.0, 1.5}}, int64[8] edges = {{1, 0, 2, 0, 0, 1, 0, 3}}> {{ {node} }}"""
     rng = np.random.default_rng(0)
-    given = {name: rng.uniform(-1, 1, shape).astype("f") for name, shape in shapes.items()}
-    found = ran(tmp_path, text, *given.values(), opset=19)
-    expected = OrtSession(tmp_path / "model.onnx", optimized=False).run(given)["y"]
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    arguments = {name: rng.uniform(-1, 1, shape).astype("f") for name, shape in shapes.items()}
+    result = ran(tmp_path, text, *arguments.values(), opset=19)
+    expected = OrtSession(tmp_path / "model.onnx", optimized=False).run(arguments)["y"]
+    np.testing.assert_allclose(result, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("causal", [0, 1])

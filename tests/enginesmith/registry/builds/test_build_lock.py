@@ -83,9 +83,9 @@ def test_another_thing_needs_no_wait(store: Store) -> None:
 
 def test_a_waiter_names_the_holder_and_a_silent_holder_loses_its_turn(store: Store, waited: list[float]) -> None:
     other(store, since="2026-11-20T18:23:01.123456+00:00")
-    said: list[str] = []
-    with hold_build_lock(store, NAME, "mine", said.append):
-        assert said == ["compiling is running on elsewhere, process 1, since 2026-11-20 18:23:01 UTC"]
+    output: list[str] = []
+    with hold_build_lock(store, NAME, "mine", output.append):
+        assert output == ["compiling is running on elsewhere, process 1, since 2026-11-20 18:23:01 UTC"]
     assert build_history.DEAD_AFTER_S < sum(waited) < build_history.DEAD_AFTER_S + 2 * build_history._POLL_S
 
 

@@ -24,10 +24,10 @@ def fill(store: Any) -> list[str]:
 def read(store: Any, *, save: bool = True) -> list[object]:
     """The values of the records, as a plan of a model reads them."""
     copies = RecordCopies(StoreListing(store), "tiny")
-    found = [copies.read_record("build", key) for key in KEYS]
+    items = [copies.read_record("build", key) for key in KEYS]
     if save:
         copies.save()
-    return [record.value["n"] if record else None for record in found]
+    return [record.value["n"] if record else None for record in items]
 
 
 def test_what_was_copied_is_read_in_one_request() -> None:

@@ -185,8 +185,8 @@ def test_what_was_marked_under_a_lease_is_said_to_be_held_by_it(due, clock):
     with hold_lease(due, "building for days", timedelta(days=3)):
         gather(due)
         clock(2 * GRACE)
-        found = collect(due, ONE, GRACE, delete=True)
-        assert {item.state for item in found.items} == {"held"} and "building for days" in found.leases[0]
+        collection = collect(due, ONE, GRACE, delete=True)
+        assert {item.state for item in collection.items} == {"held"} and "building for days" in collection.leases[0]
     assert {item.state for item in collect(due, ONE, GRACE, delete=True).items} == {"deleted"}
 
 
@@ -244,9 +244,9 @@ def test_a_claim_is_renewed_while_a_collection_works(due, clock, monkeypatch):
 
     class Slow(MemoryStore):
         def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
-            if done := super().replace(key, data, expected):
+            if result := super().replace(key, data, expected):
                 renewed.set()
-            return done
+            return result
 
         def read(self, key: str) -> bytes | None:
             if key != MARK_STATE and threading.current_thread() is threading.main_thread():
@@ -257,8 +257,8 @@ def test_a_claim_is_renewed_while_a_collection_works(due, clock, monkeypatch):
 
     began, slow = due.now(), Slow(due.objects)
     # Nothing new is marked, which would write the claim anyway.
-    found = collect(slow, Rules(versions=2, moves=1), GRACE, delete=True)
-    assert {item.name: item.state for item in found.items}["digits@1"] == "deleted"
+    collection = collect(slow, Rules(versions=2, moves=1), GRACE, delete=True)
+    assert {item.name: item.state for item in collection.items}["digits@1"] == "deleted"
     assert due.now() - began > SWEEPING
     with hold_claim(due), pytest.raises(ConflictError, match=r"another collection .* is at work"):
         gather(due)

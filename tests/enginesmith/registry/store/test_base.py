@@ -104,9 +104,9 @@ def test_a_range_fills_the_memory_that_it_is_given(store: Store) -> None:
 
 def test_what_is_stored_is_sealed_by_both_digests_in_one_pass(store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(data := os.urandom(1 << 20) + b"more")
-    found = store.put_and_digest_file(tmp_path / "file")
-    assert found == BlobDigest(digest_of_bytes(data), blake3(data).hexdigest()) == store.rehash(found.digest)
-    assert store.read_blob(found.digest) == data
+    result = store.put_and_digest_file(tmp_path / "file")
+    assert result == BlobDigest(digest_of_bytes(data), blake3(data).hexdigest()) == store.rehash(result.digest)
+    assert store.read_blob(result.digest) == data
 
 
 def test_a_document_is_read_again_only_when_it_changed(store: Store) -> None:
@@ -206,10 +206,10 @@ def test_racing_swaps_lose_no_update(store: Store) -> None:
     store.create("counter", b"0")
 
     def count() -> None:
-        done = 0
-        while done < 5:
+        result = 0
+        while result < 5:
             before = store.read("counter") or b""
-            done += store.replace("counter", str(int(before) + 1).encode(), before)
+            result += store.replace("counter", str(int(before) + 1).encode(), before)
 
     run_together([count] * 6)
     assert store.read("counter") == b"30"

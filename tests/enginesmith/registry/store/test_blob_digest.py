@@ -72,10 +72,10 @@ def evil(tmp_path: Path) -> Far:
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The algorithms of the hashers that were made."""
-    found: list[str] = []
+    items: list[str] = []
     hasher = BlobDigest.hasher
-    monkeypatch.setattr(BlobDigest, "hasher", lambda self: found.append(self.algorithm) or hasher(self))
-    return found
+    monkeypatch.setattr(BlobDigest, "hasher", lambda self: items.append(self.algorithm) or hasher(self))
+    return items
 
 
 def pulled(store: Any, dest: Path, cache: BlobCache | None) -> Pulled:
@@ -114,8 +114,8 @@ def test_a_manifest_that_pairs_a_name_with_other_bytes_poisons_nobody(store, evi
     out = tmp_path / "out"
     assert pulled(evil, out if place == "the same" else tmp_path / "elsewhere", cache).path.read_bytes() == EVIL
     assert not cache.holds(NAME)
-    found = pulled(Far(store), out, cache)
-    assert found.path.read_bytes() == HONEST and found.origin == "registry"
+    result = pulled(Far(store), out, cache)
+    assert result.path.read_bytes() == HONEST and result.origin == "registry"
     assert pulled(Far(store), out, cache).cached
     with cache.hold(NAME, lambda sink: sink.write(HONEST) and NAME) as held:
         assert held.read_bytes() == HONEST
@@ -123,9 +123,9 @@ def test_a_manifest_that_pairs_a_name_with_other_bytes_poisons_nobody(store, evi
 
 def test_nor_do_evil_bytes_become_the_blob_of_the_name(evil: Far, tmp_path: Path, cache: BlobCache) -> None:
     pulled(evil, tmp_path / "evil", cache)
-    asked: list[str] = []
-    with cache.hold(NAME, lambda sink: asked.append("asked") or (sink.write(HONEST) and NAME)) as held:
-        assert held.read_bytes() == HONEST and asked == ["asked"]
+    requests: list[str] = []
+    with cache.hold(NAME, lambda sink: requests.append("asked") or (sink.write(HONEST) and NAME)) as held:
+        assert held.read_bytes() == HONEST and requests == ["asked"]
     with cache.hold_verified(BlobDigest(NAME), refuse) as (path, _):
         assert path.read_bytes() == HONEST
 
@@ -167,7 +167,7 @@ def test_verify_names_a_manifest_that_is_wrong_about_a_blob(store: Store) -> Non
     (problem,) = verify(store).problems
     assert (problem.kind, problem.what, problem.fault) == ("blake3", "digits@1", True)
     assert all(digest in problem.detail for digest in (NAME, OTHER, str(BLOB.blake3)))
-    assert [found.kind for found in verify(store, parse_reference("digits@1")).problems] == ["blake3"]
+    assert [result.kind for result in verify(store, parse_reference("digits@1")).problems] == ["blake3"]
 
 
 def test_a_mirror_says_the_same(store: Store, tmp_path: Path, hashed: list[str]) -> None:

@@ -196,7 +196,7 @@ def test_a_blob_that_is_there_is_not_sent_again(store: ObjectStore, proxy: Fault
     digest = store.put_file(tmp_path / "file")
     proxy.fine()
     assert store.put_file(tmp_path / "file") == digest
-    assert [found.method for found in proxy.requests] == [kind_of(store).look]
+    assert [result.method for result in proxy.requests] == [kind_of(store).look]
 
 
 def test_a_bit_that_flips_on_the_way_costs_a_second_reading_and_no_blob(store: ObjectStore, proxy: FaultyProxy) -> None:

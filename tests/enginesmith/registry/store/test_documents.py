@@ -42,11 +42,11 @@ def test_a_change_whose_answer_was_lost_is_not_made_twice_although_others_wrote_
     true_replace, lost = type(store).replace, [True]
 
     def replace(self: Store, key: str, data: bytes, expected: bytes | None) -> bool:
-        done = true_replace(self, key, data, expected)
+        result = true_replace(self, key, data, expected)
         if lost and lost.pop():
             true_replace(self, key, data + others, data)
             raise UndecidedError("the answer was lost")
-        return done
+        return result
 
     monkeypatch.setattr(type(store), "replace", replace)
 

@@ -81,17 +81,17 @@ def test_parts_that_come_backwards_are_digested_in_order(tmp_path, kept, monkeyp
             assert ready[start].wait(PATIENCE_S)
             ready[max(0, start - PART)].set()
 
-    told: list[int] = []
-    assert run(tmp_path / "file", Source(backwards), told.append) == DIGEST
+    messages: list[int] = []
+    assert run(tmp_path / "file", Source(backwards), messages.append) == DIGEST
     assert (tmp_path / "file").read_bytes() == DATA
-    assert told == [*range(PART, len(DATA), PART), len(DATA)]
+    assert messages == [*range(PART, len(DATA), PART), len(DATA)]
 
 
 def test_all_others_come_while_the_oldest_part_is_late_in_bounded_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "KEPT_PARTS", 2)
     monkeypatch.setattr(module, "SPAN_PARTS", 1)
     kept, memory, others = [], module._Arrivals._memory, threading.Semaphore(0)
-    monkeypatch.setattr(module._Arrivals, "_memory", lambda self: kept.append(found := memory(self)) or found)
+    monkeypatch.setattr(module._Arrivals, "_memory", lambda self: kept.append(result := memory(self)) or result)
 
     def late(start: int) -> None:
         if start:
@@ -100,7 +100,7 @@ def test_all_others_come_while_the_oldest_part_is_late_in_bounded_memory(tmp_pat
             assert all(others.acquire(timeout=PATIENCE_S) for _ in range(10))
 
     assert run(tmp_path / "file", Source(late)) == DIGEST
-    assert len({id(found.obj) for found in kept if found is not None}) <= 2 and None in kept
+    assert len({id(result.obj) for result in kept if result is not None}) <= 2 and None in kept
 
 
 def test_a_request_is_for_several_parts_and_for_fewer_towards_the_end(tmp_path: Path) -> None:
@@ -135,20 +135,20 @@ def test_more_connections_come_while_that_pays_up_to_a_bound(tmp_path: Path, mon
 )
 def test_connections_are_doubled_where_each_is_slow_and_while_all_get_faster(rates, connections):
     """rates: of one connection, in bytes a second, as long as a number of them lasts."""
-    pace, now, found = ConnectionScaler(0.0), 0.0, CONNECTIONS
+    pace, now, result = ConnectionScaler(0.0), 0.0, CONNECTIONS
     for rate in rates:
         now += 1e9 / rate
-        added = [pace.more(10**9, now, found) for _ in range(found)]
+        added = [pace.more(10**9, now, result) for _ in range(result)]
         assert not any(added[:-1])
-        found += added[-1]
-    assert found == connections
+        result += added[-1]
+    assert result == connections
 
 
 def test_one_beside_others_begins_with_its_share_of_the_connections_and_asks_for_less(tmp_path: Path) -> None:
     alone, shared = Source(), Source()
     assert run(tmp_path / "alone", alone) == DIGEST
-    found = download(tmp_path / "shared", BLOB, len(DATA), shared, lambda _: None, part=PART, beside=8)
-    assert found == DIGEST and (tmp_path / "shared").read_bytes() == DATA
+    result = download(tmp_path / "shared", BLOB, len(DATA), shared, lambda _: None, part=PART, beside=8)
+    assert result == DIGEST and (tmp_path / "shared").read_bytes() == DATA
     assert max(size for _, size in shared.requests) == 2 * PART  # of 16 parts at most; of 11 one alone asks for 6
     assert [start for start, _ in shared.requests] == sorted(start for start, _ in shared.requests)
 
@@ -157,10 +157,10 @@ def test_what_a_failed_download_brought_is_not_asked_for_again(tmp_path: Path) -
     first, second = Source(breaks(5 * PART)), Source()
     with pytest.raises(UnavailableError, match="cut"):
         run(tmp_path / "file", first)
-    done = {int(line) * PART for line in journal_of(tmp_path / "file").read_text().splitlines()[1:]}
-    assert done and 5 * PART not in done
+    result = {int(line) * PART for line in journal_of(tmp_path / "file").read_text().splitlines()[1:]}
+    assert result and 5 * PART not in result
     assert run(tmp_path / "file", second) == DIGEST and (tmp_path / "file").read_bytes() == DATA
-    assert sorted(second.asked) == sorted(set(range(0, len(DATA), PART)) - done)
+    assert sorted(second.asked) == sorted(set(range(0, len(DATA), PART)) - result)
 
 
 def test_a_killed_download_is_taken_up(tmp_path: Path) -> None:
@@ -195,13 +195,13 @@ def test_a_blob_is_delivered_whole(store: Store, tmp_path: Path, cached: bool, m
     monkeypatch.setattr(module.download, "__kwdefaults__", {"part": PART})
     blob_digest = BlobDigest(store.put_bytes(DATA))
     fetcher = BlobFetcher(BlobCache(tmp_path / "cache") if cached else None)
-    told: list[tuple[int, int]] = []
+    messages: list[tuple[int, int]] = []
     dest = tmp_path / "out" / "engine"
     assert (
-        BlobFetcher(fetcher.cache, lambda *there: told.append(there)).fetch(store, blob_digest, len(DATA), dest)
+        BlobFetcher(fetcher.cache, lambda *there: messages.append(there)).fetch(store, blob_digest, len(DATA), dest)
         == "registry"
     )
-    assert dest.read_bytes() == DATA and told[-1] == (len(DATA), len(DATA)) and len(told) == 11
+    assert dest.read_bytes() == DATA and messages[-1] == (len(DATA), len(DATA)) and len(messages) == 11
     assert names_in(dest.parent) == ["engine"]
     assert fetcher.fetch(store, blob_digest, len(DATA), dest) == "there"
     dest.unlink()

@@ -84,16 +84,16 @@ def site(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(api, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setenv("ENGINESMITH_CACHE", str(tmp_path / "cache"))
     publish_engines(store, [engine(store)], channel="stable")
-    with serving(found := Site(tmp_path / "registry")):
-        yield found
+    with serving(actual := Site(tmp_path / "registry")):
+        yield actual
 
 
 @pytest.fixture
 def behind(site: Site) -> HttpStore:
-    found = open_store(site.url)
-    assert isinstance(found, HttpStore)
+    store = open_store(site.url)
+    assert isinstance(store, HttpStore)
     site.seen.clear()
-    return found
+    return store
 
 
 def read_range(store: Store, digest: str, start: int, size: int) -> bytes:
@@ -153,8 +153,8 @@ def test_what_breaks_off_is_asked_again_from_there(store: Store, behind: HttpSto
     digest = store.put_bytes(bytes(range(256)) * 4)
     site.fault = [fault, fault]
     assert read_range(behind, digest, 0, 1024) == store.read_blob(digest)
-    asked = [headers["Range"] for _, _, headers in site.seen]
-    assert len(asked) == 3 and asked[1].startswith("bytes=512-" if fault == "cut" else "bytes=0-")
+    requests = [headers["Range"] for _, _, headers in site.seen]
+    assert len(requests) == 3 and requests[1].startswith("bytes=512-" if fault == "cut" else "bytes=0-")
     site.fault = [fault]
     assert behind.read(channel_key("digits", "stable")) == store.read(channel_key("digits", "stable"))
 
@@ -267,8 +267,8 @@ def test_a_serving_node_reads_by_the_standard_library_alone(site: Site) -> None:
         "import sys; from enginesmith import Client; Client(sys.argv[1]).store; "
         "print(*{m.partition('.')[0] for m in sys.modules} & {'boto3','aiohttp','click','rich','numpy','pipeline'})"
     )
-    done = subprocess.run([sys.executable, "-c", code, site.url], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+    result = subprocess.run([sys.executable, "-c", code, site.url], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ""
 
 
 def test_a_fork_closes_its_copies_of_idle_connections(behind: HttpStore) -> None:

@@ -72,8 +72,8 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Liar]:
     monkeypatch.setattr(api, "FIRST_PAUSE_S", 0.0)
     for name, value in {**ENVIRONMENT, "AZURE_STORAGE_KEY": "dGVzdA=="}.items():
         monkeypatch.setenv(name, value)
-    with serving(found := Liar()):
-        yield found
+    with serving(actual := Liar()):
+        yield actual
 
 
 def store_of(kind: str, liar: Liar) -> Store:
@@ -113,10 +113,10 @@ def test_a_length_that_is_a_lie_is_an_error(liar: Liar, kind: str, length: str) 
     for ask in asks:
         with bounded():
             try:
-                found = ask()
+                result = ask()
             except EnginesmithError:
                 continue
-        assert found in (None, 100, 10**11, b"x" * 100), "the very bytes, or a size that a blob may have"
+        assert result in (None, 100, 10**11, b"x" * 100), "the very bytes, or a size that a blob may have"
 
 
 @pytest.mark.parametrize("length", [str(MAX_BLOB_BYTES + 1), "-1"])

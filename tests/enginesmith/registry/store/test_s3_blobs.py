@@ -40,8 +40,8 @@ def test_a_body_that_breaks_off_is_resumed_where_it_broke(store, proxy, tmp_path
     store.fetch(digest, tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == data and proxy.count("GET") == 4
     reading = [dict(request.headers).get("Range") for request in proxy.requests if request.method == "GET"]
-    assert reading[0] is None and all(str(found).startswith("bytes=") for found in reading[1:])
-    sent = [int(str(found).removeprefix("bytes=").removesuffix("-")) for found in reading[1:]]
+    assert reading[0] is None and all(str(result).startswith("bytes=") for result in reading[1:])
+    sent = [int(str(result).removeprefix("bytes=").removesuffix("-")) for result in reading[1:]]
     assert sent == sorted(set(sent)) and sent[0] > 100_000
 
 
@@ -181,8 +181,8 @@ def test_each_error_has_its_remedy_and_no_secret(store, proxy, status, code, wor
     proxy.plan(lambda request: Fault("error", status=status, code=code))
     uses = [lambda: store.read("models/a.json"), lambda: store.create("models/a.json", b""), lambda: list(store.list())]
     for use in [*uses, lambda: store.put_bytes(b"x"), lambda: store.read_blob(ABSENT), store.strays]:
-        with pytest.raises(UnavailableError) as told:
+        with pytest.raises(UnavailableError) as error_info:
             use()
         # A HEAD is answered without a code.
-        assert re.search(words, str(told.value)) or "HEAD" in {request.method for request in proxy.requests[-1:]}
-        assert not re.search("secret-in-message|testing", str(told.value).replace(BUCKET, ""))
+        assert re.search(words, str(error_info.value)) or "HEAD" in {request.method for request in proxy.requests[-1:]}
+        assert not re.search("secret-in-message|testing", str(error_info.value).replace(BUCKET, ""))

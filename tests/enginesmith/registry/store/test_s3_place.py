@@ -63,6 +63,6 @@ def test_keys_and_what_a_write_asks_for() -> None:
     ],
 )
 def test_an_invalid_location_is_reported_without_secrets(uri: str, words: str) -> None:
-    with pytest.raises(InputError, match=words) as told:
+    with pytest.raises(InputError, match=words) as error_info:
         parse_s3_place(uri, {})
-    assert "hunter2" not in str(told.value)
+    assert "hunter2" not in str(error_info.value)

@@ -13,10 +13,10 @@ BLOB = BlobDigest(digest_of_bytes(b"data"))
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that were digested."""
-    found: list[Path] = []
+    items: list[Path] = []
     holds = BlobDigest.matches
-    monkeypatch.setattr(BlobDigest, "matches", lambda self, path: found.append(path) or holds(self, path))
-    return found
+    monkeypatch.setattr(BlobDigest, "matches", lambda self, path: items.append(path) or holds(self, path))
+    return items
 
 
 def test_a_file_is_read_once_until_it_changes(tmp_path: Path, reads: list[Path]) -> None:

@@ -30,9 +30,9 @@ def published(store: Store, data: bytes) -> Manifest:
 
 
 def state(store: Store) -> Channel:
-    found = read_channel(store, "digits", "stable")
-    assert found is not None
-    return found
+    channel = read_channel(store, "digits", "stable")
+    assert channel is not None
+    return channel
 
 
 def versions(store: Store) -> list[str]:

@@ -92,8 +92,8 @@ def test_where_golden_data_measures_too_little_the_remedy_is_other_golden_data_a
             channels.promote(store, publish_engines(store, list(entries), model=model).manifest, "stable")
         return str(error.value)
 
-    said = refusal(blind, model="one")
-    assert said.endswith(f"build again with other golden data ({blind.unit}: {why})") and "validate" not in said
+    output = refusal(blind, model="one")
+    assert output.endswith(f"build again with other golden data ({blind.unit}: {why})") and "validate" not in output
     both = refusal(blind, other, engine(store, "sm_80"), model="two")
     assert "run `enginesmith validate two@1` on a node with that hardware and build again" in both
     assert "or add --proven-only" in both

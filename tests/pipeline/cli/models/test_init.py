@@ -36,11 +36,11 @@ def test_the_first_look_says_what_int8_and_compilers_make_of_the_model_and_that_
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Det", ["h"], ["y"], "det")]
     model = write(tmp_path / "net.onnx", nodes, [value("x", ["n", 2, 2])], w=[[1, 2], [3, 4]])
     assert init(model) == 0
-    said = capsys.readouterr().err
-    assert "int8 can take 100 % of the multiplications with weights" in said
-    assert "no data: engines are proven on random inputs, and int8 is left out" in said
-    assert "tensorrt-rtx may refuse node 'det': Det is not read by its parser" in said
-    assert "x: float32 [batch, 2, 2]" in said
+    output = capsys.readouterr().err
+    assert "int8 can take 100 % of the multiplications with weights" in output
+    assert "no data: engines are proven on random inputs, and int8 is left out" in output
+    assert "tensorrt-rtx may refuse node 'det': Det is not read by its parser" in output
+    assert "x: float32 [batch, 2, 2]" in output
     np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((30, 2, 2)).astype("f4"))
     assert init(model, "--force", "--from-requests", tmp_path / "requests.npz") == 0
     assert "no data" not in capsys.readouterr().err
@@ -175,9 +175,9 @@ def test_graphs_that_nothing_connects_are_reported(tmp_path: Path, capsys: pytes
     for spec in folder.glob("*.yaml"):
         spec.unlink()
     assert init(folder / "encoder.onnx", f"other={folder / 'encoder.onnx'}", "--out", folder / "encoder.yaml") == 0
-    said = capsys.readouterr().err
-    assert "encoder.yaml, and encoder-encoder.yaml, other.yaml" in said, "the whole has the name of one of its graphs"
-    assert all(f"{name}: side by side: no output fits an input" in said for name in ("encoder", "other"))
+    output = capsys.readouterr().err
+    assert "encoder.yaml, and encoder-encoder.yaml, other.yaml" in output, "the whole has the name of one of its graphs"
+    assert all(f"{name}: side by side: no output fits an input" in output for name in ("encoder", "other"))
     shapes = {
         f"{name}.{key}": (4, 6, 8)[:rank] for name in ("encoder", "other") for key, rank in (("x", 3), ("attention", 2))
     }
@@ -243,10 +243,10 @@ def test_requests_without_the_states_of_a_model_name_the_two_ways_out(tmp_path, 
 
 
 def test_build_of_a_model_file_drafts_its_spec_once_for_the_requested_targets(tmp_path, monkeypatch, capsys):
-    asked: list[tuple[str, str | None]] = []
+    requests: list[tuple[str, str | None]] = []
 
     def compile_spec(spec: str, options: RunOptions, *_: object) -> Outcome:
-        asked.append((Path(spec).name, options.targets))
+        requests.append((Path(spec).name, options.targets))
         return Outcome("net", "1", False, (), {})
 
     monkeypatch.setattr("pipeline.cli.models.build._compile", compile_spec)
@@ -255,7 +255,7 @@ def test_build_of_a_model_file_drafts_its_spec_once_for_the_requested_targets(tm
         assert exit_code("build", model, "--target", "l4,h100", "--registry", tmp_path / "registry") == 0
     assert load_spec(tmp_path / "net.yaml").targets == ("l4", "h100")
     # A spec that was there is built as it is, or the part of it that is asked for.
-    assert asked == [("net.yaml", None), ("net.yaml", "l4,h100")]
+    assert requests == [("net.yaml", None), ("net.yaml", "l4,h100")]
     halving(tmp_path / "other.onnx").rename(tmp_path / "Net.onnx")
     assert exit_code("build", tmp_path / "Net.onnx") == 2
     assert "net.yaml is the spec of another model" in capsys.readouterr().err

@@ -65,11 +65,11 @@ def first(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Path:
 def project(first: Path, known: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
     """A copy of that, and a model that was trained on."""
     shutil.copytree(first, tmp_path / "place")
-    found = Project(tmp_path / "place" / "project", capsys)
-    write_model(found.folder / "tiny.onnx", NEW)
+    actual = Project(tmp_path / "place" / "project", capsys)
+    write_model(actual.folder / "tiny.onnx", NEW)
     golden = np.random.default_rng(7).normal(size=(24, 8)).astype(np.float32)
-    np.savez(found.folder / "golden.npz", x=golden, label=answers(NEW, golden).argmax(-1))
-    return found
+    np.savez(actual.folder / "golden.npz", x=golden, label=answers(NEW, golden).argmax(-1))
+    return actual
 
 
 def manifest(project: Project, version: str) -> Manifest:
@@ -86,9 +86,9 @@ def test_engines_get_new_weights_and_are_proven_and_published_with_where_they_ar
     reasons = {unit["unit"]: unit["reason"] for unit in foreseen.json["units"]}
     not_this = "onnxruntime does not refit"
     assert reasons == {"cpu fp32 stripped": "", "cpu fp32 whole": "", "cpu fp32 onnxruntime": not_this}
-    done = project.run("debug", "refit", "tiny@1", "--weights-from", project.spec, "--json")
-    assert done.code == 0, done.err
-    assert (done.json["version"], done.json["failed"], done.json["from"]) == ("2", [], "tiny@1")
+    result = project.run("debug", "refit", "tiny@1", "--weights-from", project.spec, "--json")
+    assert result.code == 0, result.err
+    assert (result.json["version"], result.json["failed"], result.json["from"]) == ("2", [], "tiny@1")
     for backend in ("stripped", "whole"):
         before, after = entry(project, "1", backend), entry(project, "2", backend)
         assert after.status == "proven" and after.graph != before.graph and after.build_key != before.build_key
@@ -105,9 +105,9 @@ def test_weights_of_another_version_make_a_version_without_the_spec(project: Pro
     project.change_spec(backends={"onnxruntime": {}})
     assert project.build().json["version"] == "2"
     shutil.rmtree(project.folder)
-    done = project.run("debug", "refit", "tiny@1", "--weights-from", "tiny@2", "--json")
-    assert done.code == 0, done.err
-    assert done.json["version"] == "3"
+    result = project.run("debug", "refit", "tiny@1", "--weights-from", "tiny@2", "--json")
+    assert result.code == 0, result.err
+    assert result.json["version"] == "3"
     made = entry(project, "3", "stripped")
     assert made.status == "proven" and made.digest == entry(project, "1", "stripped").digest
     assert made.graph == entry(project, "2", "onnxruntime").graph and made.options["strip_weights"] is True
@@ -126,11 +126,11 @@ def test_a_stripped_engine_is_pulled_with_the_model_that_has_its_weights(project
         engine = entry(project, "1", backend)
         resolution = Resolution(engine, "", (engine,), ())
         pulled = download_engine(store, located, resolution, tmp_path / backend, BlobFetcher())
-        told = json.loads(pulled.description.read_bytes())
+        document = json.loads(pulled.description.read_bytes())
         if backend == "whole":
-            assert pulled.weights is None and "weights" not in told
+            assert pulled.weights is None and "weights" not in document
             continue
-        assert pulled.weights and pulled.weights.name == told["weights"] == "tiny-1-cpu-fp32-stripped.weights.onnx"
+        assert pulled.weights and pulled.weights.name == document["weights"] == "tiny-1-cpu-fp32-stripped.weights.onnx"
         assert digest_of_file(pulled.weights) == engine.graph
 
 
@@ -164,11 +164,11 @@ def refit_job(project: Project, folder: Path, model: Path, **options: Any) -> An
     """The worker's side, in this process."""
     store = project.store
     before = request_of(entry(project, "1", "whole"))
-    wanted = replace(
+    expected = replace(
         before, model=store.put_file(model), options=tuple(sorted({**dict(before.options), **options}.items()))
     )
     engine = str(entry(project, "1", "whole").digest)
-    refit = RefitEngine(EngineBlob(before, engine, ".refitting"), wanted, "tiny@1")
+    refit = RefitEngine(EngineBlob(before, engine, ".refitting"), expected, "tiny@1")
     return refit.run(WorkerContext(folder, store.uri))
 
 
@@ -189,7 +189,7 @@ def test_an_engine_that_does_not_take_the_weights_says_so(project: Project, tmp_
 
 
 def test_nothing_is_published_where_nothing_could_be_refitted(project: Project) -> None:
-    done = project.run("debug", "refit", "tiny@1", "--weights-from", "tiny@1")
-    assert done.code == 1 and "nothing was refitted and nothing published" in done.out
-    assert "its weights are the same" in done.out
+    result = project.run("debug", "refit", "tiny@1", "--weights-from", "tiny@1")
+    assert result.code == 1 and "nothing was refitted and nothing published" in result.out
+    assert "its weights are the same" in result.out
     assert [path.name for path in (project.registry / "models" / "tiny" / "versions").iterdir()] == ["1"]

@@ -76,12 +76,12 @@ def digest(root: str = "toy.start:run") -> str:
 def edited(folder: Path, name: str, before: str, after: str) -> str:
     """The digest with one file changed, which is then put back."""
     path = folder / name
-    kept = path.read_text()
-    assert before in kept
-    path.write_text(kept.replace(before, after))
-    found = digest()
-    path.write_text(kept)
-    return found
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    result = digest()
+    path.write_text(text)
+    return result
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,9 @@ def by_hand(store: FileStore) -> tuple[Tracker, RunRecorder]:
 
 def the_run(store: FileStore) -> RunState:
     (run,) = runs.run_ids(store)
-    found = runs.read_run(store, run)
-    assert found
-    return found
+    actual = runs.read_run(store, run)
+    assert actual
+    return actual
 
 
 def test_a_run_says_which_process_it_is(store: FileStore) -> None:
@@ -140,10 +140,10 @@ def test_a_write_whose_answer_was_lost_is_made_up_for(store: FileStore, monkeypa
     true_replace, lost = FileStore.replace, [True, False, True]
 
     def replace(self: FileStore, key: str, data: bytes, expected: bytes | None) -> bool:
-        done = true_replace(self, key, data, expected)
+        result = true_replace(self, key, data, expected)
         if lost and lost.pop(0):
             raise UndecidedError("the answer was lost")
-        return done
+        return result
 
     monkeypatch.setattr(FileStore, "replace", replace)
     for number in range(3):
@@ -187,6 +187,6 @@ def test_garbage_collection_keeps_the_logs_of_runs_that_are_kept(store: FileStor
     item = the_run(store).item("export")
     loose = store.put_bytes(b"loose")
     assert item and item.log
-    assert [found.name for found in collect(store).items] == [loose]
+    assert [result.name for result in collect(store).items] == [loose]
     store.remove(run_key(the_run(store).id))
-    assert {found.name for found in collect(store).items} == {loose, item.log}
+    assert {result.name for result in collect(store).items} == {loose, item.log}

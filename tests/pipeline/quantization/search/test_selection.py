@@ -48,9 +48,9 @@ def chosen_for(name: str, scheme=TENSORRT_FP32, **wanted) -> tuple[MixedPrecisio
     """The choice for a net, and the SQNR that its graph has on samples the search never saw."""
     net, data = NETS[name]
     model, samples, unseen = net(), data(128, 1), data(64, 2)
-    found = choose(model, all_ranges(model, samples), scheme, runs(samples), **wanted)
-    written, _ = quantize_int8(found.model, found.ranges, TENSORRT_FP32, dict.fromkeys(found.left, "fp16"))
-    return found, sqnr_db(run(model, unseen), run(written, unseen, optimized=False))
+    result = choose(model, all_ranges(model, samples), scheme, runs(samples), **wanted)
+    written, _ = quantize_int8(result.model, result.ranges, TENSORRT_FP32, dict.fromkeys(result.left, "fp16"))
+    return result, sqnr_db(run(model, unseen), run(written, unseen, optimized=False))
 
 
 @pytest.mark.parametrize("name", ["outliers", "residual"])
@@ -64,9 +64,9 @@ def test_smoothing_wins_many_decibels_where_a_channel_is_loud(name):
 @pytest.mark.parametrize("scheme", [TENSORRT, CPU], ids=["tensorrt", "cpu"])
 def test_the_floor_holds_for_every_net_and_scheme(name, scheme):
     floor = SearchFloor(sqnr_db=30, cosine=0.99)
-    found, _ = chosen_for(name, scheme, floor=floor)
-    assert found.point.sqnr_db is None or found.point.sqnr_db >= 30
-    assert floor.holds(Quality(10 ** (-(found.point.sqnr_db or 0) / 10), found.point.cosine or 0))
+    result, _ = chosen_for(name, scheme, floor=floor)
+    assert result.point.sqnr_db is None or result.point.sqnr_db >= 30
+    assert floor.holds(Quality(10 ** (-(result.point.sqnr_db or 0) / 10), result.point.cosine or 0))
 
 
 def test_a_floor_costs_no_more_compute_than_it_must():
@@ -79,8 +79,8 @@ def test_a_floor_costs_no_more_compute_than_it_must():
 
 
 def test_what_was_chosen_is_json_with_a_picture():
-    found, _ = chosen_for("attention", floor=SearchFloor(sqnr_db=44))
-    document = found.document(SearchFloor(sqnr_db=44))
+    result, _ = chosen_for("attention", floor=SearchFloor(sqnr_db=44))
+    document = result.document(SearchFloor(sqnr_db=44))
     data = json.loads(json.dumps(encode(document), allow_nan=False))
     assert decode(data, SearchDocument) == document
     assert data["frontier"][0]["share"] == 1
@@ -92,17 +92,17 @@ def test_what_was_chosen_is_json_with_a_picture():
 
 
 def test_predictions_are_near_what_is_run():
-    found, _ = chosen_for("attention", floor=SearchFloor(sqnr_db=44))
-    for point in [point for point in found.frontier if point.sqnr_db is not None and point.left != ()]:
+    result, _ = chosen_for("attention", floor=SearchFloor(sqnr_db=44))
+    for point in [point for point in result.frontier if point.sqnr_db is not None and point.left != ()]:
         if math.isfinite(point.sqnr_db):
             assert point.predicted_db == pytest.approx(point.sqnr_db, abs=3)
 
 
 def test_single_samples_are_joined_up_to_the_batch_the_model_is_tuned_for():
     ends = [(i + 1, {"image": np.full((1, 1, 8, 8), i, np.float32)}) for i in range(6)]
-    found = list(group_runs(ends, (IMAGE,), (BATCH,)))
-    assert [(count, len(inputs["image"])) for count, inputs in found] == [(4, 4), (2, 2)]
-    assert np.concatenate([inputs["image"] for _, inputs in found])[:, 0, 0, 0].tolist() == list(range(6))
+    actual = list(group_runs(ends, (IMAGE,), (BATCH,)))
+    assert [(count, len(inputs["image"])) for count, inputs in actual] == [(4, 4), (2, 2)]
+    assert np.concatenate([inputs["image"] for _, inputs in actual])[:, 0, 0, 0].tolist() == list(range(6))
 
 
 def test_runs_of_different_shapes_stay_apart():
@@ -133,9 +133,9 @@ def test_a_search_that_nobody_asked_for_takes_few_groups_back() -> None:
     trial = Additive({name: 1.0 + index for index, name in enumerate(names)}, dict.fromkeys(names, 1e-6))
     for graph, tried in ((None, 40), (GraphLimits(), 16)):
         trial.qualities.clear()
-        found = refill_groups(trial, SearchFloor(sqnr_db=30, graph=graph), FrontierPoint(0.0, tuple(names), 200.0))
-        assert len(trial.qualities) == tried and len(found.left) == 40 - tried
-    assert "g39" not in found.left and "g0" in found.left, "those that compute most come first"
+        actual = refill_groups(trial, SearchFloor(sqnr_db=30, graph=graph), FrontierPoint(0.0, tuple(names), 200.0))
+        assert len(trial.qualities) == tried and len(actual.left) == 40 - tried
+    assert "g39" not in actual.left and "g0" in actual.left, "those that compute most come first"
 
 
 def test_small_groups_are_left_in_float_instead_of_a_large_one_where_that_is_enough() -> None:
@@ -167,8 +167,8 @@ def rows(*values: float) -> dict[str, np.ndarray]:
 
 def test_decisions_and_right_answers_are_counted():
     expected, actual = [rows(0, 1, 1, 0), rows(2, 1)], [rows(0, 2, 0, 1), rows(2, 0)]
-    found = quality(expected, actual, Answers("y", [np.array([1, 0]), np.array([1])]))
-    assert (found.argmax_agreement, found.accuracy) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+    result = quality(expected, actual, Answers("y", [np.array([1, 0]), np.array([1])]))
+    assert (result.argmax_agreement, result.accuracy) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
     assert quality(expected, actual).accuracy is None
     assert quality([rows(0, 1)], [rows(np.nan, 1)], Answers("y", [np.array([1])])).accuracy == 0
     with pytest.raises(DataError, match="'y' gives 1 answers for 2 labels"):
@@ -197,8 +197,8 @@ def test_a_floor_of_accuracy_is_kept_by_labels_in_the_order_of_the_samples():
     model, samples = conv_net(), images(128, 1)
     labels = RunLabels("logits", run(model, samples).argmax(axis=-1))
     ranges = all_ranges(model, samples)
-    found = choose(model, ranges, TENSORRT_FP32, runs(samples), SearchFloor(accuracy=1.0), labels=labels)
-    assert found.point.accuracy == 1 and "accuracy 1.0000" in found.summary
+    result = choose(model, ranges, TENSORRT_FP32, runs(samples), SearchFloor(accuracy=1.0), labels=labels)
+    assert result.point.accuracy == 1 and "accuracy 1.0000" in result.summary
     wrong = RunLabels("logits", np.where(np.arange(128) % 2, labels.values, labels.values + 1))
     with pytest.raises(DataError, match=r"accuracy 1 is out of reach: the float model itself has 0\.5000"):
         choose(model, ranges, TENSORRT_FP32, runs(samples), SearchFloor(accuracy=1.0), labels=wrong)
@@ -217,12 +217,12 @@ def log_net() -> ModelProto:
 
 def test_broken_outputs_are_not_taken_for_exact_ones():
     samples = positive(64, 1)
-    found = choose(log_net(), all_ranges(log_net(), samples), CPU, runs(samples))
-    document = found.document(None)
+    result = choose(log_net(), all_ranges(log_net(), samples), CPU, runs(samples))
+    document = result.document(None)
     data = json.loads(json.dumps(encode(document), allow_nan=False))
     assert data["groups"][0]["sqnr_db"] == data["frontier"][0]["predicted_db"] == data["chosen"]["sqnr_db"] == BROKEN_DB
     assert data["frontier"][-1]["predicted_db"] is None, "float loses nothing"
-    assert "broken" in found.summary and "broken" in frontier_svg(document.recorded)
+    assert "broken" in result.summary and "broken" in frontier_svg(document.recorded)
     floored = choose(log_net(), all_ranges(log_net(), samples), CPU, runs(samples), SearchFloor(sqnr_db=20))
     assert floored.point.share == 0 and "no loss" in floored.summary
     assert "broken" in next(iter(floored.left.values()))
@@ -240,8 +240,8 @@ def test_a_float_model_that_is_not_finite_holds_no_floor():
 def test_a_model_with_nothing_to_quantize_is_chosen_as_it_is(precision, smoothing):
     samples = positive(16, 1)
     target = SearchTarget(all_ranges(log_net(), samples), CPU, precision=precision)
-    (found,) = choose_each(log_net(), [target], runs(samples), None, smoothing, {"MatMul_y": "fp32"})
-    assert found.rows == () and found.point.share == 0 and "no loss" in found.summary
+    (result,) = choose_each(log_net(), [target], runs(samples), None, smoothing, {"MatMul_y": "fp32"})
+    assert result.rows == () and result.point.share == 0 and "no loss" in result.summary
 
 
 def test_where_all_outputs_are_decisions_those_that_change_are_the_noise():
@@ -258,9 +258,9 @@ def test_an_output_before_a_group_and_a_node_that_nothing_reads_do_not_stop_the_
     text += "s = Tanh(m)\n y = MatMul(s, c)"
     model = build("float[batch,16] x", "float[batch,16] early, float[batch,16] y", text, weights)
     samples = positive(64, 1)
-    found = choose(model, all_ranges(model, samples), CPU, runs(samples), SearchFloor(sqnr_db=25))
-    damage = {row.nodes: row.sqnr_db for row in found.rows}
-    assert len(damage) == 4 and found.point.sqnr_db >= 25
+    result = choose(model, all_ranges(model, samples), CPU, runs(samples), SearchFloor(sqnr_db=25))
+    damage = {row.nodes: row.sqnr_db for row in result.rows}
+    assert len(damage) == 4 and result.point.sqnr_db >= 25
     assert [nodes for nodes, sqnr in damage.items() if sqnr == math.inf] == [("MatMul_unread",)]
 
 

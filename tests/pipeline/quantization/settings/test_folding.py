@@ -91,11 +91,11 @@ def test_factors_go_through_a_relu(head: str) -> None:
 def test_what_does_not_leave_channels_apart_is_not_folded_through(text: str) -> None:
     model = attention(text, f"float[batch,5,{WIDTH}] x", f"float[batch,5,{WIDTH}] y")
     group = next(group for group in find_groups(model, find_sites(model)[0]) if group.activation == "a")
-    found = find_folds(model, [group]).get(group.activation)
+    result = find_folds(model, [group]).get(group.activation)
     changed, _ = smoothed(model)
     np.testing.assert_allclose(run(changed, inputs()), run(model, inputs()), rtol=1e-3, atol=1e-3)
     # The projection right in front of `a` may take the factors; the values' own may not.
-    assert found is None or all(node != named_maker(model, "v0") for node, _, _ in found.constants)
+    assert result is None or all(node != named_maker(model, "v0") for node, _, _ in result.constants)
 
 
 def named_maker(model: onnx.ModelProto, tensor: str) -> str:

@@ -31,52 +31,52 @@ NETS = {"outliers": (outlier_net, noise), "convolutions": (conv_net, images)}
 @pytest.mark.parametrize("scheme", [CPU, TENSORRT_FP32], ids=["cpu", "tensorrt"])
 def test_an_exact_session_gives_the_bits_of_the_graph_as_it_is_written(name, scheme):
     net, data = NETS[name]
-    model, given = net(), data(32, 1)
-    graph, _ = quantize_int8(model, all_ranges(model, given), scheme)
-    (found,) = SessionRunner(graph, exact=True).run(given).values()
-    np.testing.assert_array_equal(found, run(graph, given, optimized=False))
-    (fused,) = SessionRunner(graph).run(given).values()
-    assert np.abs(fused - found).max() < 0.05 * np.abs(found).max()
+    model, inputs = net(), data(32, 1)
+    graph, _ = quantize_int8(model, all_ranges(model, inputs), scheme)
+    (result,) = SessionRunner(graph, exact=True).run(inputs).values()
+    np.testing.assert_array_equal(result, run(graph, inputs, optimized=False))
+    (fused,) = SessionRunner(graph).run(inputs).values()
+    assert np.abs(fused - result).max() < 0.05 * np.abs(result).max()
 
 
 def test_graphs_share_weights_that_lie_in_a_file_and_what_was_made_of_them_goes_once_it_is_open(tmp_path):
-    model, given = outlier_net(), noise(8, 1)
+    model, inputs = outlier_net(), noise(8, 1)
     shared = with_weights_outside(model, tmp_path)
-    graphs = [quantize_int8(item, all_ranges(model, given), CPU)[0] for item in (model, shared)]
+    graphs = [quantize_int8(item, all_ranges(model, inputs), CPU)[0] for item in (model, shared)]
     assert graphs[1].ByteSize() < graphs[0].ByteSize()
     assert len([*tmp_path.glob("loose-*")]) > 0, "int8 weights, beside the file that they were made of"
     opened = [SessionRunner(graph) for graph in graphs]
     assert [path.name for path in tmp_path.iterdir()] == ["weights"]
-    (one, other) = (next(iter(session.run(given).values())) for session in opened)
+    (one, other) = (next(iter(session.run(inputs).values())) for session in opened)
     np.testing.assert_array_equal(one, other)
 
 
 def test_a_chosen_model_holds_its_weights_and_none_that_nothing_reads(tmp_path):
-    model, given = outlier_net(), noise(8, 1)
+    model, inputs = outlier_net(), noise(8, 1)
     shared = with_weights_outside(model, tmp_path)
     shared.graph.initializer.add().CopyFrom(shared.graph.initializer[0])
     shared.graph.initializer[-1].name = "unread"
-    found = with_weights_inside(shared)
-    assert not has_external(found) and has_external(shared)
-    assert {item.name for item in found.graph.initializer} == {item.name for item in model.graph.initializer}
-    np.testing.assert_array_equal(run(found, given), run(model, given))
+    result = with_weights_inside(shared)
+    assert not has_external(result) and has_external(shared)
+    assert {item.name for item in result.graph.initializer} == {item.name for item in model.graph.initializer}
+    np.testing.assert_array_equal(run(result, inputs), run(model, inputs))
 
 
 def test_a_search_leaves_no_file_that_its_model_needs(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    model, given = outlier_net(residual=True), noise(64, 1)
-    found = choose(model, all_ranges(model, given), CPU, runs(given))
-    assert not [*tmp_path.iterdir()] and not has_external(found.model)
-    assert any("_factors" in item.name for item in found.model.graph.initializer), "smoothed, and not folded"
+    model, inputs = outlier_net(residual=True), noise(64, 1)
+    result = choose(model, all_ranges(model, inputs), CPU, runs(inputs))
+    assert not [*tmp_path.iterdir()] and not has_external(result.model)
+    assert any("_factors" in item.name for item in result.model.graph.initializer), "smoothed, and not folded"
 
 
 @pytest.mark.parametrize(("net", "data"), [(conv_net, images), (attention_net, sentences)])
 def test_inferred_shapes_count_what_a_run_counts(net: Any, data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = prepare_model(net())
-    found, runs = find_groups(graph, find_sites(graph)[0]), [(5, data(5, 1)), (3, data(3, 2))]
-    inferred = gather(graph, found, runs)[1]
+    result, runs = find_groups(graph, find_sites(graph)[0]), [(5, data(5, 1)), (3, data(3, 2))]
+    inferred = gather(graph, result, runs)[1]
     monkeypatch.setattr(groups, "_infer_sizes", lambda *_: {})
-    assert gather(graph, found, runs)[1] == inferred and inferred
+    assert gather(graph, result, runs)[1] == inferred and inferred
 
 
 def test_what_a_model_says_of_sizes_does_not_count() -> None:
@@ -109,8 +109,8 @@ def test_rows_of_padding_count_in_no_statistics_where_no_output_depends_on_them(
     whole = {"ids": np.arange(8).reshape(2, 4), "mask": np.ones((2, 4), np.int64)}
     padded = {**whole, "mask": np.array([[1, 1, 1, 0], [1, 1, 0, 0]])}
     mask = find_mask(SessionRunner(model), [(2, whole), (2, padded)])
-    found = gather(model, find_groups(model, find_sites(model)[0]), [(2, padded)], mask=mask)[0]
-    assert [statistics.count for statistics in found.values()] == [counted]
+    result = gather(model, find_groups(model, find_sites(model)[0]), [(2, padded)], mask=mask)[0]
+    assert [statistics.count for statistics in result.values()] == [counted]
 
 
 @pytest.mark.parametrize(
