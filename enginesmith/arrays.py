@@ -29,7 +29,7 @@ from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec, list_sums,
 Array = np.ndarray
 # Combinations of shapes that a session remembers, so that its table does not grow with every new size.
 MOST_ACCEPTED = 256
-# What reading a damaged file raises; numpy reads an array's header as Python literals, hence the last four.
+# Exceptions of damaged files; the last four, because numpy reads headers as Python literals.
 _UNREADABLE = (*DAMAGED, SyntaxError, TypeError, MemoryError, tokenize.TokenError)
 
 
@@ -111,7 +111,7 @@ def _check(spec: TensorSpec, array: np.ndarray, sizes: dict[str, int]) -> None:
             f"input {spec.name!r} is of type {type(array).__name__}; the model needs a numpy array of {spec.dtype}: "
             "numpy.asarray makes one"
         )
-    if not array.dtype.isnative:  # dtype.name does not tell, and a runtime would read other numbers
+    if not array.dtype.isnative:  # dtype.name ignores byte order, and a runtime would read wrong numbers
         raise DataError(
             f"input {spec.name!r} has its bytes in the other order ({array.dtype.str}); use astype({spec.dtype!r})"
         )

@@ -24,7 +24,7 @@ from enginesmith.core.types import Session, ShapeProfile, Tensors, TensorSpec
 from enginesmith.streams import Streams
 from enginesmith.user_code.channel import load_function
 
-# What each graph gave, by name.
+# Outputs of each graph, by name.
 Answers = dict[str, Tensors]
 
 

@@ -154,9 +154,9 @@ def _most(inputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile], name: 
     return size if isinstance(size, int) else max(sizes, default=None)
 
 
-# What a generator is asked, and how it draws the next token of an answer from logits, in numpy.
+# Prompts of a generator, and the draw of the next token from logits, in numpy.
 
-# So many of the likeliest tokens can be drawn; it bounds top_k too. Only these are sorted.
+# Number of likeliest tokens that can be drawn, and limit of top_k. Only these are sorted.
 CANDIDATES = 1024
 # How many seeds there are: Philox 4x64 has keys of 128 bits.
 _SEEDS = 2**128

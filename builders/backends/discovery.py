@@ -230,7 +230,7 @@ def find_incompatibility(backend: Backend, request: BuildRequest) -> str | None:
     machine = gpu_here(gpu) if gpu else cpu_here()
     processor = hardware_of(requires)
     for finding in evaluate(requires, machine.with_facts(runtimes=versions).with_installed(requires)):
-        # A server is only told of a runtime that is not known to open the engine; the sessions here refuse it.
+        # For a server, an unknown runtime is only a remark; sessions in this process refuse it.
         is_runtime = isinstance(finding.requirement, Runtime)
         if finding.requirement != processor and (finding.rules_out or (finding.state == "unmet" and is_runtime)):
             remedy = "run it on a node that has it, or build it again for this one"

@@ -90,7 +90,7 @@ def _serve(control: socket.socket) -> None:
         answer = _fork(control, Path(value), fds) if verb == "start" else {"kill": _kill, "take": _take}[verb](value)
         for descriptor in fds:
             os.close(descriptor)
-        with suppress(OSError):  # nobody is there any more
+        with suppress(OSError):  # the client has ended
             control.send(json.dumps(answer).encode())
 
 

@@ -72,7 +72,7 @@ def _make() -> tuple[Path, int]:
         os.close(lock)
 
 
-# What a job waits for: any job, and one that has to run alone.
+# Reasons to wait: for any job, and for a job that runs alone.
 QUEUED = "a free slot"
 ALONE = "the jobs that run here, to be timed alone"
 

@@ -244,7 +244,7 @@ LOG_TAIL_BYTES = 16_384
 # How long a job that promised to end when asked (`heed_stop`) may take for it.
 GRACE_S = 10.0
 _HEEDS, _STOP = "job.heeds", "job.stop"
-# A watch is told of a peak that is higher by a tenth and by this much.
+# A new memory peak is reported if it is higher by a tenth and by this much.
 _NOTABLE_MIB = 16.0
 
 

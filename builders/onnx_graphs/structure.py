@@ -22,7 +22,7 @@ from enginesmith.core.types import Rows
 # come out.
 
 CONVERTING = frozenset(("Cast", "DequantizeLinear", "QuantizeLinear"))
-# Weights have so many axes. With fewer it may be a size, which a runtime wants to know when it opens the graph.
+# Minimum number of axes of a weight. A smaller constant may be a size, which a runtime needs when it opens the graph.
 _LEAST_AXES = 2
 
 
@@ -107,7 +107,7 @@ def _replace_nodes(
     return submodel
 
 
-# What the outputs of an ONNX graph depend on: nothing, one input that they hand on, or what the graph computes.
+# Dependence of an ONNX graph's outputs: on nothing, on one unchanged input, or on computation.
 
 Dependence = Literal["constant", "handed on", "computed"]
 

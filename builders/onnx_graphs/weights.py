@@ -217,7 +217,7 @@ def _is_large(tensor: TensorProto) -> bool:
         return False
     try:
         return bytes_of(tensor) >= LEAST_BYTES and not any(len(getattr(tensor, name)) for name in _LISTS)
-    except (ValueError, KeyError):  # the checker says what is wrong with it
+    except (ValueError, KeyError):  # the checker reports the error
         return False
 
 

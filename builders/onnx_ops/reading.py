@@ -98,7 +98,7 @@ def _inline_functions(model: ModelProto, operators: Collection[str]) -> ModelPro
     unknown_types -= {*operators, "Constant"}
     if not unknown_types:
         return model
-    typed_model = onnx.shape_inference.infer_shapes(model)  # some bodies depend on types, those of weights included
+    typed_model = onnx.shape_inference.infer_shapes(model)  # some bodies depend on types, including types of weights
     weights = [
         helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         for tensor in typed_model.graph.initializer

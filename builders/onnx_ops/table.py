@@ -118,7 +118,7 @@ class ArrayLibrary:
 Numbers = list[Any]
 ObjectArray = np.ndarray[Any, np.dtype[np.object_]]
 SPECIAL = ("opset", "outputs", "lookups")
-# Arrays of up to so many numbers are held as `Known`; longer ones are data.
+# Maximum size of arrays that are `Known`; longer ones are data.
 MOST_NUMBERS = 1024
 Function = typing.TypeVar("Function", bound=Callable[..., Any])
 

@@ -37,7 +37,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 # Constants and quantized values only: torch has no such tensors, and a byte for each does the same.
 NARROW = {"int4": np.dtype(np.int8), "uint4": np.dtype(np.uint8)}
-# So many steps of a recurrent layer are written out in a program.
+# Maximum number of steps of a recurrent layer that a program unrolls.
 _UNROLLED = 4
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}

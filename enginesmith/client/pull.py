@@ -440,7 +440,7 @@ def _download_graphs(
     _check_owner(path, located.manifest)
     parts_prefix = parts_folder(located.manifest.model, located.manifest.version)
     for graph, manifest, entry in pinned_engines(store, located.manifest, ensemble):
-        # Its status is that of the whole, which is no better than its own.
+        # It gets the status of the ensemble, which is never better.
         engine = replace(entry, status=ensemble.status, reason=ensemble.reason)
         graph_version = replace(
             located, reference=Reference(graph.model, graph.version), manifest=manifest, channel=None

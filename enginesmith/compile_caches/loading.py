@@ -104,7 +104,7 @@ class WarmStart:
         from torch._dynamo.utils import counters
 
         fx_counters, aot_counters = counters["inductor"], counters["aot_autograd"]
-        # A trace that is begun anew, since a size turned out to be a constant, misses and compiles nothing.
+        # A trace that restarts because a size is a constant is a miss without compilation.
         uncached_count = aot_counters["total"] - aot_counters["ok"]
         counts = {
             "graphs of Inductor": int(fx_counters["fxgraph_cache_miss"] + fx_counters["fxgraph_cache_bypass"]),

@@ -82,7 +82,7 @@ class BatchQueues(Generic[Key, Item]):
 # every later `submit` fails with it.
 
 Answer = dict[str, Array]
-# Sizes of all dims but that of the batch.
+# Sizes of all dims except the batch dim.
 _Key = tuple[int, ...]
 
 

@@ -145,7 +145,7 @@ def open_described(
     ), engine_fields.padding
 
 
-# Routes of sizes that were met, which are kept until there are so many.
+# Maximum number of cached routes.
 MOST_ROUTES = 4096
 
 

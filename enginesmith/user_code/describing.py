@@ -72,7 +72,7 @@ def _axis(size: Any, exported: "torch.export.ExportedProgram", ranges: dict[str,
         return "?"
     name = str(symbol)
     if (value_range := exported.range_constraints.get(symbol)) is not None:
-        # The greatest size may be an infinity, or a number that stands for one.
+        # The greatest size may be infinity, or a number that represents it.
         is_bounded = value_range.upper.is_finite and value_range.upper < sys.maxsize - 1
         ranges[name] = int(value_range.lower), int(value_range.upper) if is_bounded else None
     return name

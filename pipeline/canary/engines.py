@@ -113,9 +113,9 @@ Opener = Callable[[], AbstractContextManager[Session]]
 Job = tuple[TrafficSegment, list[Timed | None], float]
 # Seconds that a process has to end by itself.
 JOIN_S = 10.0
-# An engine hangs that gives no answer for so many seconds, or ten times its slowest one; the first may compile.
+# Seconds without an answer after which an engine hangs (or ten times its slowest answer); the first may compile.
 HANG_S, FIRST_S = 30.0, 600.0
-# A segment begins so many seconds after it was asked for, when every thread is awake.
+# Seconds from the request of a segment to its start, so that every thread is awake.
 LEAD_S = 0.002
 
 
@@ -251,7 +251,7 @@ def _serve(connection: Connection, opener: Opener, thread_safe: bool) -> None:
             message = connection.recv()
             if isinstance(message, Prepare):
                 if not thread_safe:
-                    exit_stack.close()  # each thread opens its own, and the memory is wanted for those
+                    exit_stack.close()  # each thread opens its own session, which needs the memory
                 workers = Workers(opener, session, thread_safe, message.in_flight, message.warmup)
                 connection.send(workers.failure)
             elif isinstance(message, TrafficSegment) and workers:

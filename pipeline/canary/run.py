@@ -42,7 +42,7 @@ from validation.canary.report import TrafficReplayed, make_report
 from validation.plotting import seconds_text
 
 SIDES = ("candidate", "baseline")
-# A look judges at least so many further requests.
+# Minimum number of new requests of a look.
 LEAST_PER_LOOK = 100
 # Of a file of observations: no limit.
 MOST_BYTES = 1 << 40

@@ -336,7 +336,7 @@ def _middle(row: EngineCapacity) -> float:
     return row.greatest.rate.value if row.greatest else 0.0
 
 
-# Limits of the picture, as shares of the one that was asked for.
+# Limits of the picture, as shares of the requested limit.
 PICTURED = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 
 

@@ -105,7 +105,7 @@ def opened_run(spec: str, registry: str | None, quiet: bool) -> Iterator["Run"]:
         yield run
 
 
-# What commands work on: a published version, or one of its engines.
+# Arguments of commands: a published version, or one of its engines.
 
 
 def trusted_manifest(store: "Store", reference: str, trust: Path | None = None) -> "Manifest":

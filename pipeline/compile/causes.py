@@ -21,7 +21,7 @@ from pipeline.compile.steps.search import SearchQuantization
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Json
 
-# What steps read, by stage ('export', 'calibration', 'golden', 'proof'), then by name: a digest, or a value as text.
+# Inputs of steps, by stage ('export', 'calibration', 'golden', 'proof'), then by name: a digest, or a value as text.
 Inputs = dict[str, dict[str, str]]
 
 

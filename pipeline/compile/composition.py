@@ -180,7 +180,7 @@ class Run(Work):
         judgement = self.time(judgement)
         draft = self.draft(judgement)
         outcome = self.runner.call(publish_version, draft, self.context)
-        # What is proven is published by now: it does not wait for what failed.
+        # Proven units are published by now: they do not wait for failed ones.
         suspects = find_suspects(judgement.units) if self.spec.validation.attribution != "off" else []
         if suspects:
             reference_digest, golden = judgement.exported.model.digest, judgement.exported.golden

@@ -136,7 +136,7 @@ def _search_on_record(records: OnRecord, export: Exported, ranges: Observed | No
     return OnRecord(export, graphs, missing_parts, tuple(searches))
 
 
-# What a proof depends on beside the engine.
+# Inputs of a proof other than the engine.
 _PROVING = ("golden", "proof")
 
 

@@ -295,7 +295,7 @@ def _profiles(inputs: tuple[TensorSpec, ...], dims: tuple[Dim, ...]) -> tuple[Sh
     return tuple(itertools.islice(profiles(inputs, dims), MOST_PROFILES + 1))
 
 
-# Failed checks that no other choice of int8 nodes can mend.
+# Failed checks that no other choice of int8 nodes can fix.
 _BEYOND = (OVERLAP, "repeats", "runs", "outputs", "measured")
 
 

@@ -66,7 +66,7 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
     other_names = (wrong_names | {tensor.name for tensor in header.inputs} if header else wrong_names) - {
         tensor.name for tensor in sound_specs
     }
-    other_names -= spec.state.keys()  # data that has them is told so
+    other_names -= spec.state.keys()  # data with states gets another message
     if spec.calibration and ("calibration", "data") not in pointer_locs:
         path, function = spec.file(spec.calibration.file), spec.calibration.function
         data_loc: Loc = ("calibration", "data")

@@ -102,7 +102,7 @@ class RunContext:
             return record_value
         value = (run or self.run_job)(self.local, name, job)
         self.remember(kind, key, encode_fields(value), list(blobs(value)))
-        self.progress.emit(Finished(name))  # only now: what is said to be done survives a kill
+        self.progress.emit(Finished(name))  # only now, so that reported results survive a kill
         return value
 
     def run_job(self, executor: Executor, name: str, job: Job[Result]) -> Result:

@@ -284,7 +284,7 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
         f"{config.name}: max_batch_size {config_message.text('max_batch_size') or '0'}",
         *(f"{config.name}: {text}" for text in misfit_texts),
     )
-    # What runs the instances that are served becomes the targets of the spec.
+    # The devices of the served instances become the targets of the spec.
     kinds = {group.text("kind") for group in config_message.messages("instance_group")}
     targets = tuple(name for kind, name in (("KIND_CPU", "cpu"), ("KIND_GPU", "gpu")) if kind in kinds)
     model_facts = replace(

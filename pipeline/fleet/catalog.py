@@ -38,7 +38,7 @@ from pipeline.spec.document import Kind, load_document
 from pipeline.spec.source import Channel, ModelName, SpecPart, TargetName, VersionName
 
 GPUS = parse_targets("gpu")
-# What the chart's `helm test` leaves in the registry; no machine serves it.
+# A model that the chart's `helm test` leaves in the registry; no machine serves it.
 SELFTEST = "enginesmith-helm-test"
 
 

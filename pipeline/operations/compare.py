@@ -29,7 +29,7 @@ from validation.latency.formatting import format_count, join_reasons
 from validation.latency.machine import machine
 from validation.plotting import seconds_text
 
-# An engine that may take more than so many times as long, by the interval of the pair, does not count as equally fast.
+# Maximum ratio, at the upper end of the pair's interval, at which two engines count as equally fast.
 TIE_FACTOR = 1.25
 
 

@@ -146,7 +146,7 @@ class PublishedModel:
         task_text = f"proving {entry.unit} of {manifest.reference}"
         machine_lock = digest_of({"proving on": this_process().host})
         engine_lock = digest_of({"proving": entry.digest, "of": manifest.digest})
-        # First the machine, then the engine, in every process: the one that has an engine waits for nothing.
+        # Every process locks first the machine, then the engine, so that they cannot deadlock.
         with hold_lock(context, machine_lock, task_text), hold_lock(context, engine_lock, task_text):
             if not again:  # another process may have attached a verdict meanwhile
                 judged_entry = next(peer for peer in judge_entries(context.store, manifest) if peer.unit == entry.unit)
@@ -280,7 +280,7 @@ def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemb
     data, and for a spec that this installation cannot read."""
     try:
         files = decode(manifest.spec.get("graphs"), dict[str, Json], "spec.graphs")
-        # JSON in the registry has its keys sorted; the order of the data flow is that of the pins.
+        # JSON in the registry has sorted keys; the pins have the order of the data flow.
         graph_files = {graph.name: files[graph.name] for graph in manifest.graphs}
         spec = EnsembleSpec.model_validate({**manifest.spec, "graphs": graph_files})
         digest = manifest.sources[GOLDEN]

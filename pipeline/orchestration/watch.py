@@ -201,7 +201,7 @@ class Watch:
         if self._taken.get(path) == digest:
             return
         entries = registrations(self._store, spec.model)
-        # A bundle that was sent before and is not the newest is one that somebody changed back to: it is sent again.
+        # A bundle that was sent before and is not the newest is a change back: it is sent again.
         is_newest = bool(entries) and entries[-1].bundle.digest == digest
         if not (is_newest and was_sent(self._store, REGISTERED, digest)):
             registration, _ = register(self._store, spec)

@@ -27,7 +27,7 @@ from enginesmith.registry.versions.channel_writes import running_rollouts
 STATE = ".enginesmith-site"
 _OVERVIEW = "registry.json"
 _HALF_WRITTEN = "new"
-# Above so many files the file system is synced once, in place of each of them.
+# Number of files above which the file system is synced once, instead of each file.
 _MOST_SYNCED = 64
 FORMAT = 1
 

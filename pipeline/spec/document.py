@@ -20,7 +20,7 @@ from enginesmith.core.errors import SpecError
 from enginesmith.core.text import suggest
 from pipeline.spec.source import Loc, Mistakes, format_value
 
-# What a value must be, by pydantic's type of the mistake.
+# Expected value, by pydantic's type of the mistake.
 _KINDS = {
     **dict.fromkeys(("tuple_type", "list_type"), "a list"),
     **dict.fromkeys(
@@ -33,7 +33,7 @@ _KINDS = {
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
 }
 
-# What a value of the right kind must be, filled in from the mistake's context.
+# Constraint on a value of the right type, filled in from the mistake's context.
 _BOUNDS = {
     "greater_than": "must be above {gt:.15g}",
     "greater_than_equal": "must be {ge:.15g} or more",
@@ -203,7 +203,7 @@ LARGEST_BYTES = 1 << 20
 _MOST_BRACKETS = 500
 _LONGEST_LINE = 500
 MOST_NODES = 100_000
-# What no text has: all control characters but tabs and ends of lines.
+# Characters that no text has: all control characters except tabs and line ends.
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 # Half of a character, as the escape "\ud800" gives it; UTF-8 has none.
 _SURROGATE = re.compile("[\ud800-\udfff]")

@@ -181,7 +181,7 @@ def price_profile(report: LatencyReport, build_s: float | None, stated_price: fl
     return ProfilePrice((build_s or 0.0) + share * DAY_S, price_text)
 
 
-# What buckets take the place of.
+# The keys that buckets replace.
 _REPLACED = ("buckets", "max", "opt")
 
 

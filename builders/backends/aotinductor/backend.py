@@ -159,7 +159,7 @@ class AotInductor:
                 try:
                     with torch.no_grad():  # or freezing is passed over
                         compile_package(program, package_path=str(path), inductor_configs=configs)
-                except Exception as error:  # classes of many modules, those of the C++ compiler included
+                except Exception as error:  # exceptions of many modules, including the C++ compiler's
                     raise EnginesmithError(f"AOTInductor cannot compile it: {_words(error)}") from error
         return Engine.of_file(self, request, path)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Nodes that IREE 3.13 compiles into something else, written as nodes that compute the same and that it gets right.
 
-# What exporters write for 'from the end', whatever the size.
+# Exporters write this number for 'from the end', for any size.
 _BEYOND = 2**31 - 1
 
 

@@ -18,7 +18,7 @@ from enginesmith.core.text import pluralize
 
 # The file that ONNX Runtime saves: made an engine that stands alone, and read as the graph that was optimized.
 
-# How ONNX Runtime names the fp32 values that stand in for fp16 ones without a kernel.
+# ONNX Runtime's names of fp32 values that replace fp16 ones without a kernel.
 WIDENED = "InsertedPrecisionFreeCast_"
 _INDICES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
@@ -240,7 +240,7 @@ _BIAS_INPUT = 6
 # are equally fast, parts of 1.2 MB gain half as much. Convolutions below `SPLIT_BYTES` gain nothing.
 SPLIT_BYTES = 1_000_000
 PART_BYTES = 600_000
-# The kernel computes so many output channels at a time.
+# Number of output channels that the kernel computes at a time.
 CHANNELS = 64
 _WEIGHT, _PER_CHANNEL = 3, (3, 4, 5, 8)  # weight; weight, its scales and zero points, bias
 # Left out where a session optimises a graph, saves it and applies the layout in one go.

@@ -38,9 +38,9 @@ _FACTORS: Mapping[str, tuple[_Place | None, tuple[_Place, ...]]] = {
     "DynamicQuantizeLSTM": (None, ((1, 9), (2, 11))),
     "QAttention": ((0, 6), ((1, 7),)),
 }
-# What reads a dequantized weight and may be fused with it into an integer operator as a file is opened.
+# Readers of a dequantized weight that may be fused with it into an integer operator when the file is opened.
 _FUSED = ("Conv", "Gemm", "MatMul")
-# The type of their first result is that of their first input.
+# Their first result has the type of their first input.
 _MOVING = frozenset(
     ("Concat", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 )

@@ -199,7 +199,7 @@ def _opset(model: Path) -> int | None:
     try:
         import onnx
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-    except ImportError:  # who runs engines need not have it
+    except ImportError:  # optional on nodes that run engines
         return None
     try:
         opset_imports = onnx.load(model, load_external_data=False).opset_import

@@ -193,7 +193,7 @@ def kept_layers(
 OPTIONS = SharedOptions(workspace_mib="workspace_mib", cuda_graphs="cuda_graphs", wide_profile=("profiles", "wide"))
 # The first compute capability that has a precision.
 LEAST = {"bf16": (8, 0), "fp8": (8, 9), "mxfp8": (8, 9), "nvfp4": (10, 0), "nvfp4-weights": (10, 0)}
-# What a generation without it is told of a precision, and the next one.
+# Names of precisions in messages, and the precision to use on a generation without them.
 _NARROW = {"fp8": ("FP8 (e4m3)", "int8"), "mxfp8": ("MXFP8", "int8")}
 _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"}
 

@@ -252,7 +252,7 @@ class EngineSession(Session):
         return Lane(context, self._device, prefix, self._graphs, self._on_host, self._must)
 
     def _new_context(self) -> Untyped:
-        # A context holds memory for the largest profile unless it is told to hold what its own one takes.
+        # By default, a context holds memory for the largest profile instead of its own.
         strategies = self._trt.ExecutionContextAllocationStrategy
         strategy = strategies.ON_PROFILE_CHANGE if self._request.profiles else strategies.STATIC
         if not self._own_graphs:

@@ -28,7 +28,7 @@ from enginesmith.core.errors import EnginesmithError, StepError, UnavailableErro
 from enginesmith.core.text import WorkerThread, pluralize
 from enginesmith.core.types import Untyped
 
-# The thread that hears all Ray tasks of an executor, and ends those that no node can run and those that were lost.
+# The thread that receives events of all Ray tasks of an executor. It ends lost tasks, and tasks that no node can run.
 #
 # A thread per task that polls Ray would cost a core for a few hundred tasks.
 

@@ -32,7 +32,7 @@ def reshape(xp: ArrayLibrary, x: Array, shape: Numbers, *, allowzero: int = 0) -
     sizes = [x.shape[axis] if axis in copies else size for axis, size in enumerate(shape)]
     dims = [size for axis, size in enumerate(x.shape) if axis not in copies]
     stated_sizes = [size for axis, size in enumerate(shape) if axis not in copies and not _is(size, -1)]
-    # The libraries cannot tell what -1 is when a copied size is 0, as that of an empty batch.
+    # The libraries cannot compute -1 if a copied size is 0, as for an empty batch.
     if (
         copies
         and len(stated_sizes) + len(copies) + 1 == len(sizes)

@@ -159,7 +159,7 @@ class SharedFolder:
 # folder stays for servers that have it open.
 
 CURRENT = "current"
-# The file beside `current` that says why what is served is trusted no longer.
+# The file beside `current` with the reason why the served engine is no longer trusted.
 MARK = "distrusted"
 _FILES: Mapping[PlaceFile, str] = {
     "lock": ".enginesmith-watch.lock", "hooked": ".enginesmith-hooked", "distrusted": MARK,

@@ -63,7 +63,7 @@ STAGING = "00"
 WARMUP = "warmup"
 _STEM = "model"
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
-# Names of versions that are numbers below this stay; the others come to lie from here on, below 2^63.
+# Version names that are numbers below this are kept; others become numbers from here on, below 2^63.
 _HASHED = 10**18
 
 

@@ -114,7 +114,7 @@ _TRITON_TYPES = {
 # Names of Triton's platforms and of the files that its backends open.
 _PLAN, _ONNX = "tensorrt_plan", "onnxruntime_onnx"
 _SUFFIXES = {_PLAN: ".plan", _ONNX: ".onnx"}
-# What opens an engine of a backend: Triton's backend, and its platform.
+# Triton's backend and platform for engines of each of our backends.
 _OPENED_BY = {
     "onnxruntime": ("onnxruntime", _ONNX),
     "onnxruntime-cuda": ("onnxruntime", _ONNX),

@@ -31,10 +31,10 @@ from enginesmith.registry.versions.channel_state import Channel
 
 _MOST_BYTES = 64 << 10
 _JSON = {"Content-Type": "application/json"}
-# What a command printed or a URL answered, and why that is a failure; '' if it is none.
+# Output of a command or response of a URL, and the reason of a failure; '' on success.
 _Ended = tuple[bytes, str]
 
-# What hooks, health checks and reports share: a command that gets the facts of a swap, and a request to a URL.
+# Shared code of hooks, health checks and reports: a command with the facts of a swap, and a request to a URL.
 
 
 def _check_command(line: str, what: str) -> None:
@@ -87,7 +87,7 @@ def _ask(
         with error, suppress(OSError, HTTPException, ValueError):
             return error.read(_MOST_BYTES), failure
         return b"", failure
-    except (OSError, HTTPException, ValueError) as error:  # ValueError: it leads to what is no URL
+    except (OSError, HTTPException, ValueError) as error:  # ValueError: a redirect to an invalid URL
         return b"", f"{what} does not answer: {getattr(error, 'reason', None) or type(error).__name__}"
 
 
@@ -209,7 +209,7 @@ class Post:
 # Seconds between two looks, for each document that a look asks for.
 INTERVAL_S = 120.0
 JITTER = 0.2
-# After errors the interval doubles, up to so many times.
+# After errors the interval doubles, at most this many times.
 MOST_INTERVALS = 8
 
 
@@ -237,7 +237,7 @@ def pause_s(interval_s: float, failures: int) -> float:
 GRACE_S = 20.0
 _RETRY_S = 600.0
 _MOST_WHY = 300
-# Outside of a rollout the time to the next try doubles up to so many times, to 85 hours.
+# Outside of a rollout the time to the next try doubles at most this many times, to 85 hours.
 _MOST_DOUBLINGS = 9
 
 

@@ -264,7 +264,7 @@ class ChannelWatcher:
     def _try(self, locator: VersionLocator) -> Swap:
         try:
             swap = self._follow(locator)
-        except EnginesmithError as error:  # about where the channel leads; what is served is another question
+        except EnginesmithError as error:  # about the channel's version, not the served one
             if not self._ends(error):
                 self._trust_recheck.check(None if isinstance(error, UnavailableError) else locator.store)
             raise

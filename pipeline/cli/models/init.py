@@ -35,7 +35,7 @@ _WEIGHTS = (
 )
 _TO_ONNX = "is not read; convert it to ONNX"
 _ENGINE = "is an engine that a compiler made; give the ONNX file that it was made of"
-# What to do with files of other kinds, by how they end.
+# Remedies for files of other kinds, by suffix.
 _OTHERS = {
     **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt", ".safetensors"), _WEIGHTS),
     **dict.fromkeys((".h5", ".hdf5", ".keras", ".pb", ".tflite"), f"{_TO_ONNX} with tf2onnx"),

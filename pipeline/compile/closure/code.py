@@ -71,7 +71,7 @@ def remember_reach(roots: tuple[str, ...], sources: SourceFiles) -> Closure:
     # Several installations share a cache, and the trees of several Pythons may differ.
     roots_digest = digest_of([roots, str(Path(__file__).parent), sys.version_info[:2]])
     path = cache.folder / "code" / f"{roots_digest}.json"
-    # What computes it counts, too.
+    # The code that computes it counts, too.
     code_digests = {
         name: sources.digest(name) for _, name, _ in pkgutil.iter_modules(closure.__path__, f"{__package__}.")
     }

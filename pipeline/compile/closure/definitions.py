@@ -93,14 +93,14 @@ class SourceFiles:
 # The digest of a definition is that of its syntax tree: comments, docstrings and layout do not count, and neither does
 # a definition that nothing refers to. What stands under `if TYPE_CHECKING:` is left out, since it never runs.
 
-# What a module runs when it is imported, beside defining things.
+# Statements that a module runs on import, except definitions.
 BODY = ""
 # 'package.module' or 'package.module:function', as jobs and `python -m` name code.
 _NAMED = re.compile(r"\w+(?:\.\w+)+(?::\w*)?")
 
 # A module, and the name in it; None stands for the module itself.
 Target = tuple[str, str | None]
-# What a name refers to; of a module only the attribute, where one is read.
+# The definition that a name refers to; of a module, only the attribute that is read.
 Reference = tuple[Target, str | None]
 
 

@@ -235,7 +235,7 @@ def _describe(
 STATEMENT = "provenance statement"
 SBOM = "sbom"
 BUILD_TYPE = "urn:enginesmith:build:v1"
-# The image that the build runs in, if any, as the one who starts it says; a digest reference where possible.
+# The image that the build runs in, if any, set by the caller; a digest reference where possible.
 IMAGE = "ENGINESMITH_BUILDER_IMAGE"
 
 # A longer text is not a name of a license, but the license itself.
@@ -335,7 +335,7 @@ def _purl(name: str, version: str) -> str:
 
 def _component(distribution: importlib.metadata.Distribution) -> Json:
     """A distribution as a component; {} for a folder that is none any more."""
-    metadata = distribution.metadata  # is read anew each time
+    metadata = distribution.metadata  # is read again each time
     name, version = (str(metadata[field] or "") if metadata else "" for field in ("Name", "Version"))
     if not (name and version):
         return {}

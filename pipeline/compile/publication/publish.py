@@ -47,7 +47,7 @@ SELECTING = (
     "how many rows an output has follows from the data, as where a graph selects boxes itself: rounding selects "
     "others; let a task metric judge (golden.metric with decides, docs/guides/bring-a-model.md)"
 )
-# What a version is made with, whichever compilers its engines come from.
+# Packages that make every version, with any compiler.
 TOOLS = ("enginesmith", "torch", "onnx", "onnxscript", "onnxruntime", "numpy")
 HINTS = RANDOM_INPUTS, UNMEASURED, SELECTING
 
@@ -151,7 +151,7 @@ def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str
         created_at=now(),
         content=content_digest,
         spec=document,
-        # What stands beside the engines changes nothing about what they are either.
+        # Documents beside the engines do not change their content either.
         sources=sources | _blobs_beside(graphs) | layers(judged_units),
         provenance=provenance | list_refitted(judged_units),
         toolchain=versions(*TOOLS),

@@ -317,7 +317,7 @@ def export(work: Work) -> Exported:
     try:
         keys = _ExportKeys.of(work)
     except ModelError:
-        check_files(spec)  # tells the other mistakes too
+        check_files(spec)  # reports the other mistakes too
         raise
     model, golden = keys.recall(context)
     if model and golden:

@@ -21,7 +21,7 @@ from pipeline.quantization.search.rates import ERROR, name_rates
 from pipeline.values import Exported, Graph, ModelShapes
 from validation.latency.machine import machine
 
-# Of its speed, and of the bytes of its weights, over those of the unit in floats.
+# Ratios of speed and of weight bytes to the unit in floats.
 LEAST_SPEEDUP, MOST_BYTES = 1.02, 0.9
 
 

@@ -390,7 +390,7 @@ def prove_engine(check: CheckEngine, work: Work, afresh: bool = False) -> Proof:
         **encode(replace(check, answers=None)),  # the proof is the same without them
         "engine": check.engine.digest,
         "request": request.key,
-        # What the proof depends on of this machine.
+        # Properties of this machine that affect the proof.
         "machine": [this_kind().name] if request.target.is_cpu else sorted({gpu.name for gpu in gpus()}),
         **code_key(CheckEngine, backend_root(request.backend)),
         **({"at": now()} if afresh else {}),

@@ -285,7 +285,7 @@ def _search(
         job = Job("choose", replace(request, kinds=missing_kinds), context.store.uri, limits)
         results = context.run_job(context.local, name, job).found
         for kind, result in zip(missing_kinds, results, strict=True):
-            # One that was done is on record for every limit on the time, one that was not for this one.
+            # A complete search is recorded for every time limit, an incomplete one only for this limit.
             key = {name: value for name, value in keys[kind].items() if result.ended or name != "most_s"}
             blobs = [result.model, result.ranges, result.choice, result.smoothed]
             context.remember("choose", key, encode_fields(result), blobs)

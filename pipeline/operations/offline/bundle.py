@@ -232,7 +232,7 @@ def _import_entry(store: Store, results: Results, trial: OfflineTrial) -> Valida
                     f"{manifest.reference} {trait}, which takes runs of its own; `enginesmith validate "
                     f"{manifest.reference}` on a node with that GPU shows it"
                 )
-            # Other sizes and repeated calls are made as long as time allows, which nobody can foresee there.
+            # Other sizes and repeated calls run as long as time allows, which is not known in advance.
             check = replace(version.check(entry), calls=None, recorded=answers)
             job = Job(name, check, store.uri, engine_limits(version.spec, "proof"))
             report = version.judge(entry, _prove(entry, trial, job), store, cpu)

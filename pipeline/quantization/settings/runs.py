@@ -155,7 +155,7 @@ def _openable(model: ModelProto) -> Iterator[Path | bytes]:
     model_path.write_bytes(copy.SerializeToString())
     try:
         yield model_path
-    finally:  # what is open stays mapped
+    finally:  # open files stay mapped
         for model_file in (model_path, *folder.glob(f"{LOOSE}*")):
             model_file.unlink()
 
