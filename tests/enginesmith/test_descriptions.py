@@ -63,7 +63,7 @@ def test_other_bytes_are_refused(folder: Path, name: str) -> None:
     [{"file": name} for name in ("../secret", "/etc/passwd", "a/b", ".", "", "a\x00b", "gone", 3)]
     + [{"weights": "../secret"}, {"shards": ["../secret"]}, {"digest": "../secret"}, {"digest": None}],
 )
-def test_what_leads_elsewhere_or_has_no_digest_is_refused(folder: Path, changes: dict[str, object]) -> None:
+def test_links_outside_and_files_without_digest_are_refused(folder: Path, changes: dict[str, object]) -> None:
     for ask in (read_engine, check_engine):
         with pytest.raises(DataError):
             ask(*described(folder, **changes))

@@ -28,13 +28,13 @@ def ensemble(taken: str = "float32") -> Ensemble:
     return Ensemble({"first": first, "second": second}, [X], [Y, kind])
 
 
-def test_each_graph_gets_what_those_before_it_gave() -> None:
+def test_each_graph_gets_outputs_of_earlier_graphs() -> None:
     answer = ensemble().run({"x": np.array([1, 2], np.float32)})
     assert answer.keys() == {"second.y", "second.kind"}
     assert answer["second.y"].tolist() == [2, 6]
 
 
-def test_floats_are_converted_to_what_an_engine_takes() -> None:
+def test_floats_are_converted_to_the_engines_dtype() -> None:
     assert ensemble("float16").run({"x": np.ones(2, np.float32)})["second.kind"] == 2
 
 
@@ -88,7 +88,7 @@ def test_no_call_has_fewer_rows_than_the_graph_takes(rows: int, least: int, step
     assert rows <= sizes[-1] or set(calls) <= set(sizes)
 
 
-def test_rows_that_are_left_run_with_those_before_them() -> None:
+def test_remaining_rows_run_together_with_earlier_ones() -> None:
     calls: list[int] = []
     assert taking(range(4, 9), calls).answer({"x": np.arange(9)})["second.y"].tolist() == list(range(0, 18, 2))
     assert calls == [8, 4]
@@ -138,7 +138,7 @@ def test_a_graph_of_one_row_is_run_for_each() -> None:
     assert calls == [1, 1, 1]
 
 
-def test_what_a_graph_refuses_is_reported_with_its_name() -> None:
+def test_errors_of_a_graph_have_its_name() -> None:
     def refuse(given: Tensors) -> Tensors:
         raise DataError("input 'x' has size 3 on axis 0; the model needs (4,)")
 

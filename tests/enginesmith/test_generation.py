@@ -104,7 +104,7 @@ def test_an_answer_goes_on_until_the_cache_is_full_and_no_further(folder):
         generator.generate([Prompt([1]), Prompt([1, 2, 3], most=14)])
 
 
-def test_logits_that_are_no_numbers_are_an_error(folder):
+def test_nan_logits_are_an_error(folder):
     def run(inputs):
         return {"logits": np.full((len(inputs["ids"]), 12), np.nan, np.float32), "present": inputs["past"]}
 

@@ -165,7 +165,7 @@ def test_connections_beyond_the_limit_are_closed() -> None:
         assert one.recv(100), "those that are there stay"
 
 
-def test_who_has_not_the_token_is_answered_before_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_without_the_token_is_answered_before_its_body(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "_LINGER_S", 0.01)  # the body never comes
     with serving(token="secret") as server:
         for value in (b"", b"Bearer other", b"secret", b"\xff"):
@@ -176,7 +176,7 @@ def test_who_has_not_the_token_is_answered_before_the_body(monkeypatch: pytest.M
         assert statuses(data) == [200] and b"Server: enginesmith" in data
 
 
-def test_an_address_that_is_taken_and_one_that_is_none() -> None:
+def test_used_and_invalid_addresses() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(UnavailableError, match="already in use; give another --listen"),

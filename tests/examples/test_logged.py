@@ -29,7 +29,7 @@ def test_a_command_that_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
     assert "Collecting torch\n" in result.stderr and f"the whole log: {tmp_path / 'pip.log'}" in result.stderr
 
 
-def test_the_last_line_is_what_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_the_last_line_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import demo
     import logged as module

@@ -42,7 +42,7 @@ def test_sites_are_what_has_a_meaning_and_keep_their_names_when_lines_move() -> 
     assert choose(result, 1, {"comparison": 2}) == choose(reversed(result), 1, {"comparison": 2})
 
 
-def test_what_a_test_notices_is_killed_and_what_changes_nothing_survives(tmp_path: Path) -> None:
+def test_detected_mutants_are_killed_and_equivalent_ones_survive(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     package, tests, here = tree / "small", tree / "tests", Path(mutation.__file__).parent
     package.mkdir(parents=True)

@@ -29,7 +29,7 @@ def inputs(seed=0, batch=2):
     return {"x": rng.normal(size=(batch, 3)).astype(np.float32), "ids": np.arange(batch)}
 
 
-def test_what_was_recorded_comes_back_to_the_bit(tmp_path):
+def test_recorded_arrays_are_read_bit_identical(tmp_path):
     path = tmp_path / "traffic.jsonl"
     with enginesmith.Recorder(path) as recorder:
         assert recorder.append(inputs(1), at=1000.5) and recorder.append(inputs(2, 1), at=1000.0)
@@ -249,7 +249,7 @@ def test_labels_among_samples_are_no_inputs_and_are_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("error", "kept"), [(None, ""), (ValueError("a bad stride"), "a bad stride"), ("no file \udcff", "no file ?")]
 )
-def test_an_error_that_is_no_text_does_not_fail_the_request(tmp_path, error, kept):
+def test_an_error_without_text_does_not_fail_the_request(tmp_path, error, kept):
     with ObservationLog(tmp_path / "log.jsonl") as log:
         assert log.append(0.0, ok=False, error=error)
     assert read_observations(tmp_path / "log.jsonl").error == [kept]

@@ -102,7 +102,7 @@ def test_a_document_that_names_no_engines_is_refused(data: bytes, store: Store) 
         read_engines(store, store.put_bytes(data))
 
 
-def test_engines_are_no_better_than_those_of_their_graphs(store: Store) -> None:
+def test_an_ensemble_engine_has_the_worst_status_of_its_graphs(store: Store) -> None:
     graphs = publish_graphs(store)
     whole = publish_whole(store, graphs)
     assert judged(store, whole).status == "proven"
@@ -122,7 +122,7 @@ def test_a_proof_of_its_graphs_alone_is_none_of_the_whole(store: Store) -> None:
     assert judged(store, whole).status == "unproven"
 
 
-def test_a_version_that_is_gone_fails_the_whole(store: Store) -> None:
+def test_a_missing_pinned_version_fails_the_ensemble(store: Store) -> None:
     whole = publish_whole(store, publish_graphs(store))
     store.remove(manifest_key("pair-decoder", "1"))
     assert judged(store, whole).status == "failed"
@@ -144,7 +144,7 @@ def test_an_engine_whose_graph_has_lost_its_own_is_rejected(store: Store) -> Non
     assert result.lost[0][1].startswith("lost: graph 'decoder': published, and no file")
 
 
-def test_what_is_pinned_is_kept_as_long_as_the_ensemble(store: Store) -> None:
+def test_pinned_versions_are_kept_as_long_as_the_ensemble(store: Store) -> None:
     for content in ("a", "b", "c"):
         graphs = publish_graphs(store, content)
         publish_whole(store, graphs, content, channel="candidate" if content == "a" else None)

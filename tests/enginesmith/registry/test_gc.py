@@ -82,7 +82,7 @@ def memory() -> MemoryStore:
     return MemoryStore()
 
 
-def test_what_channels_may_go_back_to_stays(memory: MemoryStore) -> None:
+def test_gc_keeps_versions_that_channels_can_roll_back_to(memory: MemoryStore) -> None:
     result = publish(memory, *"abcdef")
     for manifest in result[:5]:
         channels.promote(memory, manifest, "stable")
@@ -122,7 +122,7 @@ def test_a_number_is_never_given_twice(memory: MemoryStore) -> None:
     assert publish(memory, "c")[0].version == "3"
 
 
-def test_what_a_later_release_adds_beside_a_manifest_is_kept(memory: MemoryStore) -> None:
+def test_documents_that_a_later_release_adds_are_kept(memory: MemoryStore) -> None:
     (one,) = publish(memory, "a")
     entry = one.engines[0]
     signed, named = memory.put_bytes(b"a bill of materials"), memory.put_bytes(b"named by a key")
@@ -176,7 +176,7 @@ def test_a_marked_name_that_is_needed_again_is_taken_off(memory: MemoryStore) ->
         (channel_key("digits", "stable"), "channel digits:stable"),
     ],
 )
-def test_what_cannot_be_read_may_need_anything(memory: MemoryStore, key: str, words: str) -> None:
+def test_gc_stops_at_an_unreadable_document(memory: MemoryStore, key: str, words: str) -> None:
     publish(memory, *"ab")
     memory.create(key, b"{")
     before = set(memory.objects)

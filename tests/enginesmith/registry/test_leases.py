@@ -78,7 +78,7 @@ def test_a_lease_that_a_collection_removed_before_a_late_write_is_there_for_the_
         *(({name: ...}, f"{name} is missing") for name in ("id", "what", "holder", "at", "expires", "seen", "changes")),
     ],
 )
-def test_a_lease_that_cannot_be_read_stops_whoever_asks(change: dict[str, object], message: str) -> None:
+def test_an_unreadable_lease_is_an_error(change: dict[str, object], message: str) -> None:
     """change: fields and their values; ... takes one away, and none has a default."""
     store = MemoryStore()
     key = lease_key(take_lease(store, "publishing").id)

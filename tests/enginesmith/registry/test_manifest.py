@@ -212,7 +212,7 @@ def test_every_field_is_checked_even_when_the_digest_fits(changes: dict[str, Any
         ({"kind": "x" * 9999}, "xxxx"),
     ],
 )
-def test_what_a_newer_writer_requires_rules_out_that_engine_alone(newer: dict[str, Any], kind: str) -> None:
+def test_an_unknown_requirement_rejects_only_its_engine(newer: dict[str, Any], kind: str) -> None:
     whole, other = entry_with()[0], entry_with(target="l4", product="l4", requires=[newer])[0]
     data = resealed(engines=[whole, other])
     result = parse(data)
@@ -236,7 +236,7 @@ json_values = st.recursive(
     st.dictionaries(st.text(max_size=6), json_values, max_size=3),
     st.data(),
 )
-def test_whatever_stands_there_is_read_or_refused_with_the_field(kind: str, extra: dict[str, Any], data: Any) -> None:
+def test_any_document_is_read_or_refused_with_the_field(kind: str, extra: dict[str, Any], data: Any) -> None:
     names = [field.name for field in fields(KINDS[kind])] if kind in KINDS else []
     given = {name: data.draw(json_values) for name in names} | extra | {"kind": kind}
     with suppress(Malformed):
@@ -252,7 +252,7 @@ def test_garbage_is_refused(data: bytes) -> None:
         parse(data)
 
 
-def test_what_is_nested_too_deeply_or_is_huge_is_refused() -> None:
+def test_deeply_nested_or_huge_documents_are_refused() -> None:
     for depth in (100, 700, 100_000):
         with pytest.raises(IntegrityError, match=r"nested|not JSON"):
             parse(b'{"host": ' + b'{"a": ' * depth + b"1" + b"}" * depth + b"}")
@@ -260,7 +260,7 @@ def test_what_is_nested_too_deeply_or_is_huge_is_refused() -> None:
         parse(b" " * ((16 << 20) + 1))
 
 
-def test_what_could_not_be_read_is_not_written() -> None:
+def test_documents_that_cannot_be_read_back_are_not_written() -> None:
     with pytest.raises(IntegrityError, match="version"):
         replace(MANIFEST, version="").to_bytes()
     with pytest.raises(IntegrityError, match=r"accuracy is .*must be a finite number"):

@@ -40,7 +40,7 @@ def test_requests_are_taken_in_order_while_they_fit_and_a_large_first_one_is_tak
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_it_does_what_an_account_of_all_requests_does(seed):
+def test_the_queues_behave_as_a_list_of_all_requests(seed):
     """The same policy by brute force over one list of waiting requests."""
     rng = np.random.default_rng(seed)
     most, wait_s, queues, waiting, now = 4, 1.0, BatchQueues[int, int](4, 1.0), [], 0.0

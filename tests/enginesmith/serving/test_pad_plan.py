@@ -15,7 +15,7 @@ from tests.enginesmith.serving.engines import INPUTS, OUTPUTS, PADDING
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 3), st.integers(0, 3))
-def test_padding_is_what_numpy_pads_and_cropping_takes_it_off(batch, sequence, more, longer):
+def test_padding_equals_numpys_and_cropping_removes_it(batch, sequence, more, longer):
     sizes, padded = ({"batch": batch, "sequence": sequence}, {"batch": batch + more, "sequence": sequence + longer})
     x = np.arange(batch * sequence, dtype=np.float32).reshape(batch, sequence)
     plan = plan_padding(INPUTS, OUTPUTS, PADDING, sizes, padded)
@@ -29,7 +29,7 @@ def test_padding_is_what_numpy_pads_and_cropping_takes_it_off(batch, sequence, m
     assert back["mean"].shape == (batch,)
 
 
-def test_what_is_not_padded_is_not_copied():
+def test_arrays_without_padding_are_not_copied():
     sizes = {"batch": 1, "sequence": 2}
     inputs = {"x": np.zeros((1, 2), np.float32)}
     plan = plan_padding(INPUTS, OUTPUTS, PADDING, sizes, sizes)

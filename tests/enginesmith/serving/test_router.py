@@ -38,7 +38,7 @@ def test_every_request_is_counted_with_its_padding():
     assert decode(encode(counts), RouterCounts) == counts
 
 
-def test_what_no_bucket_holds_and_no_fallback_takes_is_an_error_with_the_remedy():
+def test_a_request_without_bucket_or_fallback_is_an_error_with_a_remedy():
     router = Router([engine("a", profile((1, 4), (1, 16)))], EDGES)
     with pytest.raises(
         DataError, match=r"no bucket holds a request of batch 9, sequence 3; buckets are a: .*widen dims"

@@ -241,7 +241,7 @@ def test_a_person_promotes_under_such_a_policy_with_a_report_of_each_target(stor
     assert run("promote", "digits@2", "digits:stable", *both).exit_code == 0 and serving(store) == "2"
 
 
-def test_what_was_not_proven_when_its_canaries_passed_is_promoted_later(store: Store, pair, settled: Settle) -> None:
+def test_a_candidate_proven_after_its_canaries_is_promoted_later(store: Store, pair, settled: Settle) -> None:
     one, two = pair
     settled("cpu", two, one)
     policies.write(store, "digits", "stable", ChannelPolicy(proven=("sm_90",), canary_on=("cpu",)))

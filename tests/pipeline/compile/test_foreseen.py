@@ -71,7 +71,7 @@ def test_a_changed_calibration_sample_without_effect_on_engines_is_reported(proj
 
 
 @pytest.mark.parametrize("words", [(), ("--no-export",)])
-def test_a_changed_golden_value_is_told_of_though_every_engine_is_cached(built, words):
+def test_a_changed_golden_value_is_reported_even_if_every_engine_is_cached(built, words):
     change_data(built, "golden.npz", 0.001)
     units, changes = planned(built, *words)
     assert {unit["action"] for unit in units.values()} == {"cached", "refused"}
@@ -94,7 +94,7 @@ def test_changed_dims_are_a_cause_by_name_and_value(built: Project) -> None:
     assert changes == ["dims.batch.max: 8 -> 16"]
 
 
-def test_what_a_build_has_seen_is_no_change_any_more(built: Project) -> None:
+def test_changes_are_reported_only_by_the_next_build(built: Project) -> None:
     model = onnx.load(built.folder / "tiny.onnx")
     model.doc_string = "a comment"
     onnx.save(model, built.folder / "tiny.onnx")
@@ -214,7 +214,7 @@ def test_a_file_that_is_read_no_more_is_left_to_what_named_it() -> None:
     assert differences({"dims.n.opt": "4"}, {}) == ["dims.n.opt: 4 -> none"]
 
 
-def test_changed_code_is_told_in_one_line_by_module() -> None:
+def test_changed_code_is_reported_in_one_line_by_module() -> None:
     before = {f"code of pipeline.m{number}": "a" * 64 for number in range(6)}
     assert differences(before, {**before, "code of pipeline.m2": "b" * 64}) == ["code of pipeline.m2 changed"]
     two = differences(before, {**before, "code of pipeline.m2": "b" * 64, "code of pipeline.new": "b" * 64})
@@ -231,7 +231,7 @@ def test_changed_code_is_told_in_one_line_by_module() -> None:
     ("layers.py", None, "module layers.py"),
     ("libcube.so", None, "library libcube.so"),
 ])  # fmt: skip
-def test_each_file_has_the_name_of_what_it_is(tmp_path: Path, place: str, weights: str | None, name: str) -> None:
+def test_each_file_is_named_by_its_content(tmp_path: Path, place: str, weights: str | None, name: str) -> None:
     source = SimpleNamespace(kind="torch", weights=weights, libraries=[SimpleNamespace(file="libcube.so")])
     spec: Any = SimpleNamespace(source=source, source_file="model.py", folder=tmp_path, file=tmp_path.joinpath)
     assert _name_file(place, spec) == name

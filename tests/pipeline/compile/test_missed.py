@@ -165,7 +165,7 @@ def test_a_search_that_fails_costs_no_other_unit(loud: Project, monkeypatch: pyt
     assert "the search that followed failed: out of memory" in actual["int8"]["reason"]
 
 
-def test_what_a_search_cannot_mend_is_not_searched(loud: Project) -> None:
+def test_failures_that_a_search_cannot_fix_are_not_searched(loud: Project) -> None:
     """Golden samples that were calibrated with fail the graph whatever int8 takes."""
     np.savez(loud.folder / "golden.npz", **noise(24, 1))
     np.savez(loud.folder / "calibration.npz", **noise(24, 1))

@@ -162,7 +162,7 @@ def test_the_plan_names_what_a_compiler_is_known_to_compute_otherwise_and_the_so
 
 
 @pytest.mark.parametrize("command", ["plan", "build"])
-def test_backends_that_build_for_none_of_the_targets_are_told_of_before_any_work(project, command):
+def test_backends_without_a_target_are_reported_before_any_work(project, command):
     project.change_spec(targets=["cpu"], backends={"tensorrt": {}, "tensorrt-rtx": {}})
     result = project.run(command, project.spec)
     message = "none of the backends (tensorrt, tensorrt-rtx) builds for cpu; `enginesmith backends list` says what does"

@@ -168,7 +168,7 @@ def bytes_read() -> int:
 APART = ("onnxruntime", "torch", "sympy", "onnx_ir", "scipy", "pydantic", "prefect", "ray", "tensorrt", "jax")
 
 
-def test_what_jobs_are_forked_from_has_no_thread_but_numpys():
+def test_the_fork_server_has_only_numpys_threads():
     code = f"""
 import importlib, os, sys
 import numpy

@@ -101,7 +101,7 @@ def test_the_live_table_is_drawn_on_a_terminal_and_shows_markup_in_names_as_it_i
     assert "[red]unit[/red]: failed: [bold]x" in printed and " other \x1b[2m0 s" in printed
 
 
-def test_a_run_holds_a_lease_so_that_what_it_finds_stays(project: Project) -> None:
+def test_a_lease_of_a_run_protects_existing_blobs(project: Project) -> None:
     with open_run(project.spec, RunOptions(registry=str(project.registry)), Progress()) as run:
         (lease,) = list_leases(run.context.store)
         assert lease.what == "building tiny" and lease.expires - lease.at == BUILDING

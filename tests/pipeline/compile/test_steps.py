@@ -61,7 +61,7 @@ EXPORTED = values.Exported(values.OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_q
 
 
 @pytest.mark.parametrize("error", [errors.ModelError("it cannot be read"), errors.StepError("it died", "crash")])
-def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(project, error):
+def test_an_engine_that_cannot_run_fails_and_does_not_stop_others(project, error):
     judged = proofs.validate(
         an_engine(), EXPORTED, Work(load_spec(project.spec), run_context(project.folder.parent, error))
     )

@@ -38,7 +38,7 @@ def drift(stage: str, name: str = "sqnr_db") -> Check:
         ([drift("export")], []),
     ],
 )
-def test_what_only_inherits_a_failure_is_not_taken_apart(failed: list[Check], taken: list[str]) -> None:
+def test_inherited_failures_are_not_attributed(failed: list[Check], taken: list[str]) -> None:
     request = SimpleNamespace(model="a" * 64, backend="onnxruntime")
     graph = SimpleNamespace(recipe=Recipe("b" * 64))
     built = SimpleNamespace(unit=SimpleNamespace(name="cpu int8 onnxruntime", request=request, graph=graph))

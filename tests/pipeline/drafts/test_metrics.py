@@ -41,7 +41,7 @@ def output(name, *shape, dtype="float32"):
         (IMAGE, [], None),
     ],
 )
-def test_what_is_evident_is_suggested_as_a_spec_takes_it(inputs, outputs, name):
+def test_evident_metrics_are_suggested_in_spec_format(inputs, outputs, name):
     result = suggest_metric(inputs, outputs)
     assert result.get("name") == name
     if name:

@@ -105,7 +105,7 @@ INLINE = {"m": {"variants": {"v": CPU}}}
         ({"a": {"variants": {"v": CPU}}, "b": {"variants": {"v": CPU}}}, {"v/a.onnx": None}, "several models, a, b"),
     ],
 )
-def test_what_is_no_package_of_one_model_is_refused_with_the_reason(
+def test_other_folders_than_a_model_package_are_refused_with_the_reason(
     tmp_path: Path, components: Any, files: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((InputError, ModelError), match=message):

@@ -182,7 +182,7 @@ def test_a_sum_of_other_dims_stays_one() -> None:
     assert name_axes(total[:2])[0].shape == ("total_length",)
 
 
-def test_an_n_that_is_no_axis_0_is_no_batch() -> None:
+def test_a_dim_n_is_a_batch_only_at_axis_0() -> None:
     audio = TensorSpec("audio", "float32", ("b", "n"))
     assert name_axes((audio,))[0].shape == ("batch", "length")
     state = TensorSpec("state", "float32", (2, "b", 64))

@@ -43,7 +43,7 @@ def test_no_request_is_in_both_and_the_order_of_the_file_changes_nothing(tmp_pat
     assert first.left_out == ("10 requests left out: equal to others",)
 
 
-def test_what_is_written_is_read_as_samples(tmp_path: Path) -> None:
+def test_written_requests_are_read_as_samples(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=rows(6))
     split = split_requests(tmp_path / "a.npz", INPUTS, DIMS, "unit")
     write_samples(tmp_path / "golden.npz", split.golden)
@@ -255,15 +255,15 @@ def look(folder: Path, function: str, **arrays: np.ndarray):
 
 @pytest.mark.parametrize("shape", [(9, 6, 3), (9, 1, 6, 3)])
 def test_a_linear_layer_says_no_number_of_axes(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    swap = look(tmp_path, "sequence", x=floats(*shape))
-    assert swap.inputs == (TensorSpec("x", "float32", ("batch", 6, 3)),) and swap.dims["batch"].max > 1
-    assert "input x: float32 [batch, 6, 3], as in the requests" in swap.notes
+    facts = look(tmp_path, "sequence", x=floats(*shape))
+    assert facts.inputs == (TensorSpec("x", "float32", ("batch", 6, 3)),) and facts.dims["batch"].max > 1
+    assert "input x: float32 [batch, 6, 3], as in the requests" in facts.notes
 
 
 def test_inputs_that_nothing_says_and_optional_ones_are_those_of_the_requests(tmp_path: Path) -> None:
-    swap = look(tmp_path, "two", a=floats(5, 3), b=floats(5, 3), scale=floats(5, 3))
-    assert not swap.unknown
-    assert [spec.name for spec in swap.inputs] == ["a", "b", "scale"]
+    facts = look(tmp_path, "two", a=floats(5, 3), b=floats(5, 3), scale=floats(5, 3))
+    assert not facts.unknown
+    assert [spec.name for spec in facts.inputs] == ["a", "b", "scale"]
     assert look(tmp_path, "two", a=floats(5, 3)).unknown, "b has no default"
 
 

@@ -29,7 +29,7 @@ def tensors(names, shape=("batch", 4)):
         ("x state past_state", "y next_state", {}),  # which of two
     ],
 )
-def test_names_say_which(inputs, outputs, pairs):
+def test_names_identify_states(inputs, outputs, pairs):
     states = find_states(tensors(inputs), tensors(outputs))
     assert {state.input: state.output for state in states} == pairs
 

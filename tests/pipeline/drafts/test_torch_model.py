@@ -76,27 +76,27 @@ def look(folder: Path, function: str, more: str = ""):
     ],
 )
 def test_the_first_layer_says_what_the_input_is(tmp_path: Path, function: str, inputs: list[TensorSpec]) -> None:
-    swap = look(tmp_path, function)
-    assert list(swap.inputs) == inputs and swap.outputs == (
+    facts = look(tmp_path, function)
+    assert list(facts.inputs) == inputs and facts.outputs == (
         ("y",) if function in ("linear", "halving") else ("output",)
     )
-    assert all("the graph ran at" in dim.why for dim in swap.dims.values())
-    (tmp_path / "spec.yaml").write_text(write_spec(swap))
+    assert all("the graph ran at" in dim.why for dim in facts.dims.values())
+    (tmp_path / "spec.yaml").write_text(write_spec(facts))
     spec = load_spec(tmp_path / "spec.yaml")
     assert spec.model == function and spec.precisions == ("fp32", "fp16")
 
 
 def test_sizes_in_steps_are_multiples(tmp_path: Path) -> None:
-    swap = look(tmp_path, "even", EVEN)
-    assert swap.inputs[0].shape == ("batch", 3, "height", "width")
-    assert (swap.dims["height"].multiple, swap.dims["width"].multiple) == (2, 2)
+    facts = look(tmp_path, "even", EVEN)
+    assert facts.inputs[0].shape == ("batch", 3, "height", "width")
+    assert (facts.dims["height"].multiple, facts.dims["width"].multiple) == (2, 2)
 
 
-def test_what_nothing_says_is_marked_and_kept_from_a_build(tmp_path: Path) -> None:
-    swap = look(tmp_path, "plain")
-    assert set(swap.unknown) == {"a", "b"}
+def test_unknown_sizes_are_marked_and_prevent_a_build(tmp_path: Path) -> None:
+    facts = look(tmp_path, "plain")
+    assert set(facts.unknown) == {"a", "b"}
     path = tmp_path / "spec.yaml"
-    path.write_text(write_spec(swap))
+    path.write_text(write_spec(facts))
     assert path.read_text().count("# FILL_IN: dtype") == 2
     with pytest.raises(SpecError, match="FILL_IN stands where the model does not say it") as error_info:
         load_spec(path)
@@ -112,10 +112,10 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_beside_the_entry_point_says_it(tmp_path: Path, name: str) -> None:
-    swap = look(tmp_path, "plain", EXAMPLES[name])
-    assert not swap.unknown and sorted(spec.name for spec in swap.inputs) == ["a", "b"]
-    assert all(spec == TensorSpec(spec.name, "float32", ("batch", 3)) for spec in swap.inputs)
-    assert (swap.dims["batch"].min, swap.dims["batch"].max) == (1, 8)
+    facts = look(tmp_path, "plain", EXAMPLES[name])
+    assert not facts.unknown and sorted(spec.name for spec in facts.inputs) == ["a", "b"]
+    assert all(spec == TensorSpec(spec.name, "float32", ("batch", 3)) for spec in facts.inputs)
+    assert (facts.dims["batch"].min, facts.dims["batch"].max) == (1, 8)
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ ready = nn.Linear(3, 2)
 
 
 def test_a_dataclass_is_returned_as_its_fields_and_inputs_with_defaults_are_named(tmp_path: Path) -> None:
-    swap = look(tmp_path, "answering", ODD)
-    assert [spec.name for spec in swap.inputs] == ["input_ids"] and swap.outputs == ("logits",)
-    assert any(note.endswith("has defaults for are left out: attention_mask, labels") for note in swap.notes)
+    facts = look(tmp_path, "answering", ODD)
+    assert [spec.name for spec in facts.inputs] == ["input_ids"] and facts.outputs == ("logits",)
+    assert any(note.endswith("has defaults for are left out: attention_mask, labels") for note in facts.notes)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_dataclass_is_returned_as_its_fields_and_inputs_with_defaults_are_name
         ("ready", "ready is a model and no function; write a function that returns it"),
     ],
 )
-def test_what_cannot_be_called_as_it_is_says_what_to_do(tmp_path: Path, function: str, words: str) -> None:
+def test_an_uncallable_entry_point_is_an_error_with_a_remedy(tmp_path: Path, function: str, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         look(tmp_path, function, ODD)
 

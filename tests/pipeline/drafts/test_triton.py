@@ -93,7 +93,7 @@ def test_the_sizes_that_are_served_are_those_of_the_spec(tmp_path, config, sizes
         ("", "targets: [cpu] "),
     ],
 )
-def test_what_serves_it_is_the_target_of_the_spec(tmp_path: Path, config: str, line: str) -> None:
+def test_the_serving_device_becomes_the_target_of_the_spec(tmp_path: Path, config: str, line: str) -> None:
     text = write_spec(sized(tmp_path, config))
     assert line in text and yaml.safe_load(text)["targets"]
 
@@ -184,5 +184,5 @@ def as_plain(message: ProtoMessage) -> object:
 
 
 @given(MESSAGES)
-def test_what_is_written_is_read(message: dict[str, object]) -> None:
+def test_written_text_can_be_parsed(message: dict[str, object]) -> None:
     assert as_plain(parse(as_text(message)[1:-1])) == message

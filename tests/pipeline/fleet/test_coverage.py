@@ -121,7 +121,7 @@ def test_an_old_driver_and_another_runtime_are_distinguished(digits: Store) -> N
     assert (old.too_old, both.too_old, other.too_old) == (True, True, False)
 
 
-def test_what_is_planned_breaks_what_serves_now(digits: Store) -> None:
+def test_a_planned_change_lists_engines_that_stop_working(digits: Store) -> None:
     result = stand(digits, demand(), group("h200"), group("l4"), tensorrt="11.4")
     assert [(item.state, item.serves) for item in result] == [("breaking", True), ("covered", True)]
     assert result[0].reason == "needs TensorRT 10.16.1.11, found 11.4"
@@ -149,7 +149,7 @@ def test_where_it_must_be_served(digits: Store) -> None:
     assert named("sm_90", "t4") == ["t4", "h100", "h200"] and named("h200") == ["h200"]
 
 
-def test_a_model_that_cannot_be_read_keeps_nobody_from_the_others(digits: Store) -> None:
+def test_an_unreadable_model_does_not_hide_others(digits: Store) -> None:
     published(digits, "ranker", [built(digits, "l4", status="proven")])
     overwrite(digits, manifest_key("ranker", "1"), b"{}")
     expected = (demand(), demand("ranker@1"), demand("digit"), demand("digits:stable"))

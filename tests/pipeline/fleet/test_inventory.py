@@ -49,7 +49,7 @@ def test_the_same_as_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dash", [False, True])
 @pytest.mark.parametrize("kind", ["List", "NodeList", "Node"])
-def test_what_kubectl_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dash: bool) -> None:
+def test_output_of_kubectl_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dash: bool) -> None:
     if kind == "Node":
         document = {"kind": "Node", **nodes.WHOLE["l4"]}
     else:
@@ -99,7 +99,7 @@ def test_each_mistake_has_its_line(tmp_path: Path, text: str, wanted: str) -> No
         ("apiVersion: v1\nkind: List\nitems: []", "use `kubectl get nodes -o json`"),
     ],
 )
-def test_what_is_no_list_of_nodes(tmp_path: Path, text: str, wanted: str) -> None:
+def test_invalid_lists_of_nodes_are_refused(tmp_path: Path, text: str, wanted: str) -> None:
     with pytest.raises(InputError, match=wanted):
         read_inventory(file(tmp_path, text))
 

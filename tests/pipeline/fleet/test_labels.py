@@ -75,7 +75,7 @@ def test_what_cannot_be_placed_says_why_and_a_cpu_node_is_one() -> None:
     assert one(nodes.CPU).hardware.machine == Machine() and one(nodes.CPU).hardware.name == "cpu"
 
 
-def test_what_keeps_pods_away_is_said_by_group() -> None:
+def test_conditions_that_keep_pods_away_are_listed_by_group() -> None:
     lifecycle = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
     actual = fleet_of_nodes(
         [
@@ -121,7 +121,7 @@ LABELS = st.builds(
 
 
 @given(LABELS, ANY, ANY, ANY)
-def test_whatever_a_node_says_it_is_in_a_group_or_left_out(labels: dict, spec: Any, status: Any, capacity: Any) -> None:
+def test_every_node_is_in_a_group_or_left_out(labels: dict, spec: Any, status: Any, capacity: Any) -> None:
     for node in (
         {"metadata": {"name": "n", "labels": labels}, "spec": spec, "status": {"capacity": capacity}},
         {"metadata": status, "spec": {"taints": spec}, "status": status},

@@ -150,7 +150,7 @@ def test_the_order_is_nodes_then_channel_then_time(store: Store) -> None:
     ]
 
 
-def test_what_failed_when_it_was_built_is_not_tried_again_by_itself(store: Store) -> None:
+def test_failed_builds_are_not_retried_automatically(store: Store) -> None:
     failed = without_engine(store, "h200", "failed", "out of memory", "fp16")
     published(store, "heavy", [built(store, "l4", status="proven")], others=[failed])
     actual = plan(store, Fleet(()).with_groups([group("h200", 1)]), add=(parse_nodes("h200=1"),))
@@ -159,6 +159,6 @@ def test_what_failed_when_it_was_built_is_not_tried_again_by_itself(store: Store
 
 
 @pytest.mark.parametrize("text", ["b200", "b200=0", "b200=x", "=3", "b200=-1", "b201=3", "ampere=1", "gpu=1", "b200=²"])
-def test_what_are_no_nodes(text: str) -> None:
+def test_documents_without_nodes_are_refused(text: str) -> None:
     with pytest.raises(InputError):
         parse_nodes(text)

@@ -50,7 +50,7 @@ def test_remedies_name_the_registered_spec(project: Project) -> None:
     assert accepted.code == 2 and "is a copy; accept the golden set where the spec is kept" in accepted.err
 
 
-def test_mistakes_in_a_copy_are_told_by_its_address(project: Project) -> None:
+def test_mistakes_in_a_copy_name_its_address(project: Project) -> None:
     project.change_spec(precisions=["fp99"], source={"onnx": "gone.onnx"})
     with pytest.raises(SpecError, match=r"^registered:tiny@1:[0-9]+: precisions") as error:
         load_spec(project.spec, "registered:tiny@1")

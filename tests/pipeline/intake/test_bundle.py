@@ -111,7 +111,7 @@ def test_the_newest_is_the_one_that_was_registered_last_and_only_some_are_kept(p
         find(store, "tiny", digests[0])
 
 
-def test_collections_keep_what_is_registered_and_verify_finds_it_in_order(project: Project, store: Store) -> None:
+def test_gc_keeps_registered_specs_and_verify_accepts_them(project: Project, store: Store) -> None:
     item, _ = register(store, load_spec(project.spec))
     for _ in range(2):
         collect(store, grace=timedelta(0), delete=True)

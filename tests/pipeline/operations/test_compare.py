@@ -106,7 +106,7 @@ def test_a_busy_machine_is_reported_once_with_the_remedy():
     assert not any("busy" in line for line in describe_comparison(FOUND))
 
 
-def test_what_cannot_be_compared_is_refused(project: Project):
+def test_incomparable_specs_are_refused(project: Project):
     spec = load_spec(project.spec)
     with pytest.raises(
         InputError, match="none of tensorrt-rtx builds for cpu; `enginesmith backends list` says what does"
@@ -116,7 +116,7 @@ def test_what_cannot_be_compared_is_refused(project: Project):
         widen_spec(spec, asked("cpu", "onnxruntim"))
 
 
-def test_where_nothing_runs_it_says_so_and_ends_with_1(project: Project):
+def test_without_a_runnable_engine_the_exit_code_is_1(project: Project):
     project.change_spec(precisions=["fp32"], calibration=None)
     result = project.run(
         "backends", "compare", project.spec, "--target", "sm_89", "--backend", "tensorrt-rtx,tensorrt", "--json"

@@ -93,7 +93,7 @@ def test_a_report_about_another_engine_is_refused(built: Project) -> None:
         attach_latency(store, load(store, "tiny", "1"), store.put_bytes(b"{}"))
 
 
-def test_whatever_is_timed_is_timed_alone(built: Project) -> None:
+def test_engines_are_timed_one_at_a_time(built: Project) -> None:
     store, jobs = built.store, []
 
     def note(job: Job) -> NoReturn:

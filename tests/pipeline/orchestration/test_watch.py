@@ -94,9 +94,9 @@ def test_files_that_still_change_are_waited_for(project: Project, store: Store, 
 
 def test_a_spec_that_cannot_be_read_is_reported_once_and_stops_no_other(project, store, server):
     (project.folder / "a.yaml").write_text("model: a\n")
-    swap = look(store, project.folder, 3)
-    assert [(seen.spec, seen.told) for seen in swap] == [("a.yaml", False), ("tiny.yaml", True)]
-    assert "a.yaml:1" in swap[0].said
+    result = look(store, project.folder, 3)
+    assert [(seen.spec, seen.told) for seen in result] == [("a.yaml", False), ("tiny.yaml", True)]
+    assert "a.yaml:1" in result[0].said
 
 
 def test_a_missing_place_is_out_of_reach(store: Store, tmp_path: Path) -> None:

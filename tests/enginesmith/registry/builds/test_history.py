@@ -128,7 +128,7 @@ def test_a_store_that_does_not_answer_predicts_nothing(store: Store, monkeypatch
     assert expected(store, 1000) is None
 
 
-def test_what_is_left_is_said_to_be_a_prediction() -> None:
+def test_the_remaining_time_is_shown_as_a_prediction() -> None:
     expectation = Expectation(70.0, 1.0, 3, "3 builds of this unit")
     assert expectation.describe_left(30.0) == "~40 s left (predicted from 3 builds of this unit)"
     assert expectation.describe_left(75.0) == "5 s over the prediction (predicted from 3 builds of this unit)"

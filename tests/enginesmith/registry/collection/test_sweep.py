@@ -158,7 +158,7 @@ def test_a_collection_that_stood_still_deletes_no_document_of_a_version_that_is_
     assert gone[0] in slow.objects
 
 
-def test_marks_of_a_generation_that_was_not_published_count_for_nothing(due: MemoryStore) -> None:
+def test_marks_of_an_unpublished_generation_are_ignored(due: MemoryStore) -> None:
     """Whoever read that generation would take them for marks that were there before it began."""
     with pytest.raises(KeyboardInterrupt), hold_claim(due) as garbage:
         generation = garbage.begin_generation(["ab"])
@@ -173,7 +173,7 @@ def test_marks_of_a_generation_that_was_not_published_count_for_nothing(due: Mem
     assert due.has(name)
 
 
-def test_what_is_published_counts_for_later_collections_alone(due: MemoryStore) -> None:
+def test_publications_affect_only_later_collections(due: MemoryStore) -> None:
     """A lease taken before the marks were complete protects its names, though it was taken after they were begun."""
     before = read_state(due).generation
     gather(due)
@@ -181,7 +181,7 @@ def test_what_is_published_counts_for_later_collections_alone(due: MemoryStore) 
     assert (after_it.generation, after_it.latest, after_it.abandoned) == (before + 1, before + 1, ())
 
 
-def test_what_was_marked_under_a_lease_is_said_to_be_held_by_it(due, clock):
+def test_blobs_marked_under_a_lease_are_shown_as_leased(due, clock):
     with hold_lease(due, "building for days", timedelta(days=3)):
         gather(due)
         clock(2 * GRACE)

@@ -75,7 +75,7 @@ def test_the_collection_takes_it_with_its_version(store: Store, words: Path) -> 
 
 
 @pytest.mark.parametrize("damage", ["lost", "flipped", "cut"])
-def test_damage_is_found_by_fsck_and_leaves_the_engine_alone(store, words, tmp_path, damage):
+def test_fsck_reports_damage_and_the_engine_stays_usable(store, words, tmp_path, damage):
     manifest = publish(store)
     attach(store, manifest, words)
     if damage == "lost":
@@ -96,7 +96,7 @@ def test_damage_is_found_by_fsck_and_leaves_the_engine_alone(store, words, tmp_p
     assert verify(store).sound and pulled(store, tmp_path / "dest").attachments
 
 
-def test_an_edited_or_moved_document_is_found_and_leaves_the_engine_alone(store, words, tmp_path):
+def test_an_edited_or_moved_document_is_reported_and_the_engine_stays_usable(store, words, tmp_path):
     one = publish(store)
     attached = attach(store, one, words)
     two = publish(store, "b")
@@ -194,7 +194,7 @@ def test_killed_at_every_call_nothing_is_damaged_and_the_next_one_attaches(words
         ({"size_bytes": -1}, "size"),
     ],
 )
-def test_what_no_document_has_is_refused_before_anything_is_stored(change: dict[str, object], words: str) -> None:
+def test_invalid_attachments_are_refused_before_they_are_stored(change: dict[str, object], words: str) -> None:
     fine = Attachment("a.bin", "vocabulary", "digits", "1", "0" * 64, WORDS, 7, "me", "2026-01-01T00:00:00+00:00")
     assert fine.to_bytes()
     with pytest.raises(Malformed, match=words):

@@ -108,7 +108,7 @@ def test_by_sha256_where_the_manifest_has_no_blake3(store, tmp_path, cache, hash
 
 @pytest.mark.parametrize("says", [BLOB.blake3, None])
 @pytest.mark.parametrize("place", ["its own", "the same"])
-def test_a_manifest_that_pairs_a_name_with_other_bytes_poisons_nobody(store, evil, tmp_path, cache, says, place):
+def test_a_manifest_with_a_wrong_digest_pair_does_not_affect_others(store, evil, tmp_path, cache, says, place):
     """Who pulls from the evil registry gets what it serves; those bytes never come to others under the honest name."""
     published(store, says)
     out = tmp_path / "out"
@@ -130,7 +130,7 @@ def test_nor_do_evil_bytes_become_the_blob_of_the_name(evil: Far, tmp_path: Path
         assert path.read_bytes() == HONEST
 
 
-def test_what_came_by_a_blake3_is_the_blob_once_its_sha256_was_looked_at(honest, tmp_path, cache):
+def test_a_blob_read_by_blake3_counts_after_its_sha256_is_checked(honest, tmp_path, cache):
     pulled(honest, tmp_path / "a", cache)
     assert names_in(cache.folder / "blobs") == [BLOB.name] and not cache.holds(NAME)
     with cache.hold(NAME, refuse) as held:
@@ -181,6 +181,6 @@ def test_a_mirror_says_the_same(store: Store, tmp_path: Path, hashed: list[str])
 
 @pytest.mark.parametrize("make", [lambda bad: BlobDigest(bad), lambda bad: BlobDigest(NAME, bad)])
 @pytest.mark.parametrize("bad", ["", "../x", "A" * 64, "0" * 63, f"{NAME}/x"])
-def test_what_is_no_digest_never_becomes_a_files_name(make: Callable[[str], BlobDigest], bad: str) -> None:
+def test_an_invalid_digest_never_becomes_a_file_name(make: Callable[[str], BlobDigest], bad: str) -> None:
     with pytest.raises(InputError, match="is not a digest"):
         make(bad)

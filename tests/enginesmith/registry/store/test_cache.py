@@ -47,7 +47,7 @@ def test_other_bytes_are_not_kept(tmp_path: Path) -> None:
     assert not cache.holds(digest(b"x")) and names_in(tmp_path / "cache" / "tmp") == []
 
 
-def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+def test_the_least_recently_used_blob_is_removed_first(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path / "cache", limit_bytes=300)
     one, two, three = (put(cache, bytes([number]) * 100) for number in range(3))
     for age, name in enumerate((two, three, one)):  # as if used in this order, long ago

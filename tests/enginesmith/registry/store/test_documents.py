@@ -11,7 +11,7 @@ KEY = "history/x.json"
 
 
 @on_each_kind
-def test_who_was_slower_starts_from_what_is_there(store: Store) -> None:
+def test_the_slower_download_continues_from_the_existing_bytes(store: Store) -> None:
     seen: list[bytes | None] = []
 
     def add(data: bytes | None) -> bytes:

@@ -153,7 +153,7 @@ def test_one_beside_others_begins_with_its_share_of_the_connections_and_asks_for
     assert [start for start, _ in shared.requests] == sorted(start for start, _ in shared.requests)
 
 
-def test_what_a_failed_download_brought_is_not_asked_for_again(tmp_path: Path) -> None:
+def test_bytes_of_a_failed_download_are_not_requested_again(tmp_path: Path) -> None:
     first, second = Source(breaks(5 * PART)), Source()
     with pytest.raises(UnavailableError, match="cut"):
         run(tmp_path / "file", first)

@@ -104,7 +104,7 @@ def read_range(store: Store, digest: str, start: int, size: int) -> bytes:
     return bytes(data)
 
 
-def test_what_it_reads_is_what_the_registry_has(store: Store, site: Site, behind: HttpStore, tmp_path: Path) -> None:
+def test_it_reads_the_registrys_documents(store: Store, site: Site, behind: HttpStore, tmp_path: Path) -> None:
     key, digest = channel_key("digits", "stable"), store.put_bytes(bytes(range(256)) * 40)
     assert behind.read(key) == store.read(key) and behind.read("models/none.json") is None
     data, tag = behind.read_if_changed(key, "")
@@ -126,7 +126,7 @@ def test_it_lists_what_the_folder_lists_by_nginx_autoindex(store: Store, behind:
         assert list(behind.children(prefix)) == list(store.children(prefix))
 
 
-def test_what_a_server_lists_is_not_believed(behind: HttpStore, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listings_of_a_server_are_validated(behind: HttpStore, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     for listed in (b"<html>", b'{"name": "a"}', b'["a"]', b"[" * 100_000, b'[{"name": "a"}]'):
         site.fault, site.listed = ["listed"], listed
         with pytest.raises(IntegrityError, match="autoindex_format json"):
@@ -149,7 +149,7 @@ def test_what_a_server_lists_is_not_believed(behind: HttpStore, site: Site, monk
 
 
 @pytest.mark.parametrize("fault", ["closed", "cut", "500", "429"])
-def test_what_breaks_off_is_asked_again_from_there(store: Store, behind: HttpStore, site: Site, fault: str) -> None:
+def test_an_interrupted_download_continues(store: Store, behind: HttpStore, site: Site, fault: str) -> None:
     digest = store.put_bytes(bytes(range(256)) * 4)
     site.fault = [fault, fault]
     assert read_range(behind, digest, 0, 1024) == store.read_blob(digest)
@@ -243,7 +243,7 @@ def test_a_token_goes_with_each_request_and_is_read_again(behind, site, tmp_path
         ("a,,b", "not a path"),
     ],
 )
-def test_what_is_no_place_is_refused_without_its_secret(uri: str, words: str) -> None:
+def test_an_invalid_location_is_refused_without_its_secret(uri: str, words: str) -> None:
     with pytest.raises(InputError, match=words) as error:
         open_store(uri)
     assert "secret" not in str(error.value)
@@ -262,7 +262,7 @@ def test_a_server_without_a_registry_is_no_registry(site: Site) -> None:
         open_store(f"{site.url}/elsewhere")
 
 
-def test_a_serving_node_reads_by_the_standard_library_alone(site: Site) -> None:
+def test_a_serving_node_reads_with_the_standard_library_only(site: Site) -> None:
     code = (
         "import sys; from enginesmith import Client; Client(sys.argv[1]).store; "
         "print(*{m.partition('.')[0] for m in sys.modules} & {'boto3','aiohttp','click','rich','numpy','pipeline'})"

@@ -125,7 +125,7 @@ def test_a_place_that_is_out_of_reach_is_left_alone_for_a_while_and_that_is_repo
     assert places.said[1:] == [f"{places.mirror.uri} answers again"]
 
 
-def test_a_region_that_is_cut_off_goes_on_with_what_it_has(places: Places) -> None:
+def test_a_disconnected_region_continues_with_its_mirror(places: Places) -> None:
     places.publish("one")
     places.copy()
     places.origin.error = UnavailableError("cut off")

@@ -91,7 +91,7 @@ def test_a_blob_that_another_tool_copied_is_read_before_it_is_trusted(store: Obj
         assert store.read_blob(digest) == data
 
 
-def test_what_a_killed_upload_left_is_swept_when_it_is_old(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_parts_of_a_killed_upload_are_deleted(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     key = store.place.key(blob_key(ABSENT))
     client(store.place).create_multipart_upload(Bucket=store.place.bucket, Key=key)
     monkeypatch.setattr(bucket, "LEFT_AFTER", timedelta(days=365_000))  # moto says that all uploads began in 2010
@@ -113,7 +113,7 @@ def test_an_upload_that_is_swept_away_begins_again(store: ObjectStore, proxy: Fa
     assert swept == [1] and store.read_blob(digest) == b"x" * 3500
 
 
-def test_whoever_may_not_see_uploads_can_publish_all_the_same(store: ObjectStore, proxy: FaultyProxy) -> None:
+def test_publishing_works_without_the_right_to_list_uploads(store: ObjectStore, proxy: FaultyProxy) -> None:
     proxy.plan(lambda request: Fault("error", status=403, code="AccessDenied") if "uploads" in request.path else None)
     assert open_store(store.uri, create=True).create("a", b"")
 

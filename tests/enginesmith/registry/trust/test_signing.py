@@ -274,7 +274,7 @@ def test_keys_that_cannot_sign_are_named_and_passwords_are_not(store, manifest, 
     assert len(names_in(tmp_path / "registry/models/digits/versions/1/signatures")) == 1
 
 
-def test_what_is_stored_in_other_bytes_is_not_signed(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
+def test_a_manifest_with_other_stored_bytes_is_not_signed(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
     place = manifest_key("digits", "1")
     data = store.read(place) or b""
     assert store.replace(place, data + b" ", data)

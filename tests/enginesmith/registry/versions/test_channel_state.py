@@ -68,7 +68,7 @@ def test_a_writer_killed_anywhere_has_moved_the_channel_or_not() -> None:
         assert versions(store) == ["1", "2", "1"] and located(store) == "1", step
 
 
-def test_newer_formats_are_refused_with_the_remedy_and_overwritten_by_nobody(store: Store) -> None:
+def test_newer_formats_are_refused_with_the_remedy_and_never_overwritten(store: Store) -> None:
     one = published(store, b"one")
     data = json.loads(store.read(KEY) or b"")
     for change in ({"format": 3, "waves": []}, {"registry": 2}):

@@ -144,10 +144,10 @@ def test_a_dead_writer_and_a_change_by_hand_are_healed(indexed: MemoryStore) -> 
 
 def test_models_of_leases_that_are_over_are_rewritten(indexed: MemoryStore) -> None:
     """Their writer may have changed them after the collection had read them."""
-    swap = look(indexed)
+    result = look(indexed)
     del indexed.objects[manifest_key("digits", "1")]
-    assert index.heal_index(indexed, swap) == [] and read_index(indexed) == swap
-    assert index.heal_index(indexed, swap, ["digits"]) == ["digits"] and read_index(indexed) == look(indexed)
+    assert index.heal_index(indexed, result) == [] and read_index(indexed) == result
+    assert index.heal_index(indexed, result, ["digits"]) == ["digits"] and read_index(indexed) == look(indexed)
 
 
 @pytest.mark.parametrize("damage", [b"{", b'{"complete":true,"format":9,"models":{},"serial":1}', None])

@@ -125,7 +125,7 @@ def test_a_pass_counts_against_what_is_served_when_the_channel_moves(store: Stor
         channels.promote(store, two, "stable", canaries=[lost])
 
 
-def test_a_blob_that_is_no_pass(store: Store) -> None:
+def test_a_blob_without_a_pass_is_refused(store: Store) -> None:
     for text in (b"{}", b"[", b'{"verdict": "FAIL"}'):
         with pytest.raises(IntegrityError, match="canary report"):
             policies.canary_pass(store, store.put_bytes(text))

@@ -174,7 +174,7 @@ def test_a_snapshot_that_lacks_evidence_is_reported_and_repaired(store: Store) -
     assert located(store) == "1" and [item.kind for item in verify(store).problems] == ["stale"]
 
 
-def test_what_is_no_snapshot_is_damage() -> None:
+def test_an_invalid_snapshot_is_damage() -> None:
     for data in (b"", b"no zlib", zlib.compress(b"{}")):
         with pytest.raises(EnginesmithError):
             parse_snapshot(data)

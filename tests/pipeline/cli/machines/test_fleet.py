@@ -118,7 +118,7 @@ def test_apply_tells_what_can_be_done(place: Path, monkeypatch: pytest.MonkeyPat
     assert "nothing to send: do what the column 'do first' says" in run("--apply").stderr
 
 
-def test_what_a_schedule_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scheduled_flow_sends_events(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The flow's own function; Prefect's part, tasks and artifacts, is left out."""
     from pipeline.orchestration.flows import reconcile_fleet as module
 
@@ -147,7 +147,7 @@ def test_what_a_schedule_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (["--runtime", "tensorrt"], "'tensorrt' is not NAME=VERSION"),
     ],
 )
-def test_what_cannot_be_meant(place: Path, arguments: list[str], wanted: str) -> None:
+def test_contradictory_options(place: Path, arguments: list[str], wanted: str) -> None:
     result = run(*arguments)
     assert result.exit_code != 0
     assert wanted in result.output + str(result.exception)

@@ -192,7 +192,7 @@ def test_graphs_that_nothing_connects_are_reported(tmp_path: Path, capsys: pytes
     assert init(*graphs, "--out", folder / "a.yaml") == 2, "the first graph's file has the name of the second's"
 
 
-def test_what_a_state_looks_like_proposes_no_metric(tmp_path: Path) -> None:
+def test_outputs_that_look_like_states_propose_no_metric(tmp_path: Path) -> None:
     inputs, outputs = (
         f"float[b,128] {first}, float[b,2,2,9] {cache}" for first, cache in (("hop", "cache"), ("clean", "cache_out"))
     )

@@ -134,7 +134,7 @@ def test_watching_can_be_stopped(going: Project, monkeypatch: pytest.MonkeyPatch
         (("--log", "sm_75"), 2, "--log needs a RUN or a MODEL"),
     ],
 )
-def test_what_is_not_there_is_named(going: Project, words: tuple[str, ...], code: int, said: str) -> None:
+def test_the_error_names_missing_runs(going: Project, words: tuple[str, ...], code: int, said: str) -> None:
     result = going.run("status", *words)
     assert result.code == code and said in result.err
 

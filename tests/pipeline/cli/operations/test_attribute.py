@@ -57,7 +57,7 @@ def test_a_build_that_fails_names_the_node_and_proposes_what_repairs_it(loud: Pr
     assert engine["attribution"] is None and not engine["failed"]
 
 
-def test_what_is_proven_is_published_before_what_failed_is_looked_at(loud, monkeypatch):
+def test_proven_units_are_published_before_failures_are_analysed(loud, monkeypatch):
     def run_out(suspect: Suspect, *_: object) -> None:
         there = locate(loud.store, parse_reference("tiny:candidate")).manifest
         assert [entry.status for entry in there.engines] == ["proven", "failed"]

@@ -65,7 +65,7 @@ def test_a_run_with_several_requests_in_flight_and_its_verdict_kept(built, tmp_p
     assert (kept["target"], kept["verdict"]) == (this_kind().name, result.json["verdict"])
 
 
-def test_an_interrupted_run_leaves_what_it_saw(built, tmp_path):
+def test_an_interrupted_run_stores_its_observations(built, tmp_path):
     path, out = record(built, 3000, 100), tmp_path / "canary"
     words = ["canary", "run", "--candidate", "tiny@1", "--baseline", "tiny@1", "--target", "cpu"]
     words += ["--traffic", str(path), "--out", str(out), "--looks", "20", "--registry", str(built.registry)]

@@ -41,7 +41,7 @@ def test_what_is_served_is_built_proven_and_timed_beside_itself_and_nothing_is_p
     assert files_of(place / "registry" / "models") == files_of(built_once / "registry" / "models")
 
 
-def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(
+def test_rehearsed_versions_are_published_moved_and_rolled_back(
     rehearsed: tuple[Path, Result], tmp_path: Path, capsys, monkeypatch
 ) -> None:
     """The toolchain is the same here, so that the verdicts, and which unit has another one, are drawn up, and the

@@ -116,7 +116,7 @@ def test_a_policy_with_waves(serving: Store) -> None:
     (["--wave", "100%", "--max-unavailable", "10"], "with --nodes"),
     (["--wave", "5%,100%", "--nodes", "100"], "leave --nodes out"),
 ])  # fmt: skip
-def test_what_is_no_plan(serving: Store, options: list[str], why: str) -> None:
+def test_invalid_plans_are_refused(serving: Store, options: list[str], why: str) -> None:
     refused = run("rollout", "start", "digits@2", WHERE, *options)
     assert isinstance(refused.exception, InputError) and why in str(refused.exception)
     assert read_rollout(serving, "digits", "stable") is None
@@ -198,7 +198,7 @@ def test_nothing_of_a_node_is_held_and_a_rollout_has_so_many(serving: Store, mon
     assert [take(receiver, f"n{n}") for n in (7, 8)] == [204, 429], "they are counted anew every hour"
 
 
-def test_labels_decide_who_is_reached(serving: Store) -> None:
+def test_labels_select_the_nodes_of_a_wave(serving: Store) -> None:
     rollout = started(serving, "--wave", "label=canary,100%")
     now = datetime.now(UTC)
     report = NodeReport("n1", "", "2", format_time(now), format_time(now))

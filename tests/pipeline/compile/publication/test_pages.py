@@ -39,7 +39,7 @@ def test_a_page_that_cannot_be_drawn_says_why_and_is_there_all_the_same(project,
     assert again.code == 0 and "1 engine proven" in (project.folder / "again.html").read_text()
 
 
-def test_what_is_no_document_is_named(tmp_path: Path, built: Project) -> None:
+def test_the_error_names_an_invalid_document(tmp_path: Path, built: Project) -> None:
     with pytest.raises(InputError, match="no such file"):
         pages.read_document(tmp_path / "none.json")
     (tmp_path / "a.json").write_text('{"kind": "else"}')
