@@ -90,7 +90,7 @@ class Decoder:
 
     @property
     def bound(self) -> "CacheBound | None":
-        """The bound of the cache that is full first: of those that begin empty, and of those of a fixed size."""
+        """The bound of the cache that is full first, among initially empty and fixed-size caches."""
         bounds = [
             CacheBound(max_size + 2, f"{dim}={max_size} at most", f"build with a larger dims.{dim}.max")
             for dim, (min_size, max_size) in self.ends.items()

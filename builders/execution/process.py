@@ -331,7 +331,7 @@ def _start(job: Job[object], workdir: Path, start: Start) -> tuple[Child, int]:
 
 
 class _Observer:
-    """Tells a watch what can be seen of a running job from outside: its phase, its log, the memory it holds."""
+    """Reports the externally visible state of a running job: its phase, its log, its memory."""
 
     def __init__(self, name: str, workdir: Path, watch: Watch) -> None:
         self._name, self._workdir, self._watch = name, workdir, watch

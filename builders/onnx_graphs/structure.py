@@ -269,7 +269,7 @@ def _lift_constants(graph: "onnx.GraphProto") -> None:
 
 
 def _infer_sizes(model: "onnx.ModelProto") -> dict[str, Dims]:
-    """Name -> dims, from the inputs and weights alone: what is stated of outputs may be wrong."""
+    """Name -> dims, only from the inputs and weights, because stated shapes of outputs may be wrong."""
     stated_types = [(value, onnx.TypeProto.FromString(value.type.SerializeToString())) for value in model.graph.output]
     for value, _ in stated_types:
         value.type.tensor_type.ClearField("shape")

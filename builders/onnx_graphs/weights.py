@@ -50,7 +50,7 @@ def find_external(graph: GraphProto) -> TensorProto:
 
 
 def load_graph(path: Path, folder: Path | None = None, content: bytes | None = None) -> ModelProto:
-    """The model in a file; weights beside it, or in `folder`, stay there. content: what is parsed instead of the file.
+    """The model in a file; weights beside it, or in `folder`, stay there. content: bytes to parse instead of the file.
 
     Raises ModelError where such a file is not there, or is too short, and what `onnx.load` raises.
     """

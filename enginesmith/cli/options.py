@@ -152,7 +152,7 @@ def path_option(
     return click.option(name, type=path_type, default=default, show_default=default_text, help=meaning)
 
 
-# A folder that is written into; a file there is refused before anything is done.
+# An output folder; a file at this path is refused at the start.
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 

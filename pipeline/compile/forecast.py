@@ -156,7 +156,7 @@ class UnitForecast:
     proven_again: bool = False
 
     def to_json(self) -> Json:
-        """What `enginesmith plan --json` prints of it; without a graph it has no build key and no request."""
+        """Its part of `enginesmith plan --json`; without a graph, it has no build key and no request."""
         request = self.unit.request if self.unit else None
         return {
             "target": self.candidate.target.name,

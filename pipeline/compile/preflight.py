@@ -34,7 +34,7 @@ Mistake = tuple[Loc, str]
 
 
 def check_files(spec: ModelSpec) -> None:
-    """Raise SpecError, a line for each mistake, where the files that a spec names do not fit it or each other."""
+    """Raise SpecError, with a line per mistake, if files of a spec do not match it or each other."""
     if mistakes := list(_find_mistakes(spec)):
         raise locate_mistakes(spec, mistakes)
 

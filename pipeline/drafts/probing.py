@@ -25,7 +25,7 @@ from pipeline.drafts.facts import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundMo
 from validation.data.samples import resize
 from validation.golden.golden_set import edge_sizes
 
-# Sizes that are tried for a dim that is no batch, the likeliest first: multiples of 32 suit networks that halve five
+# Sizes to try for a dim other than the batch, the likeliest first: multiples of 32 suit networks that halve five
 # times; 512 and 576 are windows of audio.
 _SIZES = (64, 128, 32, 256, 16, 224, 320, 512, 576, 640, 1024, 48, 28, 96, 160, 192, 299, 384, 10, 8, 4, 3, 2)
 # Batches to try if 1 does not run: groups of frames or views along axis 0.
@@ -40,7 +40,7 @@ _SAMPLES = 8
 _MOST_ELEMENTS = 1 << 26
 
 
-# Runs a model once on inputs, and raises any exception where it does not run.
+# Runs a model once on inputs, and raises any exception if it fails.
 Run = Callable[[Tensors], object]
 
 

@@ -183,7 +183,7 @@ class ModelSite:
 
 # Facts of each model on the pages over all models, kept between runs so that only changed models are read.
 
-# Verdicts of canaries that are kept of a model.
+# Number of canary verdicts that are kept per model.
 MOST_OF_MODEL = 20
 
 

@@ -60,7 +60,7 @@ class Kind(Generic[M]):
 
 
 def mistake_lines(path: Path, root: yaml.Node, error: ValidationError, kind: Kind[M]) -> list[str]:
-    """What pydantic found wrong, in the words of the file: one line for each mistake, each once."""
+    """Pydantic's errors with the names in the file: one line per mistake, without duplicates."""
     mistakes = error.errors(include_url=False)
     outer_locs = {mistake["loc"][:depth] for mistake in mistakes for depth in range(len(mistake["loc"]))}
     kinds: dict[Loc, list[str]] = {}
@@ -275,7 +275,7 @@ def _compose(path: Path, text: str, kind: Kind[M]) -> yaml.Node:
 
 
 def _quickly_composed(text: str) -> yaml.Node | None:
-    """An ordinary file's nodes from libyaml, several times faster; None where PyYAML's own parser has to read it.
+    """A file's nodes from libyaml, which is several times faster; None if PyYAML's own parser is needed.
 
     libyaml's composer recurses in C without a limit, so a text that may be nested deeply is left to PyYAML: nesting
     takes many brackets, or a line as long as it is deep.

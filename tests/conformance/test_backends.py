@@ -122,7 +122,7 @@ def test_a_backend_implements_the_protocol(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_refusal_is_a_reason_and_a_remedy_and_comes_for_whatever_is_not_its_business(name):
+def test_a_refusal_of_an_unsupported_request_has_a_reason_and_a_remedy(name):
     backend = backend_of(name)
     for hardware in machine.parse_targets("all"):
         for precision in PRECISIONS:

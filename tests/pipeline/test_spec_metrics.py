@@ -106,7 +106,7 @@ def test_each_mistake_is_a_line_of_its_own(project: Project, metric: Any, wanted
     assert all(any(text in line for line in actual) for text in wanted), actual
 
 
-def test_what_needs_labels_says_so(project: Project) -> None:
+def test_metrics_that_need_labels_are_refused_without(project: Project) -> None:
     (line,) = mistakes(project, {"output": "logits", "floor": 0.9}, None)
     assert "metric accuracy needs labels; name the array that holds them, or take top_k" in line
     (line,) = mistakes(project, {**CTC, "against": "labels"}, None)

@@ -50,7 +50,7 @@ def test_the_whole_is_proven_step_by_step_and_free_running(built: tuple[Path, Ou
     assert "free running" in (place / "report.html").read_text()
 
 
-def test_each_graph_is_proven_on_what_it_meets_in_use(built: tuple[Path, Outcome]) -> None:
+def test_each_graph_is_proven_on_its_inputs_in_use(built: tuple[Path, Outcome]) -> None:
     """The encoder has a sample for each text, the decoder its tokens in the steps of the whole."""
     place = built[0] / "registry" / "models"
     golden = {

@@ -147,7 +147,7 @@ class AotInductor:
 
             from builders.onnx_torch import to_guarded_program
 
-            # A cache of its own under the work folder: builds at the same time share none, and nothing is left behind.
+            # A separate cache in the work folder: concurrent builds share none, and it is deleted with the folder.
             with fresh_cache(dir=str(workdir)), _instructions(level_of(request)):
                 program, faults = to_guarded_program(model, request)
                 if not request.target.is_cpu:

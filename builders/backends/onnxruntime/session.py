@@ -123,7 +123,7 @@ def session_options(level: str, threads: int, without: Sequence[str] = (), of: P
     options = ort.SessionOptions()
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     options.intra_op_num_threads = threads
-    options.log_severity_level = 4  # what it logs as an error it also raises
+    options.log_severity_level = 4  # it also raises the errors that it logs
     disabled_names = ";".join((*_SLOWER_FUSIONS, *without))
     options.add_session_config_entry("optimization.disable_specified_optimizers", disabled_names)
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)

@@ -114,7 +114,7 @@ class PackagePlace(SharedFolder):
                 if not (folder / MANIFEST).is_file() or (folder / MANIFEST).read_bytes() != manifest_bytes:
                     raise InputError(f"{folder} has other engines; delete it, or give another --dest")
             else:
-                for path in staging_folder.iterdir():  # of a process that was killed, for other machines
+                for path in staging_folder.iterdir():  # left by a killed process, for other machines
                     if path.name not in {engine.path.parent.name for engine in pulled_engines}:
                         shutil.rmtree(path, ignore_errors=True)
                 write_whole(staging_folder / MANIFEST, manifest_bytes)

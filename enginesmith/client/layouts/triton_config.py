@@ -121,7 +121,7 @@ _OPENED_BY = {
     "onnxruntime-tensorrt": ("onnxruntime", _ONNX),
     "tensorrt": ("tensorrt", _PLAN),
 }
-# To get an engine that one of these opens.
+# Remedy: how to get an engine that one of these opens.
 REMEDY = (
     "build again with `serve: triton` in its spec, and no backends: ONNX Runtime's engines (fp32, fp16) are built on "
     "any machine, TensorRT's (int8, too) on a worker with that GPU"

@@ -97,7 +97,7 @@ def _count_bytes(*tensors: Tensors) -> int:
 
 
 class GraphJudge:
-    """Takes what a trial answers, run after run, and counts the checks that it fails. runs: inputs.  edges: inputs of
+    """Receives a trial's outputs, run by run, and counts failed checks. runs: inputs.  edges: inputs of
     the runs behind these, at other sizes. Each keeps the graph's limits itself, without a margin: a golden set need not
     have the hard samples by which its edges would be judged."""
 

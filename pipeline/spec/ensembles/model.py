@@ -64,8 +64,8 @@ class EnsembleFunction(SpecPart):
         return f"{inside(file)}:{name}"
 
     def at(self, name: str, folder: Path, sources: Mapping[str, str]) -> state.EnsembleFunction:
-        """It with digests of its files. name: in the spec.  folder: of that.  sources: what gives its inputs. Raises
-        ModelError for a file that cannot be read."""
+        """A copy with digests of its files. name: in the spec.  folder: of the spec.  sources: what gives its inputs.
+        Raises ModelError for a file that cannot be read."""
         digests = {
             str(path.relative_to(folder)): digest_of_file(path) for path in source_files(folder, folder / self.file)
         }

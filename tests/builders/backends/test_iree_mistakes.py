@@ -121,7 +121,7 @@ GRU = 'GRU <hidden_size = 3, activations = ["{}", "{}"]> (x, w, r)'
         (inferred("(float[1,1,4,4] x, float[1,3,3,2] p) => (float[1,1,3,3] y) { y = GridSample(x, p) }"), "far out"),
     ],
 )
-def test_an_operator_that_comes_out_wrong_is_refused_by_name_with_the_remedy(graph, words):
+def test_a_miscompiled_operator_is_refused_by_name_with_the_remedy(graph, words):
     (result,) = reasons(graph)
     assert words in result and ";" in result
 

@@ -138,7 +138,7 @@ def test_a_tag_is_never_taken_from_another_version(store: Store, tmp_path: Path)
         exported(store, tmp_path / "oci", "digits-1@2")
 
 
-def test_what_may_not_be_exported(store: Store, tmp_path: Path) -> None:
+def test_versions_that_must_not_be_exported(store: Store, tmp_path: Path) -> None:
     publish(store)
     assert len(exported(store, tmp_path / "proven", proven_only=True)) == 2
     entry = locate(store, parse_reference("digits")).manifest.engines[1]

@@ -162,7 +162,7 @@ def test_without_an_export_what_needs_no_calibration_is_known(built: Project) ->
     assert units["cpu int8"]["reason"] == expected
 
 
-def test_a_plan_says_what_it_does_first(project: Project) -> None:
+def test_a_plan_reports_its_first_step(project: Project) -> None:
     project.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
     first = project.run("plan", project.spec, "--no-export")
     assert first.code == 0

@@ -11,7 +11,7 @@ from pipeline.quantization.schemes.write import quantize_dynamic
 from tests.pipeline.projects import Project, arrays, rebuilt, units
 
 
-def test_one_changed_calibration_sample_rebuilds_int8_alone(built: Project) -> None:
+def test_a_changed_calibration_sample_rebuilds_only_int8(built: Project) -> None:
     data = arrays(built.folder / "calibration.npz")
     data["x"][3] *= 10
     np.savez(built.folder / "calibration.npz", **data)

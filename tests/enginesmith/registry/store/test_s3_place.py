@@ -33,7 +33,7 @@ def test_the_environment_gives_what_the_uri_leaves_open() -> None:
     assert parse_s3_place(options, environment) == S3Location("bkt", "", "http://c:3", "x")
 
 
-def test_keys_and_what_a_write_asks_for() -> None:
+def test_keys_and_conditions_of_a_write() -> None:
     place = parse_s3_place("s3://bkt/team?sse=aws:kms&kms_key=arn:aws:kms:eu-west-1:1:key/k", {})
     assert place.key("models/a.json") == "team/models/a.json" and place.locator("a") == "s3://bkt/team/a"
     assert place.encryption() == {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "arn:aws:kms:eu-west-1:1:key/k"}

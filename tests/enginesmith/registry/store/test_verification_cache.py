@@ -31,7 +31,7 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path, reads: list[Path])
     assert verifications.is_verified(BLOB, path) and len(reads) == 3
 
 
-def test_several_places_are_remembered_and_damaged_notes_are_none(tmp_path: Path, reads: list[Path]) -> None:
+def test_several_locations_are_cached_and_damaged_entries_are_ignored(tmp_path: Path, reads: list[Path]) -> None:
     verifications = VerificationCache(tmp_path / "stamps")
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"data")

@@ -96,7 +96,7 @@ def test_a_damaged_state_says_how_it_is_repaired(store: Store, damage: dict[str,
     assert [problem.kind for problem in verify(store).problems if problem.what == "digits:stable"] == ["dangling"]
 
 
-def test_a_lost_history_is_a_fault_and_hinders_no_node(store: Store) -> None:
+def test_a_lost_history_is_a_fault_and_does_not_affect_nodes(store: Store) -> None:
     for data in (b"one", b"two", b"three"):
         published(store, data)
     store.remove(HISTORY)
