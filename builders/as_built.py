@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def build_engine(backend: Backend, request: BuildRequest, model: Path, workdir: Path) -> Engine:
-    """What `backend.build` gives for a request, with states of int8 where it has these, and as requirements the
-    libraries that the backend opens.
+    """The engine that `backend.build` returns for a request, with its int8 states, and with the libraries that the
+    backend opens as requirements.
 
     workdir: a folder for what the build writes.
     Raises as that.

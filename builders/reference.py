@@ -82,7 +82,7 @@ def _open_parts(path: Path, options: Untyped) -> _VaryingPart | None:
     outputs; None where there is no such part, and where it cannot be read or run apart."""
     import onnxruntime as ort
 
-    if this_kind().saturates:  # then the whole graph is rewritten as it is opened
+    if this_kind().saturates:  # then the whole graph is rewritten when it is opened
         return None
     try:
         model = load_outline(path)

@@ -461,10 +461,10 @@ _PEER: Schema = {
         }
     ),
     "minProperties": 1,
-    # A block of addresses stands alone.
+    # A block of addresses allows no other field.
     "dependencies": {"ipBlock": {"maxProperties": 1}},
 }
-# Without `to` a rule is open to every destination; who wants that says so by 0.0.0.0/0 and ::/0.
+# Without `to`, a rule allows every destination; to request this, write 0.0.0.0/0 and ::/0.
 EGRESS: Schema = closed({"to": listed(_PEER), "ports": listed(_PORT)}, "to")
 
 DEFINITIONS: dict[str, Schema] = {

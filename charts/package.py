@@ -32,7 +32,7 @@ def package(folder: Path, key: str = "", keyring: Path | None = None, passphrase
     try:
         return [archive, Path(helm.sign(archive, key=key, keyring=str(keyring), passphrase_file=passphrase))]
     except helm.HelmError as error:
-        archive.unlink()  # so that nobody pushes it in place of a signed one
+        archive.unlink()  # so that it is not pushed in place of a signed one
         raise ValueError(f"key {key!r} of {keyring} does not sign: {error}") from error
 
 

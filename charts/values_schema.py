@@ -115,7 +115,7 @@ def _catalog() -> Schema:
 
 _AMOUNTS = closed({"cpu": CPU, "memory": BYTES, "ephemeral-storage": BYTES})
 
-# What a value is, by the last words of its path; the longest that fits wins.
+# Schema of a value by the last words of its path; the longest match applies.
 RULES: dict[str, Schema] = {
     "affinity": ref("affinity"),
     "nodeCache.bytes": SIZE,

@@ -12,7 +12,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 WIDTH = 120
-# What begins a line of a paragraph: quotes, bullets, numbers.
+# Prefixes of a paragraph's line: quotes, bullets, numbers.
 _MARKERS = re.compile(r"(?:[ ]*(?:>|[-*+]|\d{1,9}[.)])[ ]+)*[ ]*")
 # A word that would be something else at the start of a line.
 _BLOCK = re.compile(r"[-+*>]|\d{1,9}[.)]|#{1,6}|[=-]+|\|.*|:?-+:?|`{3,}.*|~{3,}.*|<.*|\[[^\]]*\]:.*")

@@ -82,7 +82,7 @@ def __getattr__(name: str) -> Any:
 
         return version("enginesmith")
     if name in ("build", "load_spec"):
-        # A team may have packages of its own with the names of those above this one.
+        # Users may have packages with the names of our other top-level packages.
         from enginesmith.rooms import check_own
 
         check_own()

@@ -29,7 +29,7 @@ from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec, list_sums,
 Array = np.ndarray
 # Combinations of shapes that a session remembers, so that its table does not grow with every new size.
 MOST_ACCEPTED = 256
-# What reading a damaged file raises; numpy reads an array's header as Python literals, hence the last four.
+# Exceptions of damaged files; the last four, because numpy reads headers as Python literals.
 _UNREADABLE = (*DAMAGED, SyntaxError, TypeError, MemoryError, tokenize.TokenError)
 
 
@@ -111,7 +111,7 @@ def _check(spec: TensorSpec, array: np.ndarray, sizes: dict[str, int]) -> None:
             f"input {spec.name!r} is of type {type(array).__name__}; the model needs a numpy array of {spec.dtype}: "
             "numpy.asarray makes one"
         )
-    if not array.dtype.isnative:  # dtype.name does not tell, and a runtime would read other numbers
+    if not array.dtype.isnative:  # dtype.name ignores byte order, and a runtime would read wrong numbers
         raise DataError(
             f"input {spec.name!r} has its bytes in the other order ({array.dtype.str}); use astype({spec.dtype!r})"
         )
@@ -140,8 +140,8 @@ def _names(names: set[str]) -> str:
 
 
 def find_profile(profiles: Sequence[ShapeProfile], inputs: Tensors) -> int:
-    """Index of the first profile whose ranges hold every input's shape. Raises DataError when there is none, and for a
-    size that is not one of its multiples."""
+    """Index of the first profile whose ranges hold every input's shape. Raises DataError if there is none, and for a
+    size that is not a multiple as the profile requires."""
     _check_multiples(profiles, inputs)
     for index, shapes in enumerate(profiles):
         ranges = ((inputs[name].shape, low, high) for name, low, _, high in shapes.inputs if name in inputs)
@@ -223,7 +223,7 @@ class StoredArray:
         raise DataError(f"{self} has no axes; store one entry per sample along axis 0")
 
     def whole(self) -> Array:
-        """As `read`, also of an array without axes."""
+        """The whole array, in memory; also an array without axes. Raises DataError as `blocks`."""
         with _translate_errors(self.path, self.name), _open_member(self.path, self.member) as stream:
             stream.seek(self.offset)
             return self._read_array(stream, self.shape)
@@ -258,7 +258,7 @@ def _header(path: Path, member: str | None, stored_bytes: int) -> StoredArray:
     with _translate_errors(path, name), _open_member(path, member) as stream:
         major, _ = npy.read_magic(stream)
         read_header = npy.read_array_header_1_0 if major == 1 else npy.read_array_header_2_0
-        with warnings.catch_warnings(action="ignore"):  # a header of Python 2's is as good
+        with warnings.catch_warnings(action="ignore"):  # numpy warns about headers from Python 2; they are readable
             shape, is_fortran, dtype = read_header(stream)
         array = StoredArray(path, name, member, dtype, shape, stream.tell())
     if dtype.hasobject:

@@ -63,7 +63,7 @@ Described = TypeVar("Described")
 
 
 def decode_description(document: Mapping[str, object], kind: type[Described], path: Path | str) -> Described:
-    """What a description says, as a value of type `kind`. path: its file. Raises DataError that names the field."""
+    """A description as a value of type `kind`. path: its file. Raises DataError that names the field."""
     try:
         return decode(document, kind, "")
     except Malformed as error:
@@ -82,7 +82,7 @@ def read_description(path: Path | str) -> dict[str, object]:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """The file of a relative path, links followed. Raises DataError for what is no file below the folder."""
+    """The file of a relative path, links followed. Raises DataError unless it is a file below the folder."""
     path = folder / name
     try:
         real_path = path.resolve(strict=True)

@@ -24,7 +24,7 @@ from enginesmith.core.types import Session, ShapeProfile, Tensors, TensorSpec
 from enginesmith.streams import Streams
 from enginesmith.user_code.channel import load_function
 
-# What each graph gave, by name.
+# Outputs of each graph, by name.
 Answers = dict[str, Tensors]
 
 
@@ -75,8 +75,7 @@ class EnsembleStreams(Streams):
                 "is held already" if name in self._same else "is unknown" if name in step_tensors else "is missing"
             )
             raise DataError(
-                f"input {name!r} {problem}; a step gives each of {', '.join(input_names)} that hold() "
-                f"did not give for all steps"
+                f"input {name!r} {problem}; a step needs each of {', '.join(input_names)}, without the inputs of hold()"
             )
         self._check_alike(step_tensors)
         return super().complete(step_tensors)
@@ -149,7 +148,8 @@ class EnsembleGraph:
     rows: range | None = None
 
     def answer(self, inputs: Tensors) -> Tensors:
-        """What it gives: of more rows than a call takes in several calls; of no rows nothing but empty arrays."""
+        """The outputs. Rows beyond the maximum of a call are run in further calls; for no rows, the outputs are
+        empty."""
         row_counts = {len(array) for array in inputs.values() if array.ndim}
         if len(row_counts) != 1 or self.rows is None:
             return self.run(inputs)
@@ -163,16 +163,16 @@ class EnsembleGraph:
         return {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
     def _run_part(self, inputs: Tensors, count: int, begin: int, rows: range) -> Tensors:
-        """What it gives for the rows from `begin` on, as many as a call takes. Fewer than it takes are run with those
-        before them. Raises DataError for an output without a row for each."""
+        """The outputs for the rows from `begin`, up to the maximum of a call. If fewer rows remain than a call needs,
+        earlier rows are run again with them. Raises DataError for an output without one row per input row."""
         row_count = min(count - begin, rows[-1])
         call_size = next(call_size for call_size in rows if call_size >= row_count)
         first_row = begin + row_count - call_size
         outputs = self.run({name: array[first_row : first_row + call_size] for name, array in inputs.items()})
         if wrong_outputs := [name for name in outputs if len(outputs[name]) != call_size]:
             raise DataError(
-                f"{count} rows are more than the {rows[-1]} that the graph takes at once, and its output "
-                f"{wrong_outputs[0]!r} has no row for each; build it for more, or let the function give fewer"
+                f"the graph takes {rows[-1]} rows per call and gets {count}, but its output {wrong_outputs[0]!r} "
+                "does not have one row per input row; build it for more rows, or let the function return fewer"
             )
         return {name: array[call_size - row_count :] for name, array in outputs.items()}
 
@@ -367,7 +367,7 @@ def _join_states(
 
 
 def _answer(name: str, graph: EnsembleGraph, inputs: Tensors) -> Tensors:
-    """What a graph gives. Raises DataError that names it."""
+    """The outputs of a graph. Raises DataError with the graph's name."""
     try:
         return graph.answer(inputs)
     except DataError as error:

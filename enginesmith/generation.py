@@ -90,7 +90,7 @@ class Decoder:
 
     @property
     def bound(self) -> "CacheBound | None":
-        """The bound of the cache that is full first: of those that begin empty, and of those of a fixed size."""
+        """The bound of the cache that is full first, among initially empty and fixed-size caches."""
         bounds = [
             CacheBound(max_size + 2, f"{dim}={max_size} at most", f"build with a larger dims.{dim}.max")
             for dim, (min_size, max_size) in self.ends.items()
@@ -105,7 +105,7 @@ class Decoder:
 
 
 def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logits") -> Decoder:
-    """The decoder that the JSON beside an engine describes. Raises DataError for one that is none."""
+    """The decoder that the JSON beside an engine describes. Raises DataError if the engine is not a decoder."""
     document = read_description(description)
     graph = decode_description(document, DescribedGraph, description)
     state_spec = decode_description(document, DescribedStates, description)
@@ -154,9 +154,9 @@ def _most(inputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile], name: 
     return size if isinstance(size, int) else max(sizes, default=None)
 
 
-# What a generator is asked, and how it draws the next token of an answer from logits, in numpy.
+# Prompts of a generator, and the draw of the next token from logits, in numpy.
 
-# So many of the likeliest tokens can be drawn; it bounds top_k too. Only these are sorted.
+# Number of likeliest tokens that can be drawn, and limit of top_k. Only these are sorted.
 CANDIDATES = 1024
 # How many seeds there are: Philox 4x64 has keys of 128 bits.
 _SEEDS = 2**128
@@ -191,7 +191,7 @@ class Prompt:
 
 
 def check_prompt(prompt: Prompt, index: int, vocabulary: int) -> None:
-    """Raise DataError, which names the prompt by its number, for one that no engine of this vocabulary could answer."""
+    """Raise DataError, with the prompt's number, for a prompt that no engine with this vocabulary can answer."""
     _check_settings(prompt.settings, index)
     prompt_tokens: object = prompt.tokens
     if isinstance(prompt_tokens, str):

@@ -1,4 +1,4 @@
-"""What listens for HTTP in a process: one server (aiohttp's), with its limits set, in a thread of its own.
+"""An HTTP server (aiohttp's) with limits, in its own thread.
 
 ::
 
@@ -105,7 +105,7 @@ class HttpServer:
         return f"http://{self.address}"
 
     def __enter__(self) -> Self:
-        import aiohttp.web  # noqa: F401 - here, so that where it lacks the caller is told
+        import aiohttp.web  # noqa: F401 - here, so that the caller gets the error if it is missing
 
         listen_socket = _bind(self.address, self._remedy)
         self.address = HttpAddress(self.address.host, listen_socket.getsockname()[1])

@@ -1,1 +1,1 @@
-"""What happens to a model, in order: export, quantize, plan, build, validate, publish."""
+"""The pipeline of a model, in order: export, quantize, plan, build, validate, publish."""

@@ -1,4 +1,4 @@
-"""What `import enginesmith` hands on: the verbs of the command line as functions.
+"""The functions of `import enginesmith`: the commands of the command line.
 
 >>> import enginesmith
 >>> spec = enginesmith.load_spec("project/tiny.yaml")
@@ -75,7 +75,7 @@ def _text(what: str, place: Path | str) -> str:
 
 
 def _join(what: str, selection: Sequence[str] | str | None) -> str | None:
-    """Names separated by commas; None for all. Raises InputError for what is no name."""
+    """Names separated by commas; None for all. Raises InputError for an invalid name."""
     if selection is None or isinstance(selection, str):
         return selection
     names = list(selection) if isinstance(selection, Sequence) else []

@@ -77,8 +77,8 @@ def encoded(value: Any) -> bytes:
         return [marked(inner) for inner in item] if isinstance(item, list) else item
 
     text = json.dumps(marked(value), ensure_ascii=False)
-    for mark, given in raw.items():
-        text = text.replace(f'"{mark}"', given)
+    for mark, inputs in raw.items():
+        text = text.replace(f'"{mark}"', inputs)
     return text.encode()
 
 
@@ -87,10 +87,10 @@ def documents(draw: st.DrawFn, valid: dict[str, Any], sealed: Callable[[dict[str
     """Bytes like those of `valid` with one or two things wrong. sealed: corrects the digest of what can be digested."""
     document: Any = valid
     for _ in range(draw(st.integers(1, 2))):
-        found = list(places(document))
-        if not found or not isinstance(document, dict):
+        actual = list(places(document))
+        if not actual or not isinstance(document, dict):
             break
-        place = draw(st.sampled_from(found))
+        place = draw(st.sampled_from(actual))
         value = draw(st.sampled_from(NAMES + VALUES))
         document = _replace(
             document, place, value, draw(st.sampled_from(["set", "set", "set", "drop", "rename", "add"]))

@@ -31,8 +31,8 @@ def valid_model() -> onnx.ModelProto:
         [helper.make_node("Neg", ["product"], ["negative"])], "other", [], [value("negative", 1, None)]
     )
     far = TensorProto(name="w", data_type=1, dims=[3, 4], data_location=TensorProto.EXTERNAL)
-    for key, told in {"location": "weights.bin", "offset": "0", "length": "48"}.items():
-        far.external_data.add(key=key, value=told)
+    for key, message in {"location": "weights.bin", "offset": "0", "length": "48"}.items():
+        far.external_data.add(key=key, value=message)
     typed = TensorProto(name="shape", data_type=7, dims=[2], int64_data=[-1, 4])
     body = [helper.make_node("Add", ["a", "a"], ["b"])]
     twice = helper.make_function("mine", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", 20)])
@@ -57,9 +57,9 @@ WEIGHTS = np.arange(12, dtype=np.float32).tobytes()
 def _messages(message: Any) -> Iterator[Any]:
     """A message and every one inside it."""
     yield message
-    for field, found in message.ListFields():
+    for field, result in message.ListFields():
         if field.message_type is not None:
-            for inner in found if field.is_repeated else [found]:
+            for inner in result if field.is_repeated else [result]:
                 yield from _messages(inner)
 
 

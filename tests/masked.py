@@ -64,10 +64,10 @@ def export_masked(path: Path) -> None:
     step = {0: batch, 1: tokens}
     shapes = (step, mask, step, *({0: batch, 2: held} for _ in CACHES))
     # Tensors of their own: torch.export takes two arguments that are one tensor for one input.
-    given = (*(torch.ones(2, size, dtype=torch.int64) for size in (3, 7, 3)), *(torch.zeros(shape) for _ in CACHES))
+    arguments = (*(torch.ones(2, size, dtype=torch.int64) for size in (3, 7, 3)), *(torch.zeros(shape) for _ in CACHES))
     names = {"input_names": inputs, "output_names": outputs, "dynamic_shapes": shapes}
     with warnings.catch_warnings(action="ignore"):  # torch warns about its own internals
-        program = torch.onnx.export(make_masked(), given, dynamo=True, verbose=False, **names)
+        program = torch.onnx.export(make_masked(), arguments, dynamo=True, verbose=False, **names)
     onnx.save(_named_as_optimum(program.model_proto), path)
 
 

@@ -34,8 +34,8 @@ def test_what_serving_code_uses_is_light_too(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", code]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=env)
-    assert done.stdout == "[]\n"
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=env)
+    assert result.stdout == "[]\n"
 
 
 def test_build_then_pull(tmp_path: Path) -> None:

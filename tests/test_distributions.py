@@ -64,16 +64,16 @@ def test_the_client_runs_from_its_wheel_without_the_pipeline(built: Path, tmp_pa
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "unpacked")
     paths = [str(tmp_path / "unpacked"), sysconfig.get_path("purelib")]
-    done = {
+    result = {
         words: subprocess.run(
             [sys.executable, "-I", "-S", "-c", RUN, *paths, *words.split()],
             capture_output=True, text=True, cwd=tmp_path, check=False,
         )
         for words in ("--version", "pull --help", "list --registry nowhere", "build spec.yaml")
     }  # fmt: skip
-    assert [each.returncode for each in done.values()] == [0, 0, 3, 3]
-    assert "0.1.0" in done["--version"].stdout and "there is no registry" in done["list --registry nowhere"].stderr
-    assert done["build spec.yaml"].stderr == (
+    assert [each.returncode for each in result.values()] == [0, 0, 3, 3]
+    assert "0.1.0" in result["--version"].stdout and "there is no registry" in result["list --registry nowhere"].stderr
+    assert result["build spec.yaml"].stderr == (
         "error: this needs enginesmith-pipeline, which is not installed: pip install '.[build]' in a clone\n"
     )
 

@@ -29,8 +29,8 @@ def written(text: str) -> Iterator[tuple[list[str], bool]]:
     """The words of each command line, and whether it stands alone, so that it has to be whole."""
     text = text.replace("\\\n", " ")
     for pattern, whole in ((LINE, True), (SPAN, False)):
-        for found in pattern.findall(text):
-            words = END.split(" ".join(found.split("\n")))[0]
+        for result in pattern.findall(text):
+            words = END.split(" ".join(result.split("\n")))[0]
             try:
                 yield shlex.split(words, comments=True), whole and "[" not in words
             except ValueError:
@@ -41,14 +41,14 @@ def problem(words: list[str], whole: bool) -> str | None:
     """Why a command line cannot be typed; None if it can. A sentence may leave out values and arguments."""
     command: click.Command = enginesmith
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
-        found = [command.get_command(click.Context(command), name) for name in words[0].split("|")]
-        if None in found:
+        items = [command.get_command(click.Context(command), name) for name in words[0].split("|")]
+        if None in items:
             return f"{command.name} has no command {words[0]}"
-        command, words = found[0], words[1:]
+        command, words = items[0], words[1:]
     context = click.Context(command, info_name=command.name)
     if not whole:
         known = {option for item in command.get_params(context) for option in (*item.opts, *item.secondary_opts)}
-        flags = {found.group() for word in words if (found := re.match(r"--[a-z-]+", word))}
+        flags = {items.group() for word in words if (items := re.match(r"--[a-z-]+", word))}
         return f"{command.name} has no {', '.join(sorted(flags - known))}" if flags - known else None
     try:
         _, rest, _ = command.make_parser(context).parse_args(list(words))

@@ -79,9 +79,9 @@ def test_observations(place: Path) -> None:
 
     def read(path: Path) -> None:
         calm(lambda: read_head(path))
-        found = read_observations(path)
-        evidence_of(found, found, 15.0)
-        evidence_of(found, other, 15.0)
+        observations = read_observations(path)
+        evidence_of(observations, observations, 15.0)
+        evidence_of(observations, other, 15.0)
 
     other = ObservationTable(place / "other.jsonl")
     for number in range(3):
@@ -117,8 +117,8 @@ def test_golden_sets(place: Path) -> None:
         return struct.pack("<Q", len(text)) + text + data[8 + size :]
 
     def with_inner(text: bytes) -> bytes:
-        told = text.decode("utf-8", "replace")
-        return built(json.dumps({**header, "__metadata__": {"golden": told}}).encode())
+        message = text.decode("utf-8", "replace")
+        return built(json.dumps({**header, "__metadata__": {"golden": message}}).encode())
 
     same: Callable[[dict[str, Any]], dict[str, Any]] = lambda document: document  # noqa: E731
     attacks = st.one_of(damaged(data), documents(header, same).map(built), documents(inner, same).map(with_inner))

@@ -32,8 +32,8 @@ def forbidden(source: str) -> Iterator[str]:
     """What a file does that it must not: line and name."""
     for node in ast.walk(ast.parse(source)) if WORDS.search(source) else ():
         if isinstance(node, ast.Import | ast.ImportFrom | ast.Call):
-            found = _called(node) if isinstance(node, ast.Call) else _imported(node)
-            yield from (f"{node.lineno}: {name}" for name in found)
+            result = _called(node) if isinstance(node, ast.Call) else _imported(node)
+            yield from (f"{node.lineno}: {name}" for name in result)
 
 
 def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
@@ -59,8 +59,8 @@ def _called(node: ast.Call) -> Iterator[str]:
 
 def _takes_weights_only(node: ast.Call) -> bool:
     """Whether it is `torch.load` with `weights_only=True`, written out."""
-    said = [keyword.value for keyword in node.keywords if keyword.arg == "weights_only"]
-    plain = [value.value is True for value in said if isinstance(value, ast.Constant)]
+    output = [keyword.value for keyword in node.keywords if keyword.arg == "weights_only"]
+    plain = [value.value is True for value in output if isinstance(value, ast.Constant)]
     return ast.unparse(node.func) == "torch.load" and plain == [True]
 
 

@@ -26,7 +26,7 @@ def test_prose_is_wrapped_and_renders_alike(text):
     assert is_same(text, wrapped) and wrap(wrapped) == wrapped
 
 
-def test_tables_code_headings_and_hard_breaks_are_left_alone():
+def test_tables_code_headings_and_hard_breaks_are_not_changed():
     table = f"| a | b |\n|---|---|\n| {WORDS} | x |"
     text = f"# {WORDS}\n\n{table}\n\n```\n{WORDS}\n```\n\n    {WORDS}\n\n{WORDS}  \n{WORDS}\n"
     assert wrap(text) == text

@@ -43,20 +43,20 @@ def secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def said(*arguments: str) -> str:
-    found = CliRunner().invoke(enginesmith, list(arguments))
+    result = CliRunner().invoke(enginesmith, list(arguments))
     errors: list[str] = []
-    error: BaseException | None = found.exception
+    error: BaseException | None = result.exception
     while error is not None:
         errors.append(f"{error} {error!r} {getattr(error, 'log', '')}")
         error = error.__cause__ or error.__context__
-    return found.output + found.stderr + "\n".join(errors)
+    return result.output + result.stderr + "\n".join(errors)
 
 
 @pytest.mark.parametrize("uri", URIS)
 def test_a_registry_named_with_credentials_is_never_repeated(uri: str) -> None:
     for command in COMMANDS:
-        found = said(*command, "--registry", uri)
-        assert found and SECRET not in found, (command, found)
+        result = said(*command, "--registry", uri)
+        assert result and SECRET not in result, (command, result)
 
 
 def test_nothing_of_the_environment_is_printed_or_written(tmp_path: Path) -> None:
@@ -65,8 +65,8 @@ def test_nothing_of_the_environment_is_printed_or_written(tmp_path: Path) -> Non
     written(tmp_path, "k")
     (tmp_path / "k.pem").write_bytes(private_pem(private("k"), SECRET.encode()))
     for command, flag in itertools.product(COMMANDS, ((), ("--json",))):
-        found = said(*command, *flag, "--registry", str(tmp_path / "registry"))
-        assert found and SECRET not in found, (command, found)
+        result = said(*command, *flag, "--registry", str(tmp_path / "registry"))
+        assert result and SECRET not in result, (command, result)
     assert SECRET not in said("doctor")
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert any(path.name.endswith(".sig.json") for path in files)

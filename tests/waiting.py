@@ -19,10 +19,10 @@ PATIENCE_S = 120.0
 def until(look: Callable[[], Value | None], what: str = "", pause_s: float = 0.005) -> Value:
     """What `look` gives as soon as that is true. Raises AssertionError after `PATIENCE_S`."""
     end = time.monotonic() + PATIENCE_S
-    while not (found := look()):
+    while not (swap := look()):
         assert time.monotonic() < end, f"{what or look}: not within {PATIENCE_S:g} s"
         time.sleep(pause_s)
-    return found
+    return swap
 
 
 def run_threads(calls: Iterable[Callable[[], object]]) -> None:

@@ -84,12 +84,12 @@ def option_fields(cls: type[Backend]) -> dict[str, tuple[type[Scalar], Scalar]]:
 
 
 def capabilities_of(name: str) -> Capabilities:
-    """What the backend of that name can do. Raises as `load` does."""
+    """Capabilities of the backend with this name. Raises as `load`."""
     return load(name).capabilities
 
 
 def refuse_shards(backend: Backend, size_bytes: int) -> str | None:
-    """Why a backend cannot build a model with so many bytes of weights in own files; None when it can, and for 0."""
+    """Why a backend cannot build a model with this many bytes of external weights; None if it can, and for 0."""
     if not size_bytes or backend.capabilities.shards:
         return None
     return (
@@ -230,7 +230,7 @@ def find_incompatibility(backend: Backend, request: BuildRequest) -> str | None:
     machine = gpu_here(gpu) if gpu else cpu_here()
     processor = hardware_of(requires)
     for finding in evaluate(requires, machine.with_facts(runtimes=versions).with_installed(requires)):
-        # A server is only told of a runtime that is not known to open the engine; the sessions here refuse it.
+        # For a server, an unknown runtime is only a remark; sessions in this process refuse it.
         is_runtime = isinstance(finding.requirement, Runtime)
         if finding.requirement != processor and (finding.rules_out or (finding.state == "unmet" and is_runtime)):
             remedy = "run it on a node that has it, or build it again for this one"

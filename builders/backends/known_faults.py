@@ -166,7 +166,7 @@ def _fused(softmax: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
 
 
 def _attended(softmax: "onnx.NodeProto", scope: Scope) -> tuple[str, ...]:
-    """What the products before and behind a Softmax read: names of queries, keys and values; none of another one."""
+    """Inputs of the MatMuls around a Softmax: names of queries, keys and values; empty for other patterns."""
     product = _product_above(softmax.input[0], scope, 6)
     product_nodes = [step for step in scope.nodes if step.op_type == "MatMul" and step.input[0] == softmax.output[0]]
     return (*product.input, product_nodes[0].input[1]) if product is not None and product_nodes else ()
@@ -386,7 +386,7 @@ def find_faults(model: "onnx.ModelProto", compiler: str) -> Iterator[tuple[Known
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of a graph with one compiler. refusal: why it is not built; None where it is.
+    """The result of checking a graph for one compiler. refusal: why it is not built; None if it is.
 
     notes: what is written otherwise, and what is told.  written: names of the rows that are.
     """

@@ -98,7 +98,7 @@ class SchemesByTarget(Protocol):
 
 
 def get_scheme(backend: Backend, target: Target) -> QuantizationScheme:
-    """What `SchemesByTarget.scheme_for` gives; of a backend that has no such method, `Backend.scheme`."""
+    """The result of `SchemesByTarget.scheme_for`; `Backend.scheme` for a backend without this method."""
     return backend.scheme_for(target) if isinstance(backend, SchemesByTarget) else backend.scheme
 
 

@@ -1,5 +1,5 @@
-"""What backends share: shape profiles of a request, checks of options and requests, and a session of compilers whose
-engines are functions of arrays."""
+"""Shared code of backends: shape profiles of a request, checks of options and requests, and a session for engines that
+are functions of arrays."""
 
 import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -80,7 +80,7 @@ def check_not_negative(backend: Backend, option: str, zero: str = "means no limi
 
 
 class FunctionSession(Session):
-    """An engine as a function of arrays in the order of the request's inputs, which gives those of its outputs."""
+    """An engine as a function of arrays. Inputs and outputs have the order of the request."""
 
     def __init__(
         self, request: BuildRequest, title: str, function: "Callable[[list[np.ndarray]], list[np.ndarray]]"

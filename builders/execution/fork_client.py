@@ -41,7 +41,7 @@ def fork_server(modules: Sequence[str]) -> Iterator[Start]:
 
 @cache
 def keep_fork_server(modules: tuple[str, ...]) -> Start:
-    """As `fork_server`, one that ends with this process."""
+    """`fork_server` with a server that ends with this process."""
     return _server_of(modules).start if hasattr(os, "pidfd_open") else spawn
 
 
@@ -119,7 +119,7 @@ class _Forked:
 
     def end(self) -> Ended:
         self.server.ask({"kill": self.pid})
-        is_readable(self.descriptor, None)  # here, so that one that the kernel cannot end holds up no other
+        is_readable(self.descriptor, None)  # here, so that a process that the kernel cannot end does not delay others
         os.close(self.descriptor)
         # Without a server the kernel has killed it, and closing its lifeline kills its group.
         status, cpu_s = self.server.ask({"take": self.pid}) or (-signal.SIGKILL, 0.0)

@@ -25,12 +25,12 @@ from builders.execution.process import Start, spawn, variables_of
 
 
 def main(control: socket.socket, modules: list[str]) -> None:
-    """Import the modules and answer until the socket is closed. What cannot be imported here is left to the jobs."""
+    """Import the modules, without those that fail, and answer until the socket is closed. Jobs report failures."""
     for name in modules:
         with suppress(ImportError):
             importlib.import_module(name)
     gc.collect()
-    gc.freeze()  # so that no child's collection writes to pages that all share
+    gc.freeze()  # so that garbage collection in a child does not copy shared pages
     _serve(control)
 
 
@@ -53,7 +53,7 @@ def fork_here() -> Iterator[Start]:
 
 
 def _has_one_thread() -> bool:
-    """Also those that Python has not started are counted. False where the system does not say."""
+    """Counts threads that Python did not start, too. False if the system does not report them."""
     with suppress(OSError):
         return len(list(Path("/proc/self/task").iterdir())) == 1
     return False
@@ -90,7 +90,7 @@ def _serve(control: socket.socket) -> None:
         answer = _fork(control, Path(value), fds) if verb == "start" else {"kill": _kill, "take": _take}[verb](value)
         for descriptor in fds:
             os.close(descriptor)
-        with suppress(OSError):  # nobody is there any more
+        with suppress(OSError):  # the client has ended
             control.send(json.dumps(answer).encode())
 
 
@@ -106,7 +106,7 @@ def _fork(control: socket.socket, workdir: Path, files: list[int]) -> list[float
 
 
 def _run_job(workdir: Path, lifeline: int, log: int) -> NoReturn:
-    """What a spawned interpreter would do, up to its exit status."""
+    """Run a job as a spawned interpreter would, up to its exit status."""
     status = 1
     try:
         parent = os.getppid()

@@ -1,4 +1,4 @@
-"""A job: a request that is run in a process of its own; what it may use and needs, who runs it, and its events.
+"""A job (a request that runs in its own process): its limits, needs, executors and events.
 
 A request travels as JSON: the name under which its class is imported, and its fields as `enginesmith.core.codec` writes
 them. Events go to a watch in their order, from the thread that runs the job; their `name` is the job's.
@@ -19,7 +19,7 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 @dataclass(frozen=True)
 class Usage:
-    """What a job's processes used, however they ended: wall-clock seconds, and their peak of memory in MiB, without
+    """Resources that a job's processes used, even if they failed: wall-clock seconds, and peak memory in MiB without
     mapped files.
 
     cpu_s: seconds of CPU time, user and system, of the process and those that it waited for; None where not known.
@@ -56,7 +56,7 @@ class PhaseEntered:
 
 @dataclass(frozen=True)
 class Printed:
-    """What the job's process has printed since the last such event; a piece may end within a line."""
+    """Output of the job's process since the last event of this type; it may end within a line."""
 
     name: str
     text: str
@@ -72,7 +72,7 @@ class MemoryHeld:
 
 @dataclass(frozen=True)
 class Retrying:
-    """The job is going to be started once more."""
+    """The job will be started again."""
 
     name: str
     why: str
@@ -97,7 +97,7 @@ def ignore_event(event: JobEvent) -> None:
 
 @dataclass(frozen=True)
 class ProcessLimits:
-    """What one step's process may use: seconds, and MiB of memory. It is killed when it passes either.
+    """Limits of a step's process: seconds, and MiB of memory. A process beyond either is killed.
 
     raise_timeout, raise_memory: the remedies that the error then names, e.g. 'raise build.timeout_s in the spec'.
     memory_mib: of the process and those that it starts.
@@ -111,7 +111,7 @@ class ProcessLimits:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a job asks of the node that it runs on. `LocalExecutor` uses only `gpus` and `alone`.
+    """Requirements of a job on its node. `LocalExecutor` uses only `gpus` and `alone`.
 
     labels: node labels, e.g. {"enginesmith/sm": "sm_89"}.
     required: whether the node must have all of them; else a node that has them is preferred.
@@ -238,7 +238,7 @@ _ONCE = ("crash", "memory", "node-memory")
 
 @dataclass(frozen=True)
 class NextTry(Generic[Result]):
-    """A job to be started once more. other_node: on another node than the last one, if there is one."""
+    """A job to start again. other_node: on another node than before, if possible."""
 
     job: Job[Result]
     why: str
@@ -248,7 +248,7 @@ class NextTry(Generic[Result]):
 def run_with_retries(
     job: Job[Result], watch: Watch, attempt: Callable[[Job[Result], bool], Result], clustered: bool
 ) -> Result:
-    """What `attempt(job, other_node)` returns, tried again by the rules above. clustered: whether there are more hosts.
+    """Result of `attempt(job, other_node)`, retried by the rules above. clustered: whether there are more hosts.
 
     watch: gets each event of the job.
     Raises what `attempt` raises; after several tries with all their reasons, as StepError.

@@ -72,7 +72,7 @@ def _make() -> tuple[Path, int]:
         os.close(lock)
 
 
-# What a job waits for: any job, and one that has to run alone.
+# Reasons to wait: for any job, and for a job that runs alone.
 QUEUED = "a free slot"
 ALONE = "the jobs that run here, to be timed alone"
 
@@ -107,7 +107,7 @@ class LocalExecutor:
         return run_with_retries(job, watch, attempt, clustered=False)
 
     def cancel(self) -> None:
-        """Kill the jobs that run, within `process.TICK_S` (`GRACE_S` those that heed it), and refuse new ones."""
+        """Kill running jobs within `process.TICK_S` (`GRACE_S` if they handle the signal), and refuse new ones."""
         self._cancelled = True
 
     @contextmanager
@@ -121,7 +121,7 @@ class LocalExecutor:
 
     @contextmanager
     def _hold_slot(self, slots: threading.Semaphore, job: Job[object], watch: Watch, reason: str) -> Iterator[None]:
-        """Hold one of the slots. The wait is short after `cancel`: the jobs that hold them are killed."""
+        """Hold one of the slots. After `cancel` the wait is short, because running jobs are killed."""
         if not slots.acquire(blocking=False):
             watch(Waiting(job.name, reason))
             slots.acquire()

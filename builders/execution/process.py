@@ -69,7 +69,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def held_mib(pid: int) -> float:
-    """MiB of memory of a process and its descendants without mapped files; those that have ended count nothing."""
+    """MiB of memory of a process and its running descendants, without mapped files."""
     if Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").exists():
         return sum(map(_held_kib, _family(pid))) / 1024
     return _by_psutil(pid)
@@ -141,7 +141,7 @@ class Child(Protocol):
         """Whether it has ended by itself, or does within a time."""
 
     def end(self) -> Ended:
-        """Kill what is left of its group, and take its status."""
+        """Kill the remaining processes of its group, and read its status."""
 
 
 # Starts a process of `builders.execution.child` in a work folder, with its output in job.log there. The number is the
@@ -176,7 +176,7 @@ def variables_of(workdir: Path) -> dict[str, str]:
 
 
 def module_path() -> str:
-    """What PYTHONPATH must be for a child that is to find the modules that this process finds."""
+    """The PYTHONPATH with which a child finds the same modules as this process."""
     return os.pathsep.join(folder or os.getcwd() for folder in sys.path)  # noqa: PTH109 - joined as text
 
 
@@ -244,7 +244,7 @@ LOG_TAIL_BYTES = 16_384
 # How long a job that promised to end when asked (`heed_stop`) may take for it.
 GRACE_S = 10.0
 _HEEDS, _STOP = "job.heeds", "job.stop"
-# A watch is told of a peak that is higher by a tenth and by this much.
+# A new memory peak is reported if it is higher by a tenth and by this much.
 _NOTABLE_MIB = 16.0
 
 
@@ -331,7 +331,7 @@ def _start(job: Job[object], workdir: Path, start: Start) -> tuple[Child, int]:
 
 
 class _Observer:
-    """Tells a watch what can be seen of a running job from outside: its phase, its log, the memory it holds."""
+    """Reports the externally visible state of a running job: its phase, its log, its memory."""
 
     def __init__(self, name: str, workdir: Path, watch: Watch) -> None:
         self._name, self._workdir, self._watch = name, workdir, watch
@@ -340,14 +340,14 @@ class _Observer:
         self._told_mib = self.peak_mib = 0.0
 
     def weigh(self, used_mib: float) -> None:
-        """Note the memory that it holds now, and tell a markedly higher peak."""
+        """Measure its current memory, and report a clearly higher peak."""
         self.peak_mib = max(self.peak_mib, used_mib)
         if self.peak_mib > max(1.1 * self._told_mib, self._told_mib + _NOTABLE_MIB):
             self._told_mib = self.peak_mib
             self._watch(MemoryHeld(self._name, self.peak_mib))
 
     def look(self) -> None:
-        """Tell a new phase, and what was printed since the last call."""
+        """Report a new phase, and the output since the last call."""
         phase = ""
         with suppress(OSError):
             phase = (self._workdir / "job.phase").read_text(errors="replace")
@@ -363,7 +363,7 @@ class _Observer:
             self._watch(Printed(self._name, text))
 
     def end(self, cpu_s: float) -> None:
-        """Tell what is left, and the usage with this CPU time. An OSError gives way to the job's own error."""
+        """Report the remaining output, and the usage with this CPU time. The job's own error hides an OSError."""
         previous_bytes = -1
         with suppress(OSError):
             while previous_bytes != self._seen_bytes:
@@ -405,7 +405,7 @@ def _ask_to_end(child: Child, workdir: Path) -> None:
 
 
 def _result(job: Job[Result], status: int, workdir: Path) -> Result:
-    """What the child left behind: a value to return, an error to raise, or nothing."""
+    """The child's result: a value to return, an error to raise, or nothing."""
     path = workdir / "result.json"
     if not path.exists():
         raise ended_error(job.name, status, log_tail(workdir))

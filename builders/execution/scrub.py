@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 
 HIDDEN = "[hidden]"
-# Shorter values ('1', 'yes', 'auto') are words that a log is full of, and no secrets.
+# Shorter values ('1', 'yes', 'auto') are common words in logs, not secrets.
 _SHORTEST = 6
 _SECRET_NAME = re.compile(
     r"(?i)(secret|passw|passphrase|token(?!iz)|credential|api_?key|access_?key|private_?key|auth(?!or)|cookie)|_key$|_pwd$|_pass$"
@@ -54,7 +54,7 @@ _FORMS = (
 
 def scrubber(environment: Mapping[str, str] | None = None) -> Callable[[str], str]:
     """A function that hides credentials in a text. environment: None is this process's, read now."""
-    # Values whole where the variable's name is secret; of a URL's user information the password.
+    # The whole value if the variable's name is secret; in a URL with user information, only the password.
     secrets = set()
     for name, value in (os.environ if environment is None else environment).items():
         if user_match := re.match(r"[A-Za-z][\w+.-]*://([^/?#\s]+)@", value):

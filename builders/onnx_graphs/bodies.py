@@ -46,7 +46,7 @@ def walk_nodes(graph: "GraphProto") -> "Iterator[NodeProto]":
 
 
 def list_reads(node: "NodeProto") -> list[str]:
-    """Names that a node reads, each once: its inputs, then those that its bodies read from outside."""
+    """Unique names that a node reads: its inputs, then the outer names that its bodies read."""
     return list(dict.fromkeys([*(name for name in node.input if name), *list_captured(node)]))
 
 

@@ -161,7 +161,7 @@ def _first_text(data: _Data, message: Field) -> str:
 
 
 def _cut(data: _Data, message: Field, changes: Mapping[int, Callable[[Field], _Parts]]) -> _Parts:
-    """The message that a field holds, each field of these numbers in it changed."""
+    """The message in a field, with the fields in `changes` replaced. changes: field number -> new content."""
     chunks, cursor, field_start = _Parts(), message.begin, message.begin
     for field in fields(data, message.begin, message.end):
         if field.number in changes and data[field_start] & 7 == 2:  # its tag says that it has a length
@@ -196,7 +196,7 @@ def _varint(number: int) -> bytes:
 
 # A larger weight has a shard to itself.
 SHARD_BYTES = 256 << 20
-# Weights begin at multiples of a page, as mapped files are read best.
+# Weights begin at page boundaries, because memory-mapped files are read fastest from there.
 _ALIGNED = 4096
 
 

@@ -95,7 +95,7 @@ def _give_int8(graph: GraphProto, state: QuantizedState) -> None:
 
 
 def _place(state: QuantizedState) -> str:
-    """What the names of a state's nodes and tensors begin with."""
+    """The prefix of the names of a state's nodes and tensors."""
     return f"enginesmith/state/{state.input}"
 
 
@@ -119,6 +119,6 @@ def _insert(graph: GraphProto, index: int, nodes: Sequence[NodeProto]) -> None:
 
 
 def _rename_reads(graph: GraphProto, old: str, new: str) -> None:
-    """Let every node that takes `old` take `new`, those in bodies too."""
+    """Replace the input `old` by `new` in every node, including nodes in bodies."""
     for node in walk_nodes(graph):
         node.input[:] = [new if name == old else name for name in node.input]

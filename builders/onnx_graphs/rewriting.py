@@ -1,4 +1,4 @@
-"""What is known of a graph's values, and nodes written in the place of others."""
+"""Known types and constants of a graph's values, and replacement of nodes."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Scope:
-    """What is known of the values that a graph reads, by name: `TypeProto.Tensor`, and the constants' `TensorProto`.
+    """Known facts of the values that a graph reads, by name: `TypeProto.Tensor`, and `TensorProto` for constants.
 
     true_names: of values that are always true, or whole numbers other than 0.  makers: the node behind each value of
     this graph alone.  inputs: names of its inputs that are no constants.  types: of tensors.  arrays: the constants.

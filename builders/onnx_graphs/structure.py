@@ -22,7 +22,7 @@ from enginesmith.core.types import Rows
 # come out.
 
 CONVERTING = frozenset(("Cast", "DequantizeLinear", "QuantizeLinear"))
-# Weights have so many axes. With fewer it may be a size, which a runtime wants to know when it opens the graph.
+# Minimum number of axes of a weight. A smaller constant may be a size, which a runtime needs when it opens the graph.
 _LEAST_AXES = 2
 
 
@@ -107,7 +107,7 @@ def _replace_nodes(
     return submodel
 
 
-# What the outputs of an ONNX graph depend on: nothing, one input that they hand on, or what the graph computes.
+# Dependence of an ONNX graph's outputs: on nothing, on one unchanged input, or on computation.
 
 Dependence = Literal["constant", "handed on", "computed"]
 
@@ -269,7 +269,7 @@ def _lift_constants(graph: "onnx.GraphProto") -> None:
 
 
 def _infer_sizes(model: "onnx.ModelProto") -> dict[str, Dims]:
-    """Name -> dims, from the inputs and weights alone: what is stated of outputs may be wrong."""
+    """Name -> dims, only from the inputs and weights, because stated shapes of outputs may be wrong."""
     stated_types = [(value, onnx.TypeProto.FromString(value.type.SerializeToString())) for value in model.graph.output]
     for value, _ in stated_types:
         value.type.tensor_type.ClearField("shape")

@@ -50,7 +50,7 @@ def find_external(graph: GraphProto) -> TensorProto:
 
 
 def load_graph(path: Path, folder: Path | None = None, content: bytes | None = None) -> ModelProto:
-    """The model in a file; weights beside it, or in `folder`, stay there. content: what is parsed instead of the file.
+    """The model in a file; weights beside it, or in `folder`, stay there. content: bytes to parse instead of the file.
 
     Raises ModelError where such a file is not there, or is too short, and what `onnx.load` raises.
     """
@@ -68,7 +68,7 @@ def load_graph(path: Path, folder: Path | None = None, content: bytes | None = N
 
 
 def place_of(tensor: TensorProto) -> tuple[str, int, int]:
-    """File, offset and length in bytes of an external tensor. Raises ModelError for what is no such entry."""
+    """File, offset and length in bytes of an external tensor. Raises ModelError for an invalid entry."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
         offset, length = _number(entries, "offset"), _number(entries, "length") or bytes_of(tensor)
@@ -114,7 +114,7 @@ def _bits_of(data_type: int) -> int:
 
 
 def wrong_length(tensor: TensorProto) -> str:
-    """What is wrong with a tensor whose bytes are not as many as its shape says."""
+    """The error message for a tensor whose number of bytes does not match its shape."""
     length = place_of(tensor)[2] if is_external(tensor) else len(tensor.raw_data)
     return f"tensor {tensor.name[:80]!r} has {length} bytes, its shape {bytes_of(tensor)}; export it again"
 
@@ -217,7 +217,7 @@ def _is_large(tensor: TensorProto) -> bool:
         return False
     try:
         return bytes_of(tensor) >= LEAST_BYTES and not any(len(getattr(tensor, name)) for name in _LISTS)
-    except (ValueError, KeyError):  # the checker says what is wrong with it
+    except (ValueError, KeyError):  # the checker reports the error
         return False
 
 

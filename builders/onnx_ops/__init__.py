@@ -1,4 +1,4 @@
-"""ONNX operators as array programs, for compilers that take those: PyTorch's and JAX's.
+"""ONNX operators as array programs, for the compilers of PyTorch and JAX.
 
 reading.py the file   operators/ the operators, a few lines each   graph.py runs a graph node by node
 table.py the operators' table and their values   torch_arrays.py numpy to torch and back

@@ -41,7 +41,7 @@ class Node:
         return (value for value in self.attributes.values() if isinstance(value, Body))
 
     def reads(self) -> set[str]:
-        """Every name that the node reads, those that its graphs read from around them included."""
+        """Every name that the node reads, including outer names that its graphs read."""
         return {name for name in self.inputs if name}.union(*(body.free() for body in self.bodies()))
 
 
@@ -98,7 +98,7 @@ def _inline_functions(model: ModelProto, operators: Collection[str]) -> ModelPro
     unknown_types -= {*operators, "Constant"}
     if not unknown_types:
         return model
-    typed_model = onnx.shape_inference.infer_shapes(model)  # some bodies depend on types, those of weights included
+    typed_model = onnx.shape_inference.infer_shapes(model)  # some bodies depend on types, including types of weights
     weights = [
         helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
         for tensor in typed_model.graph.initializer

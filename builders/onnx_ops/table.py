@@ -118,7 +118,7 @@ class ArrayLibrary:
 Numbers = list[Any]
 ObjectArray = np.ndarray[Any, np.dtype[np.object_]]
 SPECIAL = ("opset", "outputs", "lookups")
-# Arrays of up to so many numbers are held as `Known`; longer ones are data.
+# Maximum size of arrays that are `Known`; longer ones are data.
 MOST_NUMBERS = 1024
 Function = typing.TypeVar("Function", bound=Callable[..., Any])
 
@@ -202,7 +202,7 @@ Result = Value | tuple[Value | None, ...]
 
 
 def make_known(numbers: typing.Iterable[Any], shape: tuple[int, ...], dtype: Any) -> Known:
-    """A `Known` of these numbers in that shape."""
+    """A `Known` with these numbers, in row-major order."""
     array = np.empty(shape, dtype=object)
     for index, number in zip(np.ndindex(shape), numbers, strict=True):
         array[index] = number

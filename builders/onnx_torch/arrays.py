@@ -37,7 +37,7 @@ DTYPES: dict[str, torch.dtype] = {
 }
 # Constants and quantized values only: torch has no such tensors, and a byte for each does the same.
 NARROW = {"int4": np.dtype(np.int8), "uint4": np.dtype(np.uint8)}
-# So many steps of a recurrent layer are written out in a program.
+# Maximum number of steps of a recurrent layer that a program unrolls.
 _UNROLLED = 4
 _MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 _AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
@@ -49,7 +49,7 @@ Where = tuple[Tensor, ...]
 
 
 def dtype(numpy_dtype: np.dtype[Any], narrow: bool = False) -> torch.dtype:
-    """Torch's dtype for numpy's. Raises ModelError for one that torch has not, or has no operators for.
+    """Torch's dtype for numpy's. Raises ModelError for a dtype that torch does not support.
 
     narrow: the byte that holds 4 bits is one too.
     """
@@ -78,7 +78,7 @@ def ends(of: torch.dtype) -> tuple[int, int]:
 
 
 def exact_dtype(terms: object) -> torch.dtype:
-    """The type in which sums of so many products of two 8-bit integers are exact.
+    """The type in which sums of this many products of two 8-bit integers are exact.
 
     Torch has no fast integer product; 256 of them (255 * 255 at most each) sum to less than 2^24, up to which float32
     is exact.

@@ -196,21 +196,20 @@ def to_program(model: Path, request: BuildRequest) -> torch.export.ExportedProgr
     """The model exported with the request's inputs, outputs and dynamic dims, in the request's order.
 
     There is one symbol for each named dim, from the least to the greatest size that any of the profiles allows. Raises
-    ModelError for what the conversion does not know, and where an operator fixes the size of a dynamic dim.
+    ModelError for unsupported operators, and if an operator fixes the size of a dynamic dim.
 
-    An index out of range, or a division of integers by zero, is whatever the compiler makes of it; see
-    `to_guarded_program`.
+    The compiler decides what an index out of range or an integer division by zero does; see `to_guarded_program`.
     """
     return program_of(OnnxModule(order_as_requested(read(model), request)).eval(), request)
 
 
 def to_guarded_program(model: Path, request: BuildRequest) -> tuple[torch.export.ExportedProgram, tuple[str, ...]]:
-    """The same for compilers whose code ends the process, or reads elsewhere, at an index out of range or at an integer
-    division by zero.
+    """`to_program` for compilers whose code crashes or reads foreign memory at an index out of range, or crashes at an
+    integer division by zero.
 
-    Indices that come from data are brought into range, divisors of zero become 1. Where there are any, the program has
-    one more output, bool [n], false for each fault that there was, and then the outputs mean nothing. What the faults
-    are comes second, in words that name the node.
+    Indices computed from data are clamped, and zero divisors become 1. If the graph has such operators, the program has
+    one more output, bool [n]: false for each fault that occurred. The outputs are then invalid. The second result
+    describes each fault and names its node.
     """
     module = OnnxModule(order_as_requested(read(model), request), clamped=True).eval()
     program = program_of(module, request)

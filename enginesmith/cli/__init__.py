@@ -261,7 +261,7 @@ def _call(arguments: Sequence[str] | None, settings: dict[str, str]) -> int:
 
 
 def _entries(error: EnginesmithError) -> list[str]:
-    """What is wrong, an entry for each mistake: each starts with 'error: ', and its further lines are indented."""
+    """The error messages, one entry per mistake: each starts with 'error: ', and its further lines are indented."""
     entries = []
     for entry in error.lines if isinstance(error, SpecError) else [str(error)]:
         first_line, *lines = f"error: {entry}".split("\n")
@@ -270,7 +270,7 @@ def _entries(error: EnginesmithError) -> list[str]:
 
 
 def _say_last(chosen: Mapping[str, str], event: str, entries: Sequence[str]) -> None:
-    """Write why the command ended to stderr, in its log format. entries: as `_entries` gives them."""
+    """Write the command's errors to stderr, in its log format. entries: result of `_entries`."""
     if chosen.get("log_format") == "json":
         write_line(event, "error", message="\n".join(entry.removeprefix("error: ") for entry in entries))
     else:
@@ -278,7 +278,7 @@ def _say_last(chosen: Mapping[str, str], event: str, entries: Sequence[str]) -> 
 
 
 def _remedy(error: ModuleNotFoundError) -> str | None:
-    """What to install for a missing package; None for a missing module of an installed package of our own: a bug."""
+    """The package to install for a missing module; None if an installed package of this project lacks it (a bug)."""
     name = error.name or ""
     package = name.split(".")[0]
     if name in ROOMS:

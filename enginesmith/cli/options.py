@@ -152,7 +152,7 @@ def path_option(
     return click.option(name, type=path_type, default=default, show_default=default_text, help=meaning)
 
 
-# A folder that is written into; a file there is refused before anything is done.
+# An output folder; a file at this path is refused at the start.
 FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
@@ -288,7 +288,7 @@ def command(name: str | None = None) -> Callable[[Callable[..., object]], Comman
 
 
 class Option:
-    """What click must know of a field beside its name, type and default, which it is an annotation of.
+    """Annotation of a field with click's settings other than name, type and default.
 
     meaning: for help.  name: where it is not the field's.  shown: what help says is taken without it.  settings: of
     `click.option`, in place of those that the field's type gives.
@@ -405,7 +405,7 @@ Jobs = Annotated[
 
 @dataclass(frozen=True)
 class Selection:
-    """What of a spec a command is about: names with commas; None means all."""
+    """The parts of a spec that a command selects: names separated by commas; None selects all."""
 
     targets: Annotated[str | None, targets_option(_ALL)] = None
     precisions: Precisions = None
@@ -413,7 +413,7 @@ class Selection:
 
 
 def precision_option(default_text: str) -> Option:
-    """`--precision` of engines. default_text: what is taken without it, for help."""
+    """`--precision` of engines. default_text: the default, for help."""
     return Option("Only engines of this precision.", type=click.Choice(PRECISIONS), shown=default_text)
 
 

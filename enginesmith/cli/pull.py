@@ -45,7 +45,7 @@ _NO_REPORT = "none"
 
 @dataclass(frozen=True)
 class MachineOptions:
-    """Which machines the engine is for, and what is stated of them."""
+    """The machines that the engine is for, and their stated properties."""
 
     targets: Annotated[
         tuple[str, ...],
@@ -80,12 +80,12 @@ class MachineOptions:
         """The one target of a layout that holds one engine. Raises click's usage error for several."""
         if len(self.targets) > 1 or _ALL in self.targets:
             raise click.UsageError(
-                "engines of several targets lie together in Triton's layout alone; give --layout triton"
+                "this layout holds the engine of one target; give --layout triton, or name one target"
             )
         return self.machine_of(self.targets[0])
 
     def machine_of(self, target: str) -> "Machine":
-        """The machine of a target's name, with what was stated of it."""
+        """The machine of a target's name, with its stated properties."""
         return Machine.from_name(target).with_facts(
             driver=self.driver,
             cuda=self.cuda,
@@ -135,7 +135,7 @@ class FollowOptions:
     ] = None
 
     def settings(self) -> dict[str, Any]:
-        """What the client's watchers take. Raises click's usage error for options that do not go together."""
+        """Settings of the client's watchers. Raises click's usage error for options that exclude each other."""
         from enginesmith.client.watching.server import Command, HealthCommand, HealthUrl, Post, ReportUrl
 
         line, timeout_s = self.hook, self.hook_timeout
@@ -190,14 +190,14 @@ class PullOptions:
     following: FollowOptions
 
     def uri_options(self) -> dict[str, str]:
-        """What is stated of a cluster's nodes beside their target and runtimes, as options of its `pull`."""
+        """Stated properties of a cluster's nodes, except target and runtimes, as options of its `pull`."""
         node_options = {"driver": self.machine.driver, "cuda": self.machine.cuda, "fallback": self.fallback}
         node_options["memory"] = f"{self.machine.memory:g}" if self.machine.memory else None
         options = {name: value for name, value in node_options.items() if value}
         return {**options, "proven-only": ""} if self.proven_only else options
 
     def client(self, registry: str, trust: Path | None) -> "Client":
-        """The client of a registry for what was asked."""
+        """The client of a registry with these options."""
         from enginesmith.client.client import Client
 
         policy = Policy(

@@ -314,7 +314,7 @@ def attach(
 
 
 def _requirements(file: Path, kind: str, target: str | None) -> tuple[Requirement, ...]:
-    """What a machine must have that pulls an attachment: what a compile cache says, and the target."""
+    """Requirements of an attachment on a machine: those of a compile cache, and the target."""
     requirements: tuple[Requirement, ...] = ()
     if kind == COMPILE_CACHE:
         from enginesmith.compile_caches.loading import read_requirements

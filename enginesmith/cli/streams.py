@@ -76,7 +76,7 @@ def leave(code: int) -> NoReturn:
         write_stderr(f"error: stdout cannot be written: {error.strerror}; send the output elsewhere and run again")
         code = code or UNWRITABLE
     for stream in (sys.stdout, sys.stderr):
-        if _error_of(stream) is not None:  # the interpreter flushes once more, and would end with a traceback
+        if _error_of(stream) is not None:  # the interpreter flushes again, and would end with a traceback
             _nullify(stream.fileno())
     sys.exit(code)
 

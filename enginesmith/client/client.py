@@ -345,7 +345,7 @@ def _machine(target: Machine | str) -> Machine:
 
 
 def _reporter(health: "Health | None", report: "ReportUrl | bool", say: Callable[[str], object]) -> "Reporter | None":
-    """A channel's own, since it remembers what was reported last."""
+    """One per channel, because it remembers the last report."""
     from enginesmith.client.watching.server import Reporter
 
     return Reporter(None if report is True else report, health, say=say) if report else None

@@ -98,7 +98,7 @@ class VersionLocator:
         return parse_channel(self.memory.read(self.store, key), model, channel, place_of(self.store, key))
 
     def locate(self, reference: Reference) -> lookup.Located:
-        """`lookup.locate`, as this node gets it; `Located.documents` are those of the snapshot where there is one.
+        """`lookup.locate` for this node. `Located.documents` come from the snapshot, if there is one.
 
         Raises as `lookup.locate`, and UnavailableError where no registry is.
         """
@@ -122,7 +122,7 @@ class VersionLocator:
         return lookup.Located(reference, lookup.load_served(self.store, channel_state), channel_state)
 
     def check_registry(self) -> None:
-        """Raise UnavailableError where no registry is, once: who reads a channel needs no marker."""
+        """Raise UnavailableError without a registry. Checked once, because readers of a channel need no marker."""
         if not self.checked:
             marker = self.store.read(MARKER)
             if marker is None:

@@ -190,7 +190,7 @@ class _Meter:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def listener(self) -> Progress:
-        """A listener for one of the downloads. It raises `_StoppedError` once they are to end."""
+        """A listener for one of the downloads. It raises `_StoppedError` after a stop."""
         own_bytes = 0
 
         def add(byte_count: int, _size: int) -> None:
@@ -279,7 +279,7 @@ def as_json(description: Mapping[str, object]) -> bytes:
 
 
 def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, object]:
-    """What a server needs to load an engine, and the engine's origin, as a JSON object."""
+    """JSON object with the facts that a server needs to load an engine, and the engine's origin."""
     manifest = located.manifest
     origin = {
         "format": DESCRIPTION_FORMAT,
@@ -346,7 +346,7 @@ class Pulled:
         return f"Pulled({self.path.name!r}: {engine.unit} of {reference}, {engine.status})"
 
     def moved_to(self, folder: Path) -> "Pulled":
-        """The same after its files were moved to another folder."""
+        """A copy with the paths after its files were moved to another folder."""
         return replace(self, path=folder / self.path.name, description=folder / self.description.name)
 
     @property
@@ -440,7 +440,7 @@ def _download_graphs(
     _check_owner(path, located.manifest)
     parts_prefix = parts_folder(located.manifest.model, located.manifest.version)
     for graph, manifest, entry in pinned_engines(store, located.manifest, ensemble):
-        # Its status is that of the whole, which is no better than its own.
+        # It gets the status of the ensemble, which is never better.
         engine = replace(entry, status=ensemble.status, reason=ensemble.reason)
         graph_version = replace(
             located, reference=Reference(graph.model, graph.version), manifest=manifest, channel=None

@@ -30,10 +30,10 @@ from enginesmith.registry.evidence.attestations import JudgedEntry
 from enginesmith.registry.manifest import EngineEntry
 
 PORTABLE = "gpu"
-# The target that stands for the version's ONNX model.
+# The target of the version's ONNX model.
 FALLBACK = "onnx"
-# Why an engine is rejected, those that come nearest to one that fits first: the server does not open it, the machine
-# lacks something, it is not proven, it was not built, it has another precision, it is for other hardware.
+# Reasons to reject an engine, the closest match first: the server does not open it, the machine lacks something, it is
+# not proven, it was not built, it has another precision, it is for other hardware.
 RejectionKind = Literal["unopened", "unmet", "unproven", "not built", "precision", "hardware"]
 _KINDS: tuple[RejectionKind, ...] = get_args(RejectionKind)
 _MOST_SHOWN = 4
@@ -50,7 +50,7 @@ def list_targets(units: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Policy:
-    """What a client accepts. precision: only this one.  proven_only: no engine that never ran on its hardware.
+    """Engines that a client accepts. precision: only this one.  proven_only: no engine that never ran on its hardware.
 
     fallback: 'onnx' takes the version's ONNX model, to be run by onnxruntime, where no engine fits.
     allow_unsigned: whether attachments that are code are pulled without a signature where no trust policy asks for one.

@@ -1,4 +1,4 @@
-"""Compile caches of torch as files: what is in one, the model it is for, and how a process starts warm out of it.
+"""Compile caches of torch as files: their contents, their model, and warm starts of processes with them.
 
 >>> from enginesmith.compile_caches import warm_start
 >>> warm_start("engines/attachments/cache.attachment.json")  # doctest: +ELLIPSIS

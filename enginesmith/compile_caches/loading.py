@@ -71,14 +71,14 @@ def pack(folder: Path, requires: tuple[Requirement, ...], path: Path) -> None:
 
 
 def read_requirements(path: Path) -> tuple[Requirement, ...]:
-    """What a machine needs to use a cache file. Raises IntegrityError for what is no such file, and OSError."""
+    """Requirements of a cache file on a machine. Raises IntegrityError for an invalid file, and OSError."""
     with _opened(path) as archive:
         return decode(parsing.load_json(archive.read(_REQUIRES)), tuple[Requirement, ...])
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """The zip of a cache. Raises IntegrityError for a damaged one, one of too many bytes, and another zip."""
+    """The zip of a cache. Raises IntegrityError if it is damaged, too large, or not a cache."""
     try:
         with zipfile.ZipFile(path) as archive:
             check_compression(archive)
@@ -100,11 +100,11 @@ class WarmStart:
     kernels: int
 
     def misses(self) -> dict[str, int]:
-        """What this process compiled although it has the cache, by kind; empty where the cache had everything."""
+        """Cache misses of this process: compilations, by kind; empty if the cache had everything."""
         from torch._dynamo.utils import counters
 
         fx_counters, aot_counters = counters["inductor"], counters["aot_autograd"]
-        # A trace that is begun anew, since a size turned out to be a constant, misses and compiles nothing.
+        # A trace that restarts because a size is a constant is a miss without compilation.
         uncached_count = aot_counters["total"] - aot_counters["ok"]
         counts = {
             "graphs of Inductor": int(fx_counters["fxgraph_cache_miss"] + fx_counters["fxgraph_cache_bypass"]),
@@ -173,10 +173,10 @@ def open_cache(path: Path, digest: str) -> WarmStart:
         raise IntegrityError(
             f"{path} has the digest {actual_digest[:12]}, and {digest[:12]} was published; pull it again"
         )
-    folder = Path(tempfile.mkdtemp(prefix="enginesmith-cache-"))  # readable by this user alone
+    folder = Path(tempfile.mkdtemp(prefix="enginesmith-cache-"))  # readable only by this user
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with _opened(path) as archive:
-        archive.extractall(folder)  # below the folder, whatever the names of its members say
+        archive.extractall(folder)  # never outside the folder: extractall removes '..' from names
     use_folder(files := folder / _FILES, threads=1)
     return WarmStart(files, _count_kernels(files))
 
@@ -312,7 +312,7 @@ def load_entry_point(entry_point: str) -> tuple[Callable[..., Any], list[Any]]:
 
 
 def _compare(answers: list[Any], path: Path) -> None:
-    """Keep the answers of a cold process; raise ModelError where those of a warm one differ."""
+    """Store the outputs of a cold process; raise ModelError if outputs of a warm one differ."""
     import torch
 
     if not path.exists():
@@ -325,7 +325,7 @@ def _compare(answers: list[Any], path: Path) -> None:
 
 
 def _requirements(device: str) -> tuple[Requirement, ...]:
-    """What a machine must have that uses a cache which is made here."""
+    """Requirements on machines that use a cache made on this machine."""
     machine = cpu_here() if device == "cpu" else Machine.from_name()
     target = Target("cpu") if device == "cpu" else machine.target
     versions = dict[str, str]()

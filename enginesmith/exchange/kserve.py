@@ -22,7 +22,7 @@ from enginesmith.registry.manifest import EngineEntry, Manifest
 
 SCHEME = "enginesmith"
 RUNTIME = "kserve-tritonserver"
-# What may stand in a URI, as `enginesmith pull` takes it; those of the second line take no value.
+# Options of `enginesmith pull` that a URI may contain; options in the second line have no value.
 _OPTIONS = (
     "layout",
     "target",
@@ -38,7 +38,7 @@ _OPTIONS = (
 )
 _FLAGS = ("proven-only", "no-warmup")
 _PINNED = re.compile(r"\S+@sha256:[0-9a-f]{64}")
-# What a container of the client needs in Kubernetes: nothing but to write where KServe has mounted a volume.
+# Security context of the client's container: it only writes to the volume that KServe has mounted.
 _CLOSED: Mapping[str, object] = {
     "allowPrivilegeEscalation": False,
     "runAsNonRoot": True,

@@ -1,4 +1,4 @@
-"""Copies whole versions to another registry, such as one of a site without a network.
+"""Copies complete versions to another registry, such as one of a site without a network.
 
 A version is copied in the order of its publication: blobs first, verified on the way; then the documents beside it
 (attestations, attachments, signatures, the page); last the manifest, byte for byte. Killed anywhere, the next run goes

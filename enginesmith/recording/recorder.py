@@ -58,7 +58,7 @@ class _Log(SelfClosing):
         return is_appended
 
     def close(self) -> None:
-        """Close the file; what was appended stays."""
+        """Close the file; appended requests stay in it."""
         self._file.close()
 
 

@@ -26,11 +26,11 @@ TRAFFIC = "enginesmith-traffic"
 FORMAT = 1
 MOST_LINE_BYTES = 64 << 20
 MOST_BYTES = 1 << 30
-# Times of arrival of a greater number are in milliseconds or less: as seconds they would lie after the year 5000.
+# Greater times of arrival are in milliseconds or less: as seconds they would be after the year 5000.
 LATEST_S = 1e11
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64", "bfloat16")
-# Decibels that stand for 'equal' and for 'nothing in common'; JSON has no infinity.
+# Decibels for 'equal' and for 'nothing in common', because JSON has no infinity.
 EQUAL_DB, UNLIKE_DB = 999.0, -999.0
 
 
@@ -176,7 +176,7 @@ def check_timing(record: Record) -> tuple[float, float | None]:
 
 
 def _check_time(at: float) -> float:
-    """A time of arrival in seconds. Raises ValueError for one that is none, such as milliseconds since the epoch."""
+    """A time of arrival in seconds. Raises ValueError for other values, such as milliseconds since the epoch."""
     if abs(at) > LATEST_S:
         raise ValueError(f"at is {at:g}; give seconds, such as those since the epoch, {LATEST_S:g} at most")
     return at

@@ -1,4 +1,4 @@
-"""Engines under real traffic: requests routed to buckets and batched, fallbacks, and how often those are used.
+"""Engines under real traffic: requests routed to buckets and batched, and fallbacks with counts of their use.
 
 >>> import enginesmith, numpy as np
 >>> pulled = enginesmith.Client("registry").pull_all("tiny:candidate", "engines", target="cpu")

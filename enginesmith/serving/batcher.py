@@ -82,7 +82,7 @@ class BatchQueues(Generic[Key, Item]):
 # every later `submit` fails with it.
 
 Answer = dict[str, Array]
-# Sizes of all dims but that of the batch.
+# Sizes of all dims except the batch dim.
 _Key = tuple[int, ...]
 
 
@@ -158,7 +158,7 @@ class Batcher(SelfClosing):
         self._worker.start()
 
     def submit(self, inputs: Tensors) -> "Future[Answer]":
-        """The outputs of a request, when its batch was run; an error of the batch is that of all its requests.
+        """The outputs of a request, after its batch has run. An error of the batch is raised for all its requests.
 
         The arrays must not change before. Raises DataError for inputs that do not fit the model, EnginesmithError on a
         batcher that is closed, or has ended, with the reason.
@@ -212,7 +212,7 @@ class Batcher(SelfClosing):
             self._log(running_requests, start_s, time.perf_counter())
 
     def _fail(self, error: BaseException) -> None:
-        """Fail all that waits, and whatever is submitted later: nobody takes requests any more."""
+        """Fail all waiting and later requests, because the batcher has stopped."""
         with self._changed:
             self._ended, self._closed = f"the batcher ended: {describe_error(error)}", True
             waiting_requests = list(self._running)
@@ -236,7 +236,7 @@ class Batcher(SelfClosing):
                 self._changed.wait(None if ready_at == math.inf else max(ready_at - now_s, 0.0))
 
     def _run(self, requests: Sequence[_Waiting]) -> list[Answer]:
-        """The outputs of each request, each at its own sizes: views of those of the batch."""
+        """The outputs of each request, at its own sizes: views of the batch's outputs."""
         if not requests:
             return []
         padded_inputs = [request.join.plan.pad(request.inputs) for request in requests]
@@ -283,7 +283,7 @@ class Batcher(SelfClosing):
 
 
 def _check_arguments(session: object, most: object, wait_s: object) -> None:
-    """Raise InputError for what is no session, and for limits of another kind or out of range."""
+    """Raise InputError for an invalid session, and for limits of a wrong type or out of range."""
     if not hasattr(session, "inputs"):
         raise InputError(f"session is a {type(session).__name__}; give a router, or an opened engine")
     is_in_range = isinstance(most, Integral) and isinstance(wait_s, Real) and int(most) >= 1 and float(wait_s) >= 0

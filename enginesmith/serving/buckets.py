@@ -62,7 +62,7 @@ class PadPlan:
     own_elements: int
 
     def pad(self, inputs: Tensors) -> Tensors:
-        """The inputs at the padded sizes; arrays that are not padded are the given ones."""
+        """The inputs at the padded sizes. Arrays that need no padding are returned without a copy."""
         if not self.inputs:
             return inputs
         padded_inputs = dict(inputs)
@@ -71,7 +71,7 @@ class PadPlan:
         return padded_inputs
 
     def crop(self, outputs: Tensors) -> dict[str, Array]:
-        """The outputs at the request's own sizes: views of the given arrays."""
+        """The outputs at the request's own sizes: views of the arrays in `outputs`."""
         cropped_outputs = dict(outputs)
         for name, region in self.crops.items():
             if name in cropped_outputs:

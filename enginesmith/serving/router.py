@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BucketCount:
-    """The requests of a bucket. elements: of their inputs as given.  padding: elements that were added to those."""
+    """Request counts of a bucket. elements: input elements before padding.  padding: elements added by padding."""
 
     name: str
     requests: int
@@ -42,7 +42,7 @@ class BucketCount:
 
 @dataclass(frozen=True)
 class RouterCounts:
-    """What a router counted since it was made. fallbacks: name of a fallback -> requests that it answered.
+    """Counts of a router since its creation. fallbacks: name of a fallback -> requests that it answered.
 
     unanswered: requests that no bucket held and no fallback answered.  errors: requests whose engine raised an error.
     padding_share: of all elements that engines ran on in buckets, those that were padding.  fallback_rate: share of
@@ -77,7 +77,7 @@ class RequestCounter:
         self._unanswered = self._errors = 0
 
     def add(self, bucket: int, elements: int, padded: int, requests: int = 1) -> None:
-        """Count requests that bucket number `bucket` holds: elements as given, and as run."""
+        """Count requests in bucket number `bucket`, with their elements before and after padding."""
         with self._lock:
             counters = self._rows[bucket]
             counters[0] += requests
@@ -145,7 +145,7 @@ def open_described(
     ), engine_fields.padding
 
 
-# Routes of sizes that were met, which are kept until there are so many.
+# Maximum number of cached routes.
 MOST_ROUTES = 4096
 
 
@@ -247,7 +247,7 @@ class Router(Session, SelfClosing):
         return UNBOUNDED if self._fallbacks else max(bucket.bounds[dim].most for bucket in self.buckets)
 
     def counts(self) -> RouterCounts:
-        """What was counted so far; `enginesmith.core.codec.encode` makes JSON of it."""
+        """The counts so far; `enginesmith.core.codec.encode` converts them to JSON."""
         return self._counter.counts()
 
     def close(self) -> None:
@@ -265,7 +265,7 @@ class Router(Session, SelfClosing):
         return replace(engine, run=run)
 
     def _find_known(self, inputs: Tensors) -> Route | None:
-        """The route of a request with the shapes of one that was checked before; None where it has to be checked."""
+        """The cached route for shapes that were checked before; None if the request must be checked."""
         try:
             shapes = []
             for name, dtype in self._dtypes:

@@ -65,7 +65,7 @@ class PublishedModules:
 
 @contextmanager
 def importing_published(root: Path, file: str, digests: Mapping[str, str]) -> Iterator[str]:
-    """Let `import` find a version's modules; gives the name of the one in `file`. Afterwards they are forgotten.
+    """Make a version's modules importable, and yield the module name of `file`. On exit, the modules are unloaded.
 
     root: the folder of the files.  digests: SHA-256 of each file, by its path in that folder.
     Raises ModelError for a file that is not among them, or has the name of a module that is loaded already; DataError
@@ -106,7 +106,7 @@ class UserCodeError(Exception):
 
 @dataclass(frozen=True)
 class _Message:
-    """What goes over the socket as JSON. arrays: dtype and shape of each, whose bytes follow in this order."""
+    """The JSON message on the socket. arrays: dtype and shape of each; their bytes follow in this order."""
 
     value: object = None
     arrays: Mapping[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
@@ -121,13 +121,13 @@ class MessageChannel(SelfClosing):
         self._connection = Connection(file)
 
     def send(self, value: object, arrays: Mapping[str, Array] | None = None) -> None:
-        """Send a frozen dataclass, and arrays of any shape and dtype; of arrays of Python objects only the shape.
+        """Send a frozen dataclass, and arrays of any shape and dtype; for arrays of Python objects, only the shape.
 
         Raises OSError when the other end is closed.
         """
         payload_arrays = arrays or {}
         array_types = ((name, array.dtype, array.shape) for name, array in payload_arrays.items())
-        # Only its name tells a dtype of ml_dtypes.
+        # A dtype of ml_dtypes is identified only by its name.
         array_layout = {
             name: (dtype.name if dtype.kind == "V" else dtype.str, shape) for name, dtype, shape in array_types
         }
@@ -213,7 +213,7 @@ class CallFunction:
 
 
 def call(function: Callable[..., Any], arrays: Mapping[str, Array], name: str, root: Path) -> dict[str, Array]:
-    """What a function gives for arrays. name: what messages call it.  root: the folder of its code.
+    """The result of a function for arrays. name: for messages.  root: the folder of its code.
 
     Raises DataError for any exception of its code, and for an answer that is no dict of arrays.
     """

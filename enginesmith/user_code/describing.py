@@ -49,7 +49,7 @@ class SeenModel:
 
 
 def describe_program(exported: "torch.export.ExportedProgram", outputs: Sequence[str]) -> SeenModel:
-    """What a captured program says. Raises ModelError for inputs that are no tensors."""
+    """Inputs of a captured program. Raises ModelError for inputs that are not tensors."""
     input_names, ranges = set(exported.graph_signature.user_inputs), dict[str, tuple[int, int | None]]()
     inputs = []
     for node in exported.graph.nodes:
@@ -72,7 +72,7 @@ def _axis(size: Any, exported: "torch.export.ExportedProgram", ranges: dict[str,
         return "?"
     name = str(symbol)
     if (value_range := exported.range_constraints.get(symbol)) is not None:
-        # The greatest size may be an infinity, or a number that stands for one.
+        # The greatest size may be infinity, or a number that represents it.
         is_bounded = value_range.upper.is_finite and value_range.upper < sys.maxsize - 1
         ranges[name] = int(value_range.lower), int(value_range.upper) if is_bounded else None
     return name
@@ -81,7 +81,7 @@ def _axis(size: Any, exported: "torch.export.ExportedProgram", ranges: dict[str,
 def describe_module(
     module: "torch.nn.Module", root: Path, entry: tuple[str, str], requests: Collection[str] = ()
 ) -> SeenModel:
-    """What a module says, and its file beside it. entry: the file below `root`, and its dotted name or ''.
+    """Facts that a module states, and its file. entry: the file below `root`, and its dotted name or ''.
 
     requests: the names of inputs that requests to it hold.
 

@@ -168,7 +168,7 @@ def find_function(root: Path, file: str, function: str, module: str = "") -> Cal
 
 
 def _check_call(callee: Callable[..., Any], where: str, arguments: Mapping[str, Any]) -> None:
-    """Raise ModelError for what is a model itself, and for arguments that do not fit."""
+    """Raise ModelError if the entry point is a model instead of a function, and for arguments that do not fit."""
     if hasattr(callee, "forward") and not inspect.isclass(callee):
         raise ModelError(f"{where} is a model and no function; write a function that returns it, and name that")
     try:

@@ -172,7 +172,7 @@ def load_pt2(path: Path) -> "torch.export.ExportedProgram":
 
 
 def load_weights(module: "torch.nn.Module", path: Path) -> None:
-    """Load weights into a module: every name and shape must match. Raises ModelError naming those that do not."""
+    """Load weights into a module: every name and shape must match. Raises ModelError with the names of mismatches."""
     state_dict = read_weights(path)
     if mismatches := join_first([*_mismatches(module.state_dict(keep_vars=True), state_dict)], 5, "; "):
         raise ModelError(f"{path} does not fit the module: {mismatches}; save the weights of this model")

@@ -113,9 +113,9 @@ Opener = Callable[[], AbstractContextManager[Session]]
 Job = tuple[TrafficSegment, list[Timed | None], float]
 # Seconds that a process has to end by itself.
 JOIN_S = 10.0
-# An engine hangs that gives no answer for so many seconds, or ten times its slowest one; the first may compile.
+# Seconds without an answer after which an engine hangs (or ten times its slowest answer); the first may compile.
 HANG_S, FIRST_S = 30.0, 600.0
-# A segment begins so many seconds after it was asked for, when every thread is awake.
+# Seconds from the request of a segment to its start, so that every thread is awake.
 LEAD_S = 0.002
 
 
@@ -146,8 +146,8 @@ class IsolatedSession:
         return answer
 
     def prepare(self, in_flight: int, warmup: Sequence[Tensors]) -> None:
-        """Serve so many requests at once from now on, each thread warmed up. Raises EnginesmithError where the engine
-        cannot be opened so many times."""
+        """Serve this many requests concurrently from now on, with warmed-up threads. Raises EnginesmithError if the
+        engine cannot be opened this many times."""
         failure: EnginesmithError | str | None = self._ask(
             Prepare(in_flight, tuple(warmup)), "before the first request"
         )
@@ -177,8 +177,8 @@ class IsolatedSession:
         return max(HANG_S, 10.0 * self._slowest) if self._slowest else FIRST_S
 
     def _ask(self, message: object, when: str, patience_s: float = FIRST_S) -> Untyped:
-        """What the process answers; None where it has ended, or is ended because it does not answer within
-        `patience_s`. when: what it was doing, for `died`."""
+        """The process's answer; None if it has ended, or is killed because it does not answer within `patience_s`.
+        when: what it was doing, for `died`."""
         if not self.died:
             try:
                 self._connection.send(message)
@@ -237,7 +237,7 @@ def isolate(role: str, opener: Opener, thread_safe: bool = False) -> Iterator[Is
 
 
 def _serve(connection: Connection, opener: Opener, thread_safe: bool) -> None:
-    """What the engine's process runs: answer requests until the other end is closed."""
+    """Main loop of the engine's process: answer requests until the other end is closed."""
     os.dup2(2, 1)  # what an engine prints is no result
     with ExitStack() as exit_stack, suppress(EOFError, ConnectionError):
         try:
@@ -251,7 +251,7 @@ def _serve(connection: Connection, opener: Opener, thread_safe: bool) -> None:
             message = connection.recv()
             if isinstance(message, Prepare):
                 if not thread_safe:
-                    exit_stack.close()  # each thread opens its own, and the memory is wanted for those
+                    exit_stack.close()  # each thread opens its own session, which needs the memory
                 workers = Workers(opener, session, thread_safe, message.in_flight, message.warmup)
                 connection.send(workers.failure)
             elif isinstance(message, TrafficSegment) and workers:
@@ -274,7 +274,7 @@ class Workers:
     def __init__(
         self, opener: Opener, session: Session, thread_safe: bool, in_flight: int, warmup: Sequence[Tensors]
     ) -> None:
-        """opener: opens the engine once more.  session: the one that is open.  warmup: inputs that each thread runs."""
+        """opener: opens the engine again. session: the open one. warmup: inputs that each thread runs."""
         self._opener = (lambda: nullcontext(session)) if thread_safe else opener
         self._warmup, self._count = warmup, in_flight
         self._jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()

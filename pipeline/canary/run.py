@@ -42,7 +42,7 @@ from validation.canary.report import TrafficReplayed, make_report
 from validation.plotting import seconds_text
 
 SIDES = ("candidate", "baseline")
-# A look judges at least so many further requests.
+# Minimum number of new requests of a look.
 LEAST_PER_LOOK = 100
 # Of a file of observations: no limit.
 MOST_BYTES = 1 << 40
@@ -99,7 +99,7 @@ def in_flight_of(
 
 @dataclass(frozen=True)
 class CanaryRun:
-    """What to compare, on which traffic, and the folder for the results.
+    """The engines to compare, the traffic, and the folder for the results.
 
     looks: how often to judge, the end included.  observed: a log of production that shows how many requests were in
     flight; None: the traffic itself does.
@@ -152,7 +152,7 @@ def run_canary(store: Store, request: CanaryRun, say: Say) -> WrittenReport:
 
 
 def _read_traffic(path: Path, session: Session | IsolatedSession, manifest: Manifest, store: Store) -> RecordedTraffic:
-    """The traffic for an engine of a version. Raises as `read_traffic`, with a remedy where it lacks states."""
+    """The traffic for a version's engine. Raises as `read_traffic`; if states are missing, the error adds a remedy."""
     try:
         return read_traffic(path, session.inputs)
     except DataError as error:
@@ -257,8 +257,8 @@ class CanaryExecution:
             file.append(end_of(file.line_count, _death(session)))
 
     def _look(self, sessions: Sessions) -> WrittenReport | None:
-        """Judge what is there; the report where that decides, else None. The report is written at each look, so that
-        an interrupted run can go on from it."""
+        """Judge the observations so far; returns the report if the verdict is final, else None. Each look writes the
+        report, so that an interrupted run can continue."""
         seed, quality = self._request.pace.seed, self._limits.quality or QualityThresholds()
         for table, session in zip(self._seen, sessions, strict=True):
             table.accounted, table.died = len(table), _death(session)

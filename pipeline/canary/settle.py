@@ -1,4 +1,4 @@
-"""What the verdicts of canaries do to a channel without a person: promote, roll back, or leave it where it is.
+"""Automatic actions of canary verdicts on a channel: promote, roll back, or no change.
 
 A version is promoted once it has a PASS, against what the channel serves, on each target that counts for the channel.
 Where the channel's policy has versions come in waves, a rollout of it is started, once.
@@ -76,7 +76,7 @@ def attach(store: Store, report: CanaryReport, blob: str) -> CanaryVerdict:
 
 
 def targets_that_count(store: Store, channel: Channel) -> tuple[str, ...]:
-    """Targets whose verdicts count for a channel: those that its policy names, else all that it serves today."""
+    """Targets whose verdicts count for a channel: the targets in its policy, else all that it serves now."""
     if canary_targets := policies.of_channel(store, channel.model, channel.name).canary_on:
         return canary_targets
     return _targets(store, lookup.load(store, channel.model, channel.version), channel.proven_only)
@@ -130,7 +130,7 @@ def _targets(store: Store, manifest: Manifest, proven_only: bool) -> tuple[str, 
 
 
 def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str:
-    """Act on a new verdict, given those on the other targets that count. Returns what was done, in a line.
+    """Act on a new verdict and the verdicts on the other targets. Returns a line that describes the action.
 
     A FAIL rolls its candidate back where it is served already. A PASS promotes the candidate once every target that
     counts (`targets_that_count`) has one. report: digest of the blob of the canary's report.
@@ -155,7 +155,7 @@ def settle(store: Store, model: str, channel: str, report: str, say: Say) -> str
 
 
 def settle_newest(store: Store, model: str, channel: str, say: Say) -> str:
-    """Act on the verdicts in the registry, for events that were lost. Returns what was done, in a line.
+    """Act on verdicts in the registry whose events were lost. Returns a line that describes the action.
 
     What the channel serves is rolled back where it has a FAIL (`_find_fail`); else the newest version is promoted as in
     `settle`: one that could not be promoted when its verdict came may be promotable by now.
@@ -206,7 +206,7 @@ def _roll_back(store: Store, report: str, channel: str) -> str:
 
 
 def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> str:
-    """Promote the candidate if every target that counts has a PASS against what is served; what was done, in a line."""
+    """Promote the candidate if every target has a PASS against the served version. Returns a line for the user."""
     channel_text, version = f"{serving.model}:{serving.name}", candidate.version
     if serving.manifest == candidate.digest:
         return f"{channel_text} serves {version} already"
@@ -247,7 +247,7 @@ def _promote(store: Store, candidate: Manifest, serving: Channel, reports: list[
         channels.promote(store, candidate, channel, by=user(), why=reason, **terms)
     except (InputError, ConflictError) as error:
         return f"PASS, and {model}:{channel} was not moved: {error}"
-    # A FAIL that was attached meanwhile found the candidate not served yet, and left the channel alone.
+    # A FAIL attached before the promotion did not roll back, because the candidate was not served yet.
     for verdict in target_verdicts(store, candidate, serving):
         if verdict.verdict == "FAIL" and verdict.report:
             return _roll_back(store, verdict.report, channel)

@@ -47,9 +47,9 @@ class WrittenReport:
 
 @dataclass(frozen=True)
 class JudgeOptions:
-    """How to judge files of observations. limits: the thresholds.  source: where those are from, in words.
+    """How to judge files of observations. limits: the thresholds.  source: the origin of the limits, for the report.
 
-    planned: number of requests at the last look, None where this look is the only one.  previous: report of the look
+    planned: number of requests at the last look; None for a single look.  previous: report of the look
     before.  ignore_missing: whether a request that only one side observed is left out; else it counts as failed.
     """
 
@@ -88,7 +88,7 @@ def judge_files(candidate: Path, baseline: Path, terms: JudgeOptions, out: Path)
 
 
 def circumstances(source: str, notes: Sequence[str], traffic: TrafficReplayed, target: str | None) -> Circumstances:
-    """What a report says beside the statistics: this machine, the versions, and the arguments.
+    """Context of a report: this machine, the versions, and the arguments.
 
     source: where the thresholds are from.  target: what the canary ran on ('sm_89'), None or '' where unknown.
     """
@@ -164,7 +164,7 @@ def promotion_refusal(report: CanaryReport, manifest: Manifest, channel: Channel
 
 
 def roll_back(store: Store, report: CanaryReport, channel: str, person: str) -> str:
-    """After a FAIL, point the channel back if it serves the failed candidate. Returns what was done, in a line."""
+    """After a FAIL, roll the channel back if it serves the candidate. Returns a line that describes the action."""
     model, manifest = report.candidate.model, report.candidate.manifest
     if report.verdict != "FAIL":
         return f"{report.verdict} is no FAIL; no channel was moved"

@@ -1,1 +1,1 @@
-"""What a version costs to serve: prices, the machines that its engines were timed on, and the fleet for a rate."""
+"""The cost to serve a version: prices, the machines that its engines were timed on, and the fleet for a rate."""

@@ -56,7 +56,7 @@ MOST_BATCHES = 4
 
 @dataclass(frozen=True)
 class ServerOverhead:
-    """What a server adds to the runs of its engine, in seconds: to each batch, and for each request of it."""
+    """Seconds that a server adds to the runs of its engine: per batch, and per request of the batch."""
 
     batch_s: float
     request_s: float
@@ -83,7 +83,7 @@ class FleetCost:
 
 @dataclass(frozen=True)
 class EngineCapacity:
-    """What one engine on one kind of machine carries. price: the name of its price, None without one.
+    """Capacity of one engine on one kind of machine. price: the name of its price, None without one.
 
     greatest: None where it was not timed or keeps the limit at no rate: `reason` says which.  server: what was counted
     for the server, None: nothing.
@@ -123,7 +123,7 @@ class CapacityForecast:
 
 @dataclass(frozen=True, eq=False)
 class Forecaster:
-    """What a forecast is made from. dims: of the model.  counts: machines that there are, by name of price. say: gets a
+    """Inputs of a forecast. dims: of the model.  counts: machines that there are, by name of price. say: gets a
     line for each engine, whose simulation takes seconds.  reference: the version.  demand, limit: requests a second,
     and the latency that they must keep.  asked: the arrivals.  serving: how requests are batched.  prices: None where
     none were given.  kinds: engines with each machine that they were timed on.  engines: all that may be pulled."""
@@ -336,13 +336,13 @@ def _middle(row: EngineCapacity) -> float:
     return row.greatest.rate.value if row.greatest else 0.0
 
 
-# Limits of the picture, as shares of the one that was asked for.
+# Limits of the picture, as shares of the requested limit.
 PICTURED = (0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 
 
 @dataclass(frozen=True)
 class CapacityTerms:
-    """What is asked. prices, fleet, traffic: files.  at: sizes of the dims but the batch, as 'length=64'.
+    """Options of a forecast. prices, fleet, traffic: files.  at: sizes of the dims but the batch, as 'length=64'.
 
     precision: only engines of this one.
     demand, limit: requests a second, and the latency that they must keep.  serving: how requests are batched.

@@ -1,4 +1,4 @@
-"""Options of commands that run steps, and how a command shows what was published."""
+"""Options of commands that run steps, and the output of published versions."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -56,7 +56,7 @@ class Building:
 def run_options(
     registry: str | None, selection: Selection, jobs: int | None, building: Building | None = None
 ) -> "RunOptions":
-    """What a run is asked for. registry: None for the spec's."""
+    """Options of a run. registry: None for the spec's."""
     from pipeline.orchestration.run import RunOptions
 
     build_options = building or Building()
@@ -105,7 +105,7 @@ def opened_run(spec: str, registry: str | None, quiet: bool) -> Iterator["Run"]:
         yield run
 
 
-# What commands work on: a published version, or one of its engines.
+# Arguments of commands: a published version, or one of its engines.
 
 
 def trusted_manifest(store: "Store", reference: str, trust: Path | None = None) -> "Manifest":
@@ -120,7 +120,7 @@ def trusted_manifest(store: "Store", reference: str, trust: Path | None = None) 
 
 
 def target_names(manifest: "Manifest", text: str) -> set[str]:
-    """The names of a version's targets that names separated by commas stand for; of one that it has not, its own."""
+    """Names of a version's targets that match names separated by commas; an unknown name is returned unchanged."""
     hardware_targets = [entry.hardware for entry in manifest.engines]
     target_groups = (match_targets(name, hardware_targets) or parse_targets(name) for name in text.split(","))
     return {target.name for targets in target_groups for target in targets}

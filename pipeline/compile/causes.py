@@ -21,13 +21,13 @@ from pipeline.compile.steps.search import SearchQuantization
 from pipeline.spec.model import ModelSpec
 from pipeline.values import Json
 
-# What steps read, by stage ('export', 'calibration', 'golden', 'proof'), then by name: a digest, or a value as text.
+# Inputs of steps, by stage ('export', 'calibration', 'golden', 'proof'), then by name: a digest, or a value as text.
 Inputs = dict[str, dict[str, str]]
 
 
 @dataclass(frozen=True)
 class BuildSources:
-    """What engines were built from. reads: see `Exported`.  onnx, golden: digests.  inputs: what steps read, by
+    """Sources of engines. reads: see `Exported`.  onnx, golden: digests.  inputs: what steps read, by
     stage and name."""
 
     inputs: Inputs
@@ -105,7 +105,7 @@ _LONGEST, _MOST_MODULES = 60, 3
 
 
 def inputs_of(work: Work) -> Inputs:
-    """What each stage reads now: 'export', 'calibration', 'golden' and 'proof', as far as nothing must be run for it.
+    """Current inputs of each stage ('export', 'calibration', 'golden' and 'proof') that are known without running it.
 
     Raises ModelError for a source file that is missing or leads out of the spec's folder.
     """
@@ -149,7 +149,7 @@ def _export_inputs(work: Work) -> dict[str, str]:
 
 
 def _code(*roots: Root) -> dict[str, str]:
-    """What requests can reach, by module, and the versions of the packages that they import."""
+    """Code that requests can reach, by module, and the versions of the packages that they import."""
     closure = find_code(*roots)
     modules = {f"{_CODE}{module}": digest for module, digest in closure.modules.items()}
     return {**_name_versions(package_versions(*closure.packages)), **modules}
@@ -173,7 +173,7 @@ def _name_file(place: str, spec: ModelSpec) -> str:
 
 
 def _flatten(value: Json, prefix: str = "") -> dict[str, str]:
-    """The leaves of a part of a spec, by their dotted names; what is not set is left out."""
+    """The leaves of a part of a spec, by their dotted names, without unset ones."""
     flat_values: dict[str, str] = {}
     for name, item in value.items():
         if isinstance(item, dict):
@@ -185,7 +185,7 @@ def _flatten(value: Json, prefix: str = "") -> dict[str, str]:
 
 
 def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
-    """What changed, in words: 'weights w.safetensors changed', 'dims.batch.max: 8 -> 16'.
+    """Descriptions of changes: 'weights w.safetensors changed', 'dims.batch.max: 8 -> 16'.
 
     A file that is not read any more is left out: what used to name it changed as well. Modules of Enginesmith stand in
     one line: 'code of validation.comparison.sessions and validation.metrics.drift changed'.
@@ -211,22 +211,22 @@ def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Causes:
-    """What changed for each unit of a model since it was built last."""
+    """Changes for each unit of a model since its last build."""
 
     work: Work
 
     @cached_property
     def before(self) -> Mapping[str, LastBuild]:
-        """Those builds, by unit; what is on record of them is read when it is asked for."""
+        """The last builds, by unit; their records are read on first use."""
         return recall_builds(self.work.spec.model, self.work.context)
 
     @cached_property
     def inputs(self) -> Inputs:
-        """What the steps read now; files are read when it is asked for."""
+        """Current inputs of the steps; files are read on first use."""
         return inputs_of(self.work)
 
     def list_changes(self, unit: str, *stages: str) -> list[str]:
-        """What differs from what these stages read at the unit's last build; nothing where there was none."""
+        """Differences from the inputs of these stages at the unit's last build; empty without one."""
         last_build = self.before.get(unit)
         change_groups = (
             [differences(last_build.sources.inputs[stage], self.inputs[stage]) for stage in stages]

@@ -162,7 +162,7 @@ class Run(Work):
         return Judged(batches[-1].exported, whole_plan, tuple(judged_units[unit.name] for unit in whole_plan.wanted))
 
     def prepare(self) -> Iterator[Prepared]:
-        """The first three steps, for who does not go on as `compile_model` does."""
+        """The first three steps, for callers that do not continue as `compile_model`."""
         return self.plan(self.quantize(self.export()))
 
     def time(self, judgement: Judged) -> Judged:
@@ -172,7 +172,7 @@ class Run(Work):
         return replace(judgement, units=units)
 
     def draft(self, judgement: Judged) -> VersionDraft:
-        """What `publish` would publish. Raises OSError for a file of the spec that is gone."""
+        """The draft that `publish` would publish. Raises OSError if a file of the spec is missing."""
         return draft_version(judgement, self)
 
     def publish(self, judgement: Judged) -> Outcome:
@@ -180,7 +180,7 @@ class Run(Work):
         judgement = self.time(judgement)
         draft = self.draft(judgement)
         outcome = self.runner.call(publish_version, draft, self.context)
-        # What is proven is published by now: it does not wait for what failed.
+        # Proven units are published by now: they do not wait for failed ones.
         suspects = find_suspects(judgement.units) if self.spec.validation.attribution != "off" else []
         if suspects:
             reference_digest, golden = judgement.exported.model.digest, judgement.exported.golden
@@ -190,8 +190,8 @@ class Run(Work):
         return outcome
 
     def observe(self, export_result: Exported) -> Observed | None:
-        """What calibration samples show, observed in as many parts as the spec says; None when there are none. Raises
-        what observing raises."""
+        """Statistics of the calibration samples, observed in the spec's number of parts; None without samples. Raises
+        the errors of observing."""
         results = self.runner.map(observe, parts_of(self.spec, export_result), export_result, self)
         return results[0] if len(results) == 1 else self.runner.call(merge, results, self) if results else None
 

@@ -1,4 +1,4 @@
-"""What a build would do and why, in names that the spec's owner knows: what `enginesmith plan` says.
+"""The forecast of a build with reasons, in the spec's names: the output of `enginesmith plan`.
 
 It is answered from the records as far as they go, without running a job or writing anything. What they lack is either
 made first (`prepare`), so that every build key is complete, or left open: a unit whose graph is not on record is
@@ -119,7 +119,8 @@ def on_record(run: Run) -> OnRecord:
 
 
 def _search_on_record(records: OnRecord, export: Exported, ranges: Observed | None, run: Run) -> OnRecord:
-    """The same with searched graphs for those that missed their limits; without these where no search is on record."""
+    """The units with searched graphs in place of graphs that missed their limits; without them if no search is on
+    record."""
     if not any(graph.proof.failed for graph in records.graphs):
         return records
     searched_graphs, searches = list[Graph](), list[MissedGraphs]()
@@ -135,7 +136,7 @@ def _search_on_record(records: OnRecord, export: Exported, ranges: Observed | No
     return OnRecord(export, graphs, missing_parts, tuple(searches))
 
 
-# What a proof depends on beside the engine.
+# Inputs of a proof other than the engine.
 _PROVING = ("golden", "proof")
 
 
@@ -155,7 +156,7 @@ class UnitForecast:
     proven_again: bool = False
 
     def to_json(self) -> Json:
-        """What `enginesmith plan --json` prints of it; without a graph it has no build key and no request."""
+        """Its part of `enginesmith plan --json`; without a graph, it has no build key and no request."""
         request = self.unit.request if self.unit else None
         return {
             "target": self.candidate.target.name,
@@ -169,8 +170,7 @@ class UnitForecast:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a build of a model would do. changes: of what it is made from since the last build of its units, whether or
-    not one is built.
+    """Forecast of a model's build. changes: of its sources since the last build of its units, even if none is built.
 
     missing: the steps that are not on record.
     """

@@ -65,7 +65,7 @@ class PlanCandidate:
 
     @property
     def opens_in(self) -> str:
-        """What opens its engine: 'Triton, ONNX Runtime'; 'TensorRT for RTX only'."""
+        """Runtimes that open its engine: 'Triton, ONNX Runtime'; 'TensorRT for RTX only'."""
         opened_by = self.backend.capabilities.opened_by or ("enginesmith",)
         return ", ".join(opened_by) if len(opened_by) > 1 else f"{opened_by[0]} only"
 
@@ -109,7 +109,7 @@ def candidates(spec: ModelSpec, selection: Selection) -> tuple[PlanCandidate, ..
 
 
 def describe_narrowing(spec: ModelSpec, selection: Selection) -> str | None:
-    """What a run asks for that leaves out units of the spec, in words; None where it asks for all of them."""
+    """Description of the options that leave out units of the spec; None if there are none."""
     if len(candidates(spec, selection)) == len(
         candidates(spec, replace(selection, targets=(), precisions=(), backends=()))
     ):
@@ -119,7 +119,7 @@ def describe_narrowing(spec: ModelSpec, selection: Selection) -> str | None:
 
 
 def buildable_variants(spec: ModelSpec, selection: Selection, export: Exported) -> tuple[GraphVariant, ...]:
-    """The graph variants of the candidates, each once, without those that are refused whatever their graph is."""
+    """The unique graph variants of the candidates, without candidates that are refused for any graph."""
     variants = (
         candidate.variant for candidate in candidates(spec, selection) if _refuse_files(export, candidate) is None
     )
@@ -237,7 +237,7 @@ def _unit(export: Exported, candidate: PlanCandidate, graph: Graph, causes: Caus
 
 
 def _judge_known(request: BuildRequest, context: RunContext) -> "Verdict":
-    """What a compiler is known to make of the graph; nothing where the graph is not in the store."""
+    """Known faults of a compiler with the graph; none if the graph is not in the store."""
     from builders.backends.known_faults import COMPILERS, Verdict, judge_faults
 
     if request.backend not in COMPILERS or not context.store.has(request.model):
@@ -295,7 +295,7 @@ def _profiles(inputs: tuple[TensorSpec, ...], dims: tuple[Dim, ...]) -> tuple[Sh
     return tuple(itertools.islice(profiles(inputs, dims), MOST_PROFILES + 1))
 
 
-# Failed checks that no other choice of int8 nodes can mend.
+# Failed checks that no other choice of int8 nodes can fix.
 _BEYOND = (OVERLAP, "repeats", "runs", "outputs", "measured")
 
 
@@ -372,7 +372,7 @@ def search_missed(
 
 
 def describe_deciding(spec: ModelSpec) -> str:
-    """What a search does about a task metric that decides: nothing, which is said; '' where none does."""
+    """A note that a search ignores task metrics that decide; '' if none decides."""
     metrics = spec.golden.metrics if spec.golden else ()
     deciding_names = [metric.name for metric in metrics if "int8" in metric.decides]
     if not deciding_names:

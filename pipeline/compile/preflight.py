@@ -34,7 +34,7 @@ Mistake = tuple[Loc, str]
 
 
 def check_files(spec: ModelSpec) -> None:
-    """Raise SpecError, a line for each mistake, where the files that a spec names do not fit it or each other."""
+    """Raise SpecError, with a line per mistake, if files of a spec do not match it or each other."""
     if mistakes := list(_find_mistakes(spec)):
         raise locate_mistakes(spec, mistakes)
 
@@ -66,7 +66,7 @@ def _find_mistakes(spec: ModelSpec) -> Iterator[Mistake]:
     other_names = (wrong_names | {tensor.name for tensor in header.inputs} if header else wrong_names) - {
         tensor.name for tensor in sound_specs
     }
-    other_names -= spec.state.keys()  # data that has them is told so
+    other_names -= spec.state.keys()  # data with states gets another message
     if spec.calibration and ("calibration", "data") not in pointer_locs:
         path, function = spec.file(spec.calibration.file), spec.calibration.function
         data_loc: Loc = ("calibration", "data")
@@ -98,7 +98,7 @@ def _inputs_too_large(spec: ModelSpec) -> Iterator[Mistake]:
 
 
 def is_pointer(path: Path) -> bool:
-    """Whether a file is what Git LFS leaves in the place of a large one that was not fetched."""
+    """Whether a file is a Git LFS pointer to a large file that was not fetched."""
     return path.is_file() and _first_bytes(path).startswith(_LFS)
 
 
@@ -170,7 +170,7 @@ def _wrong_weights(path: Path) -> Iterator[Mistake]:
 def _wrong_samples(
     loc: Loc, spec: ModelSpec, path: Path, inputs: tuple[TensorSpec, ...], columns: Sequence[str], others: set[str]
 ) -> Iterator[Mistake]:
-    """What of stored samples does not fit these inputs. columns: other arrays.  others: what is not looked at."""
+    """Mismatches of stored samples with these inputs. columns: other arrays. others: unchecked arrays."""
     from validation.data.samples import Samples
 
     if inputs:

@@ -1,4 +1,4 @@
-"""What the steps of one run share: the artifact store, the executors, the progress display, the memory of past work.
+"""Shared objects of a run's steps: artifact store, executors, progress display, records of past work.
 
 A step is keyed by the content of everything it reads: files, spec values, the code that its request can reach
 (`closure`) and the versions of the packages that this code imports. A key that is on record is answered from
@@ -51,7 +51,7 @@ class RunContext:
 
     @cached_property
     def history(self) -> History:
-        """What builds took before; read when the first unit is built, and kept for the run."""
+        """Times of earlier builds; read when the first unit is built, and kept for the run."""
         return History(self.store)
 
     def recall(
@@ -102,7 +102,7 @@ class RunContext:
             return record_value
         value = (run or self.run_job)(self.local, name, job)
         self.remember(kind, key, encode_fields(value), list(blobs(value)))
-        self.progress.emit(Finished(name))  # only now: what is said to be done survives a kill
+        self.progress.emit(Finished(name))  # only now, so that reported results survive a kill
         return value
 
     def run_job(self, executor: Executor, name: str, job: Job[Result]) -> Result:
@@ -130,7 +130,7 @@ class Work:
 
 
 def versions(*distributions: str) -> dict[str, str]:
-    """Versions as installed now; 'absent' for what is not installed."""
+    """Installed versions; 'absent' for missing packages."""
     package_versions = versions_of(*distributions)
     return {name: package_versions.get(name, "absent") for name in distributions}
 

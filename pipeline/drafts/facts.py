@@ -1,4 +1,4 @@
-"""What a model says of itself, for a draft of its spec: axes, metrics, states."""
+"""Facts from a model for the draft of its spec: axes, metrics, states."""
 
 import re
 from collections import Counter

@@ -112,7 +112,7 @@ def _share(model: onnx.ModelProto, facts: FoundModel) -> Iterator[str]:
 
 
 def _refusals(model: onnx.ModelProto) -> Iterator[str]:
-    """What compilers are known to refuse of a graph, one line each. model: canonical."""
+    """Parts of a graph that compilers are known to refuse, one line each. model: canonical."""
     for compiler in sorted(COMPILERS):
         faults = [(node, fault_text) for fault, node, fault_text in find_faults(model, compiler) if not fault.write]
         if faults:
@@ -284,7 +284,7 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
         f"{config.name}: max_batch_size {config_message.text('max_batch_size') or '0'}",
         *(f"{config.name}: {text}" for text in misfit_texts),
     )
-    # What runs the instances that are served becomes the targets of the spec.
+    # The devices of the served instances become the targets of the spec.
     kinds = {group.text("kind") for group in config_message.messages("instance_group")}
     targets = tuple(name for kind, name in (("KIND_CPU", "cpu"), ("KIND_GPU", "gpu")) if kind in kinds)
     model_facts = replace(

@@ -25,10 +25,10 @@ from pipeline.drafts.facts import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundMo
 from validation.data.samples import resize
 from validation.golden.golden_set import edge_sizes
 
-# Sizes that are tried for a dim that is no batch, the likeliest first: multiples of 32 suit networks that halve five
+# Sizes to try for a dim other than the batch, the likeliest first: multiples of 32 suit networks that halve five
 # times; 512 and 576 are windows of audio.
 _SIZES = (64, 128, 32, 256, 16, 224, 320, 512, 576, 640, 1024, 48, 28, 96, 160, 192, 299, 384, 10, 8, 4, 3, 2)
-# Batches that are tried where 1 does not run: groups of frames or views that lie along axis 0.
+# Batches to try if 1 does not run: groups of frames or views along axis 0.
 _BATCHES = (2, 4, 8, 16, 3, 32)
 _STEPS = (1, 2, 4, 8, 16, 32, 64)
 _SECONDS = 20
@@ -40,7 +40,7 @@ _SAMPLES = 8
 _MOST_ELEMENTS = 1 << 26
 
 
-# Runs a model once on inputs, and raises any exception where it does not run.
+# Runs a model once on inputs, and raises any exception if it fails.
 Run = Callable[[Tensors], object]
 
 
@@ -244,7 +244,7 @@ class _Probe:
         step = next(
             (
                 step
-                for sign in (1, -1)  # none larger runs where the size tried is that of a table of positions
+                for sign in (1, -1)  # if this is the size of a table of positions, no larger size runs
                 for step in _STEPS
                 if base_size % step == 0
                 and base_size + sign * step > 0

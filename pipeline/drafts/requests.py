@@ -222,7 +222,7 @@ def _observe_array(array: Array | Stored, dtype: str, stacked: bool) -> RequestI
 
 @dataclass(frozen=True)
 class Reading:
-    """What the requests may mean: inputs of a model, and the least and greatest size of each of their axes."""
+    """A possible reading of the requests: inputs of a model, and the least and greatest size of each axis."""
 
     inputs: tuple[TensorSpec, ...]
     sizes: tuple[tuple[tuple[int, int], ...], ...]

@@ -116,7 +116,7 @@ class FoundGraph:
 
 @dataclass(frozen=True)
 class FoundConnection:
-    """What gives an input of a graph, with the reason. source: None where nothing shows it."""
+    """The source of a graph's input, with the reason. source: None if unknown."""
 
     key: str
     source: str | None
@@ -130,7 +130,7 @@ def graph_key(stem: str, keys: Sequence[str]) -> str:
 
 
 def _steps(graph: FoundGraph) -> tuple[TensorSpec, ...]:
-    """What a graph is given in each step: its inputs without its states."""
+    """Inputs of a graph in each step: all but its states."""
     return step_inputs(graph.model.inputs, graph.model.states)
 
 

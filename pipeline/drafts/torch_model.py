@@ -26,7 +26,7 @@ _COMMON = frozenset({"model", "models", "net", "network", "main", "__init__", "b
 
 
 def look_at_pt2(folder: Path, file: str) -> FoundModel:
-    """What a program saved by `torch.export.save` says: all of it but the sizes that its ranges leave open.
+    """Facts from a program saved by `torch.export.save`: all except sizes that its ranges leave open.
 
     folder: the spec's. Raises ModelError for a file that cannot be loaded, StepError where loading ends the process.
     """
@@ -43,7 +43,7 @@ def look_at_pt2(folder: Path, file: str) -> FoundModel:
 
 
 def look_at_module(folder: Path, entry: str, requests: Path | None = None) -> FoundModel:
-    """What the module of an entry point says, and the sizes at which it was seen to run.
+    """Facts from the module of an entry point, and sizes at which it runs.
 
     folder: the spec's.  entry: as a spec has it.  requests: saved ones, which decide what the inputs are where the
     module runs with them. Raises InputError for one that is malformed or whose file is missing,

@@ -38,7 +38,7 @@ from pipeline.spec.document import Kind, load_document
 from pipeline.spec.source import Channel, ModelName, SpecPart, TargetName, VersionName
 
 GPUS = parse_targets("gpu")
-# What the chart's `helm test` leaves in the registry; no machine serves it.
+# A model that the chart's `helm test` leaves in the registry; no machine serves it.
 SELFTEST = "enginesmith-helm-test"
 
 
@@ -162,7 +162,7 @@ class Served:
 
     @property
     def name(self) -> str:
-        """'digits@3'."""
+        """The model and its version: 'digits@3'; only the model if no version is served."""
         model = self.demand.reference.model
         return model if self.version is None else f"{model}@{self.version}"
 

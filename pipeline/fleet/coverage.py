@@ -328,7 +328,7 @@ def _describe_work(unit: WantedUnit, waiting: Sequence[Coverage], predict: Predi
 
 
 def _find_prerequisite(coverage: Coverage, unit: WantedUnit) -> str:
-    """What a person has to do before a build helps; '' for nothing."""
+    """The manual action needed before a build helps; '' if none."""
     version = coverage.served
     if version.problem:
         return "find out why the version cannot be read; if there is none, build it"
@@ -349,7 +349,7 @@ def _find_prerequisite(coverage: Coverage, unit: WantedUnit) -> str:
 
 
 def _explain_refusal(entry: EngineEntry, target: Target) -> str:
-    """Why the backend of an engine does not take another target; '' where it may, or is not installed to be asked."""
+    """The reason why an engine's backend refuses another target; '' if it accepts it or is not installed."""
     request = _request_for(entry, target)
     # The answer does not depend on the weights, and many models are alike apart from them.
     return "" if request is None else _ask_backend(replace(request, model=""))

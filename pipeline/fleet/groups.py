@@ -13,7 +13,7 @@ from enginesmith.core.types import Target
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the nodes of a group have in common.
+    """Common hardware of the nodes of a group.
 
     machine: the machine that a pod on such a node sees. That of a MIG slice has no product: engines tuned for the whole
     GPU are not tuned for it.
@@ -278,7 +278,7 @@ def _capability(labels: NodeLabels) -> tuple[int, int] | None:
 
 
 def _remarks(node: Mapping[str, object]) -> tuple[str, ...]:
-    """What keeps pods away from a node: not ready, cordoned, and taints, which GPU pods may tolerate."""
+    """Conditions that keep pods away from a node: not ready, cordoned, and taints, which GPU pods may tolerate."""
     spec, conditions = _read_mapping(node.get("spec")), _read_mapping(node.get("status")).get("conditions")
     remarks = []
     states = [condition.get("status") for condition in _mappings(conditions) if condition.get("type") == "Ready"]

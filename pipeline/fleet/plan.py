@@ -1,4 +1,4 @@
-"""What a change of a fleet's drivers, runtimes and machines would break, and what would have to be built for it."""
+"""Engines that a change of a fleet's drivers, runtimes and machines would break, and the builds it would need."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -40,7 +40,7 @@ class StateChange:
         new_group = group.with_versions(driver=driver, runtimes=self.runtimes)
         if driver is None:
             return new_group
-        # The newest CUDA version is that of the old driver; the new one's is not known.
+        # The newest CUDA version of the old driver; the new driver's is unknown.
         return replace(new_group, hardware=replace(new_group.hardware, machine=replace(new_group.machine, cuda=None)))
 
 

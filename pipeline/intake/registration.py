@@ -326,7 +326,7 @@ def _in_bucket(address: str) -> Iterator[Found]:
     prefix, question, options = address.partition("?")
     folder, _, name = prefix.rpartition("/")
     error = InputError(f"{address}: there is no such file; `enginesmith build --all` takes a place of many specs")
-    if not name.endswith((".yaml", ".yml")):  # all that lies beside it would be copied first: perhaps the whole bucket
+    if not name.endswith((".yaml", ".yml")):  # all files beside it would be copied first, perhaps the whole bucket
         raise error
     with place_at(f"{folder}{question}{options}") as location:
         location.refresh()

@@ -1,1 +1,1 @@
-"""What is done to published engines: prove, profile, compare, refit, check_reproducible, fuzz, attribute."""
+"""Operations on published engines: prove, profile, compare, refit, check_reproducible, fuzz, attribute."""

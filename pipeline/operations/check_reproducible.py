@@ -32,7 +32,7 @@ MOST_CASES = 8
 
 @dataclass(frozen=True)
 class RebuildEngine:
-    """Build an engine once more and run it on golden cases; nothing is put into the registry.
+    """Build an engine again and run it on golden cases; the registry is not changed.
 
     golden: digest of the golden set.  answers: the file that the answers are written to.
     """
@@ -88,7 +88,7 @@ def check_reproducible(choice: ChosenEngine, times: int, context: RunContext) ->
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What is timed, and for how long. seconds: of timing for each bucket, or for a whole pair.  buckets: 'few', 'all',
+    """Options of timing. seconds: of timing for each bucket, or for a whole pair.  buckets: 'few', 'all',
     or sizes as 'batch=8,length=64'.
 
     streams: number of concurrent sessions to time too.

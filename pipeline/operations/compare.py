@@ -29,7 +29,7 @@ from validation.latency.formatting import format_count, join_reasons
 from validation.latency.machine import machine
 from validation.plotting import seconds_text
 
-# An engine that may take more than so many times as long, by the interval of the pair, does not count as equally fast.
+# Maximum ratio, at the upper end of the pair's interval, at which two engines count as equally fast.
 TIE_FACTOR = 1.25
 
 
@@ -49,7 +49,7 @@ class CompareOptions:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What is known of one unit. Times in seconds, None where nothing ran here.
+    """Facts about one unit. Times in seconds, None if it did not run here.
 
     reason: why it is not proven.  median_s, low_s, high_s: median and 95 % interval of one `Session.run` at the bucket
     that is compared.  load_s: from the runtime's import to a session.  memory_bytes: peak above that of the process

@@ -269,7 +269,7 @@ def golden_of(store: Store, text: str) -> str:
 
 
 def describe_golden(store: Store, digest: str) -> Shown:
-    """What a golden set holds, and the versions that use it. Raises DataError for a blob that is no golden set."""
+    """Contents of a golden set, and the versions that use it. Raises DataError for a blob that is no golden set."""
     with TemporaryDirectory(prefix="enginesmith-golden-") as folder:
         golden = GoldenSet.load(fetch(store, digest, Path(folder) / "golden.safetensors"))
         cases = tuple((case.name, case.kind) for case in golden.cases)
@@ -287,7 +287,7 @@ def unfreeze(spec: ModelSpec) -> ModelSpec:
 def write_frozen(path: Path, digest: str) -> None:
     """Set `golden.frozen` in a spec's file and leave every other character as it is.
 
-    Raises InputError where the line cannot be placed; the file is replaced only when the changed text reads as meant.
+    Raises InputError if the file cannot be edited; it is replaced only if the new text parses to the intended spec.
     """
     text = path.read_text(encoding="utf-8")
     new_text = _with_frozen(text, digest)
@@ -299,7 +299,7 @@ def write_frozen(path: Path, digest: str) -> None:
         return is_frozen and unfreeze(new).model_dump() == unfreeze(old).model_dump()
 
     if not rewrite_spec(path, new_text, reads_as_meant):
-        raise InputError(f"{path}: the line cannot be placed; write under golden: frozen: {digest}")
+        raise InputError(f"{path}: the file cannot be edited automatically; add under golden: frozen: {digest}")
 
 
 def _with_frozen(text: str, digest: str) -> str | None:

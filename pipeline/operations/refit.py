@@ -81,7 +81,7 @@ class RefitEngine:
 
 @dataclass(frozen=True)
 class Refit:
-    """What became of a unit. kernels: digest of the engine that they are from, None where there is none.
+    """Result of a unit's refit. kernels: digest of the engine that they are from, None without one.
 
     engine: digest of the new engine, None where there is none, and then `reason` says why.
     """
@@ -107,7 +107,7 @@ class PublishedRefit:
 
     @classmethod
     def of(cls, outcome: Outcome) -> "PublishedRefit":
-        """What a run of all steps published."""
+        """The version that a run of all steps published."""
         failed_units = tuple(engine.entry.unit for engine in outcome.failed)
         return cls(outcome.model, outcome.version, outcome.channel_refusal, failed_units)
 
@@ -132,7 +132,7 @@ def foresee_refits(requests: Iterable[BuildRequest], base: Manifest) -> list[Ref
 
 
 def cannot(request: BuildRequest, entry: EngineEntry | None, base: Manifest) -> str | None:
-    """Why the engine of `entry` cannot be given the weights of `request`, as far as the manifest tells."""
+    """The reason in the manifest why the engine of `entry` cannot get the weights of `request`."""
     if entry is None:
         return f"{base.reference} has no engine for it"
     backend = discovery.configure(request.backend, dict(request.options))

@@ -75,14 +75,14 @@ class Validated:
 
     @classmethod
     def of(cls, manifest: Manifest, entry: EngineEntry, verdict: str = "", reason: str | None = None) -> "Validated":
-        """About an engine of a version. Defaults: what is on record of it."""
+        """A verdict on a version's engine. Defaults: those in the manifest."""
         reason = entry.reason if reason is None else reason
         verdict = verdict or entry.status
         return cls(manifest.reference, entry.unit, verdict, reason, entry.checks, entry.sqnr_db)
 
     @property
     def good(self) -> bool:
-        """Whether nothing is wrong with it."""
+        """Whether the engine may be used."""
         return self.verdict in USABLE
 
 
@@ -146,7 +146,7 @@ class PublishedModel:
         task_text = f"proving {entry.unit} of {manifest.reference}"
         machine_lock = digest_of({"proving on": this_process().host})
         engine_lock = digest_of({"proving": entry.digest, "of": manifest.digest})
-        # First the machine, then the engine, in every process: the one that has an engine waits for nothing.
+        # Every process locks first the machine, then the engine, so that they cannot deadlock.
         with hold_lock(context, machine_lock, task_text), hold_lock(context, engine_lock, task_text):
             if not again:  # another process may have attached a verdict meanwhile
                 judged_entry = next(peer for peer in judge_entries(context.store, manifest) if peer.unit == entry.unit)
@@ -227,7 +227,7 @@ def why_not_here(entry: EngineEntry) -> str | None:
 
 
 def why_unmeasured(entry: EngineEntry, store: Store) -> str:
-    """What the golden set of an engine does not measure, so that no run of it proves the engine; '' where nothing."""
+    """The part of an engine that its golden set does not measure, so that no run proves it; '' if it measures all."""
     return describe_unmeasured(find_unmeasured(read_report(str(entry.report), store).checks)) if entry.report else ""
 
 
@@ -276,11 +276,11 @@ def ensemble_not_here(store: Store, manifest: Manifest, entry: EngineEntry) -> s
 
 
 def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemble:
-    """What an ensemble was published from. folder: for its golden data. Raises IntegrityError for what is lost, and for
-    a spec that this installation cannot read."""
+    """The build that an ensemble was published from. folder: for its golden data. Raises IntegrityError for missing
+    data, and for a spec that this installation cannot read."""
     try:
         files = decode(manifest.spec.get("graphs"), dict[str, Json], "spec.graphs")
-        # JSON in the registry has its keys sorted; the order of the data flow is that of the pins.
+        # JSON in the registry has sorted keys; the pins have the order of the data flow.
         graph_files = {graph.name: files[graph.name] for graph in manifest.graphs}
         spec = EnsembleSpec.model_validate({**manifest.spec, "graphs": graph_files})
         digest = manifest.sources[GOLDEN]

@@ -1,1 +1,1 @@
-"""Who starts a run and who watches it: Prefect flows, deployments, events, runs, metrics, KubeRay."""
+"""Start and monitoring of runs: Prefect flows, deployments, events, runs, metrics, KubeRay."""

@@ -10,7 +10,7 @@ from pipeline.values import Json
 
 
 def api_problem(error: Exception, url: str | None) -> str | None:
-    """What is wrong with the Prefect API at `url` and the remedy, after this error of its client; None: not known."""
+    """The problem of the Prefect API at `url` and the remedy, for this error of its client; None: unknown."""
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status in (401, 403):
         remedy = "set PREFECT_API_AUTH_STRING (USER:PASSWORD), or PREFECT_API_KEY for Prefect Cloud"

@@ -85,7 +85,7 @@ def _compile_ensemble(
     with open_context(ensemble.spec, store, options, progress, executors) as context, workdir() as folder:
 
         def compile_graph(spec: ModelSpec) -> CompiledGraph:
-            # What of the options its spec has, and no channel, since the whole has one.
+            # The options that its spec supports, without a channel, because the ensemble has one.
             graph_spec = spec.model_copy(update={"publication": spec.publication.model_copy(update={"channel": None})})
             graph_options = own_options(spec, ensemble, options)
             with open_run(graph_spec, graph_options, progress, executors, runner) as run:
@@ -142,7 +142,7 @@ Tell = Callable[[str], object]
 def foresee_spec(
     address: str | Found, options: RunOptions, progress: Progress, no_export: bool, tell: Tell = lambda _: None
 ) -> Forecast | EnsembleForecast:
-    """What a build of the spec at an address would do. no_export: answer from the records alone.
+    """Forecast of a build of the spec at an address. no_export: use only records.
 
     tell: called with what the plan leaves out, and what is done first.
     Raises as `open_run`, and what a step raises.
@@ -197,7 +197,7 @@ def _foresee_model(
         with open_run(spec, options, progress, executors, keep_state=False) as run:
             batches = list(run.prepare())
             recorded_run = replace(recorded_run, selection=run.selection)
-        # Of each variant the last: what a search gave stands in the place of what missed.
+        # The last graph of each variant: a searched graph replaces one that missed its limits.
         graphs = {graph.variant: graph for batch in batches for graph in batch.graphs}
         record_state = OnRecord(batches[-1].exported, tuple(graphs.values()))
     return ForecastGraph(foresee(record_state, recorded_run), record_state.exported, ((), ()))
@@ -245,7 +245,7 @@ def gather_specs(specs: str, registry: str | None) -> Iterator[Sequence[str | Fo
         paths = without_graphs(spec_files(specs_place.folder))
         if not paths:
             raise InputError(f"{specs} holds no spec: no .yaml file there has the key `model`; name another place")
-        # The address of a copied file is the one that it was copied from.
+        # A copied file has the address of its original.
         names = [path.relative_to(specs_place.folder).as_posix() for path in paths]
         is_copied = isinstance(specs_place, Bucket)
         yield [
@@ -327,7 +327,7 @@ def _row(address: str, outcome: Outcome) -> CatalogRow:
     return CatalogRow(address, outcome.model, state, outcome.version, engine_counts, "; ".join(reasons))
 
 
-# What a build of every spec of a catalog would do, as far as that is on record; nothing is run.
+# Forecast of a build of every spec of a catalog from the records; nothing is run.
 
 # Threads that mostly wait for a store's answers.
 READERS = 32
@@ -338,7 +338,7 @@ _UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class PlannedSpec:
-    """What a build of one spec would do. units: how many by action, as in `UnitForecast`.
+    """Forecast of a build of one spec. units: number by action, as in `UnitForecast`.
 
     missing: the steps that are not on record.  reason: why the spec cannot be planned.
     model: None where the spec cannot be read.
@@ -382,7 +382,7 @@ def plan_catalog(addresses: Sequence[str | Found], options: RunOptions) -> list[
         return _plan_share(addresses, options)
     size = -(-len(addresses) // processes)
     shares = [addresses[start : start + size] for start in range(0, len(addresses), size)]
-    # Forked: they take over what is imported, and no thread runs here yet.
+    # Forked, to share imported modules; no thread runs here yet.
     with ProcessPoolExecutor(len(shares), get_context("fork")) as pool:
         return [row for rows in pool.map(partial(_plan_share, options=options), shares) for row in rows]
 

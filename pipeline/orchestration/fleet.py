@@ -62,8 +62,8 @@ def messages(work: Iterable[FleetWork], registry: str) -> tuple[Message, ...]:
 
 @dataclass(frozen=True)
 class FleetSources:
-    """What to compare. inventory: a file, '-' for standard input; None reads the cluster.  catalog: a file; None takes
-    every model with a channel.  runtimes: versions on the nodes by package, where the inventory does not state them."""
+    """Inputs of a comparison. inventory: a file, '-' for standard input; None reads the cluster.  catalog: a file;
+    None: every model with a channel.  runtimes: versions on nodes by package, unless the inventory states them."""
 
     inventory: Path | None = None
     access: Access = field(default_factory=Access)

@@ -126,7 +126,7 @@ ADVANCED = "enginesmith.rollout.advanced"
 HALTED = "enginesmith.rollout.halted"
 DONE = "enginesmith.rollout.done"
 _ROLLOUT = ("version", "channel", "rollout", "wave", "why")
-# The fields that an event always has, besides the model and the registry, and those that some have.
+# Required fields of an event, besides the model and the registry, and optional ones.
 FIELDS: Mapping[str, tuple[str, ...]] = {
     REGISTERED: ("spec", "by"),
     PUBLISHED: ("version", "manifest"),

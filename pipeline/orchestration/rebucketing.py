@@ -22,7 +22,7 @@ from pipeline.traffic.place import BucketOptions, TrafficAtPlace, read_place, sp
 LEFT_OUT = 0.001
 # The least share of the engine time that other buckets must save before the model is built again for them.
 LEAST_SAVING = 0.02
-# Profiles at most where nobody says how many: each is tuned for by a compiler, and makes a GPU engine larger.
+# Default maximum of profiles: a compiler tunes for each, and each makes a GPU engine larger.
 MOST_PROFILES = 8
 
 

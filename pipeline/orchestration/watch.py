@@ -44,7 +44,7 @@ from validation.canary.report import CanaryReport
 
 @dataclass(frozen=True)
 class SentEvent:
-    """An event that the server has. id: its id there.  server: URL of the API."""
+    """An event that the Prefect server has accepted. id: the server's id of it.  server: URL of the API."""
 
     id: str
     event: str
@@ -201,7 +201,7 @@ class Watch:
         if self._taken.get(path) == digest:
             return
         entries = registrations(self._store, spec.model)
-        # A bundle that was sent before and is not the newest is one that somebody changed back to: it is sent again.
+        # A bundle that was sent before and is not the newest is a change back: it is sent again.
         is_newest = bool(entries) and entries[-1].bundle.digest == digest
         if not (is_newest and was_sent(self._store, REGISTERED, digest)):
             registration, _ = register(self._store, spec)

@@ -160,7 +160,7 @@ class JsonLines(events.Progress):
     def emit(self, event: events.Event) -> None:
         """Write the event's line; of a wait when it is news, of what is printed nothing."""
         match event:
-            case events.RunBegan():  # model and run stand on the line
+            case events.RunBegan():  # model and run are on the line
                 self.tell("began")
             case events.Planned(plan):
                 action_counts = Counter(unit.action for unit in plan.units)

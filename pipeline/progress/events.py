@@ -93,7 +93,7 @@ class RunConcluded:
     outcome: "Outcome"
 
 
-# Events about one step or unit, by its name; those of its job are sent under that name, too.
+# Events about one step or unit, by its name. Events of its job have the same name.
 StepEvent = Predicted | JobEvent | Finished | VerdictReached
 Event = RunBegan | Planned | StepEvent | VersionSettled | RunConcluded
 

@@ -26,7 +26,7 @@ from pipeline.quantization.ranges import Ranges
 # search for weights all these are no constants, and such a node would stay in float. An embedding's weight stays as it
 # is: it is not quantized, and would be four times larger.
 
-# Nodes that draw their results, and those that say how a weight came quantized.
+# Nodes with random results, and nodes that dequantize a stored weight.
 _STAYING = ("Bernoulli", "DequantizeLinear", "Multinomial", "QuantizeLinear", "Random")
 
 

@@ -27,9 +27,9 @@ from pipeline.quantization.statistics.histogram import NAMES, Levels, decibels, 
 from pipeline.quantization.statistics.observations import Observations, TensorStatistics
 
 FORMAT = 1
-# Histograms are kept for this many activations, those with the lowest SQNR, in so many bins.
+# Number of activations (lowest SQNR first) with a stored histogram, and its number of bins.
 PICTURES, BINS = 6, 60
-# What moves or converts values and keeps their distribution: a pair behind one is the pair of the tensor before it.
+# Operators that move or convert values and keep their distribution: a pair after one belongs to the tensor before it.
 _TRANSPARENT = ("Cast", "SpaceToDepth", "DepthToSpace", "Reshape", "Transpose", "Identity")
 
 

@@ -30,7 +30,7 @@ from validation.latency.roofline.costs import (
 
 _WEIGHTED = {**CONVOLUTIONS, **TRANSPOSED_CONVOLUTIONS, **PRODUCTS}
 _RECURRENT = (*RECURRENT, "DynamicQuantizeLSTM")
-# What moves or converts a weight between its storage and its node.
+# Operators that move or convert a weight between its storage and its node.
 _MOVING = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
@@ -205,6 +205,6 @@ class _Scope:
             axes = attribute_of(node, "scan_input_axes", [0] * scan_count)
             shape = self.shapes.get(node.input[len(node.input) - scan_count], ())
             return max(1, shape[axes[0]] if len(shape) > axes[0] else 1)
-        first_output = len(body.input) - 2  # behind the states come what is gathered over all iterations
+        first_output = len(body.input) - 2  # the outputs gathered over all iterations follow the states
         lengths = [self.shapes[name][0] for name in node.output[first_output:] if self.shapes.get(name)]
         return max([1, *lengths])

@@ -175,7 +175,7 @@ def find_pulled(
     proven_only: bool,
     context: RunContext,
 ) -> str | None:
-    """The unit that this machine would be given of the new version; None where none fits."""
+    """The unit of the new version that a pull to this machine would select; None if none fits."""
     report_digests: Mapping[str, str] = {str(unit.built.digest): unit.latency for unit in units if unit.latency}
     reports = {digest: read_latency_report(context.store, report) for digest, report in report_digests.items()}
 

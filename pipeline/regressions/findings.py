@@ -25,7 +25,7 @@ from pipeline.operations.validate import why_not_here
 
 Level = Literal["error", "warning", "note"]
 Rule = Literal["spec", "failed", "coverage", "interface", "metric", "drift", "latency", "too-noisy", "not-compared"]
-# What each rule says, for reports that list rules.
+# Description of each rule, for reports that list rules.
 RULES: Mapping[Rule, str] = {
     "spec": "The spec can be read, and every step of it runs.",
     "failed": "Every engine that is built passes the checks of the spec.",
@@ -177,7 +177,7 @@ class RegressionCheck:
         return f"{self.model}: {count} regression{'s' if count > 1 else ''} {baseline_text}"
 
 
-# What a channel serves, as a check compares with it: the version, its engines that run here, their bytes.
+# The served version that a check compares with, its engines that run here, and their bytes.
 
 # The reference of a first version, which is compared with nothing.
 NONE = "none"

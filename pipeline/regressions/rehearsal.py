@@ -104,7 +104,7 @@ class RecordAnswers:
 
 @dataclass(frozen=True)
 class TimeBlocks:
-    """Time blocks of runs of an engine at one bucket, as they are asked for at a Unix socket. golden, shapes, sizes: as
+    """Time blocks of runs of an engine at one bucket, on requests through a Unix socket. golden, shapes, sizes: as
     of `BenchmarkPair`."""
 
     engine: EngineBlob

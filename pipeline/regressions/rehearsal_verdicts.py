@@ -179,11 +179,10 @@ class Applied:
 
 
 def apply(rehearsal: Rehearsal, served_versions: Sequence[Served], context: RunContext) -> list[Applied]:
-    """Publish each version that moves again, with its new engines and what was measured of them, and bring it to the
-    channels that serve it; what a channel's policy asks for holds, waves too. Repeated, it publishes and moves nothing
-    again.
+    """Publish each version that moves again, with its new engines and their measurements, and move the channels that
+    serve it. Channel policies apply, including their waves. A repeated call publishes and moves nothing.
 
-    What a version or channel is refused for hinders no other one. Raises UnavailableError."""
+    A refused version or channel does not stop the others. Raises UnavailableError."""
     moving_versions = {plan.version for plan in rehearsal.plan if plan.commands}
     reason = "rehearsed with " + ", ".join(f"{name} {version}" for name, version in rehearsal.pins.items())
     moves, store = list[Applied](), context.store

@@ -37,7 +37,7 @@ def to_junit(check: RegressionCheck) -> bytes:
 
 
 def _list_cases(check: RegressionCheck) -> Iterator[tuple[str, str, tuple[Rule, ...], str]]:
-    """What was looked at: unit, name, the rules of its findings, bucket."""
+    """The test cases of the report: unit, name, rules of its findings, bucket."""
     for unit, status in check.statuses.items():
         yield unit, f"proof: {status}", ("failed",), ""
     for pair in check.pairs:

@@ -59,7 +59,7 @@ def _record_bucket(
     ratio = _time_against(engine, reference, report, bucket, context)
     bounds = (ratio.ratio, ratio.low, ratio.high) if ratio else (None, None, None)
     relative_median, relative_low, relative_high = (None if value is None else value * series.base for value in bounds)
-    # What opened the engine here, by package: 'now onnxruntime'.
+    # Packages that opened the engine here: 'now onnxruntime'.
     backend = discovery.configure(entry.backend, dict(entry.options))
     runtimes = {f"now {name}": text for name, text in backend.versions().items()}
     interval = bucket.runtime or bucket.middle

@@ -85,7 +85,7 @@ def judge_gates(
         gate_results.append(GateResult("person", "pass" if is_approved else "wait", reason))
     if rollout.waived <= rollout.wave:
         return tuple(gate_results)
-    # A person said that the open wave needs no data: gates that wait pass. What fails still fails.
+    # A user has approved the open wave without data: waiting gates pass. Failing gates still fail.
     return tuple(
         replace(gate, verdict="pass", why=f"{gate.why} (waived)") if gate.verdict == "wait" else gate
         for gate in gate_results

@@ -58,7 +58,7 @@ from validation.statistics.rates import lower
 
 # Probability that a wave reaches more than its share.
 LEVEL = 1e-6
-# A wave with fewer nodes on average may well reach nobody, of whom no gate would hear: one in 150 with this.
+# A wave with fewer nodes on average may contain no node, so gates would get no reports: one in 150 with this limit.
 LEAST_MEAN = 5.0
 
 
@@ -185,7 +185,7 @@ def start(
         secure_version(guard, manifest)
         new_rollout = begin_rollout(guard, model, channel, open_first)
     clear_marks(store, model, channel)
-    with suppress(EnginesmithError):  # the next start deletes what is left
+    with suppress(EnginesmithError):  # the next start deletes the rest
         clear_reports(store, new_rollout, lambda: read_rollout(store, model, channel))
     return new_rollout
 

@@ -51,9 +51,9 @@ from enginesmith.registry.store.layout import serving_prefix
 from enginesmith.registry.versions.channel_state import Channel, read_channel
 
 LIMITS = HttpLimits(body_bytes=MAX_BYTES, connections=1024, threads=16)
-# Nodes whose reports a rollout has, or a channel outside of one, at most: ten times of those that are asked.
+# Maximum number of nodes with reports in a rollout, or in a channel without one: ten times the number asked.
 MOST_NODES = 10 * MOST_REPORTERS
-# Seconds after which they are counted anew, as a collection deletes those of nodes that are gone.
+# Seconds after which they are counted again, because a collection deletes reports of removed nodes.
 _COUNTED_S = 3600.0
 
 

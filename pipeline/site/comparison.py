@@ -39,7 +39,7 @@ from validation.reporting.version_document import VersionDocument
 MOST_CHARACTERS = 300
 # Rows of one section that are shown; scales of a large model are thousands.
 MOST_ROWS = 200
-# A ratio from which on it is written as such, since nobody reads +4690 %.
+# Ratio from which it is written as a factor: +4690 % is hard to read.
 _LARGE = 3
 
 

@@ -181,9 +181,9 @@ class ModelSite:
         return {digest for digest in {*move_digests, *self.keys.canaries} if self.store.has(digest)}
 
 
-# What the pages over all models show of each model, kept between runs so that only changed models are read.
+# Facts of each model on the pages over all models, kept between runs so that only changed models are read.
 
-# Verdicts of canaries that are kept of a model.
+# Number of canary verdicts that are kept per model.
 MOST_OF_MODEL = 20
 
 

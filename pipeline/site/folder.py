@@ -27,7 +27,7 @@ from enginesmith.registry.versions.channel_writes import running_rollouts
 STATE = ".enginesmith-site"
 _OVERVIEW = "registry.json"
 _HALF_WRITTEN = "new"
-# Above so many files the file system is synced once, in place of each of them.
+# Number of files above which the file system is synced once, instead of each file.
 _MOST_SYNCED = 64
 FORMAT = 1
 
@@ -178,7 +178,7 @@ class SiteFolder:
 
 
 def _sync(paths: Sequence[Path]) -> None:
-    """Sync files to the disk: few one by one, many by one sync of everything, which waits for other programs' too."""
+    """Sync files to the disk: a few one by one; many with `os.sync`, which also waits for other programs."""
     if len(paths) > _MOST_SYNCED:
         os.sync()
         return

@@ -142,7 +142,7 @@ def _index(path: str, names: Sequence[str], notes: Mapping[str, ModelNote], numb
         number=number,
         targets=sorted({target for note in notes.values() for target in note["targets"]}),
         channels=sorted({channel for note in notes.values() for channel in note["channels"]}),
-        # The first page alone says when, so that the others change only with their models.
+        # Only the first page has the time, so that the others change only with their models.
         at=now() if number == 1 else "",
     )
 

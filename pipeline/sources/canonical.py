@@ -220,7 +220,7 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     main_graph, *bodies = walk_graphs(model.graph)
     for graph in (main_graph, *bodies):
         del graph.value_info[:]
-    for value in (value for body in bodies for value in body.output):  # exporters state wrong ones: they are found anew
+    for value in (value for body in bodies for value in body.output):  # exporters write wrong ones
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
     for node in all_nodes(model):  # onnx infers no shapes of it without these, its own default

@@ -32,7 +32,7 @@ _INNER = {
     _ATTRIBUTE: {5: _TENSOR, 6: _GRAPH, 10: _TENSOR, 11: _GRAPH, 22: _SPARSE, 23: _SPARSE},
     _SPARSE: {1: _TENSOR, 2: _TENSOR},
 }
-# Of TensorProto: where its bytes lie, as pairs of key and value.
+# Field of TensorProto: the location of its bytes, as pairs of key and value.
 _EXTERNAL_DATA = 13
 
 

@@ -103,7 +103,7 @@ _WEIGHTED = frozenset(
 )  # fmt: skip
 
 
-# Kinds of values that are no dense tensors of numbers: what one is, and what to do.
+# Kinds of values other than dense tensors of numbers: description and remedy.
 _ZIPMAP = "export a tensor instead (of skl2onnx: options={'zipmap': False})"
 _NO_TENSORS: Mapping[str | None, tuple[str, str]] = {
     "string": ("holds strings", "keep text out of the model"),

@@ -74,9 +74,9 @@ def texts(model: onnx.ModelProto) -> Iterator[str | bytes]:
     yield from (entry.domain for entry in model.opset_import)
 
 
-# A model of a few kilobytes can stand for more nodes than any memory holds, because each function calls the one before
-# it twice, or for functions that call themselves: the result is measured before anything is inlined. onnx's own inliner
-# does it, since onnx_ir's takes time that grows with the square of the nodes (10,000: 37 s, against 0.03 s).
+# A model of a few kilobytes can expand to more nodes than fit in memory (each function calls the previous one twice),
+# and functions can be recursive. So the number of nodes is computed before inlining. onnx's inliner is used because the
+# time of onnx_ir's grows with the square of the nodes (10,000 nodes: 37 s, against 0.03 s).
 
 # The greatest number of nodes after inlining. Protobuf reads 100 messages inside each other, and a graph inside a node
 # is three deeper.

@@ -20,7 +20,7 @@ from enginesmith.core.errors import SpecError
 from enginesmith.core.text import suggest
 from pipeline.spec.source import Loc, Mistakes, format_value
 
-# What a value must be, by pydantic's type of the mistake.
+# Expected value, by pydantic's type of the mistake.
 _KINDS = {
     **dict.fromkeys(("tuple_type", "list_type"), "a list"),
     **dict.fromkeys(
@@ -33,7 +33,7 @@ _KINDS = {
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
 }
 
-# What a value of the right kind must be, filled in from the mistake's context.
+# Constraint on a value of the right type, filled in from the mistake's context.
 _BOUNDS = {
     "greater_than": "must be above {gt:.15g}",
     "greater_than_equal": "must be {ge:.15g} or more",
@@ -60,7 +60,7 @@ class Kind(Generic[M]):
 
 
 def mistake_lines(path: Path, root: yaml.Node, error: ValidationError, kind: Kind[M]) -> list[str]:
-    """What pydantic found wrong, in the words of the file: one line for each mistake, each once."""
+    """Pydantic's errors with the names in the file: one line per mistake, without duplicates."""
     mistakes = error.errors(include_url=False)
     outer_locs = {mistake["loc"][:depth] for mistake in mistakes for depth in range(len(mistake["loc"]))}
     kinds: dict[Loc, list[str]] = {}
@@ -203,7 +203,7 @@ LARGEST_BYTES = 1 << 20
 _MOST_BRACKETS = 500
 _LONGEST_LINE = 500
 MOST_NODES = 100_000
-# What no text has: all control characters but tabs and ends of lines.
+# Characters that no text has: all control characters except tabs and line ends.
 _CONTROL = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 # Half of a character, as the escape "\ud800" gives it; UTF-8 has none.
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -275,7 +275,7 @@ def _compose(path: Path, text: str, kind: Kind[M]) -> yaml.Node:
 
 
 def _quickly_composed(text: str) -> yaml.Node | None:
-    """An ordinary file's nodes from libyaml, several times faster; None where PyYAML's own parser has to read it.
+    """A file's nodes from libyaml, which is several times faster; None if PyYAML's own parser is needed.
 
     libyaml's composer recurses in C without a limit, so a text that may be nested deeply is left to PyYAML: nesting
     takes many brackets, or a line as long as it is deep.

@@ -305,7 +305,7 @@ def load_spec(path: Path | str, address: str = "") -> ModelSpec:
             raise SpecError([f"{path}: is a file of a model, and not a spec; {remedy}"])
         if is_ensemble(path):
             raise SpecError(
-                [f"{path}: is the spec of an ensemble; give that of one of its graphs, or `enginesmith build` it"]
+                [f"{path}: is the spec of an ensemble; give the spec of one of its graphs, or use `enginesmith build`"]
             )
         spec, root = load_document(path, KIND)
         spec._path, spec._address = path, address

@@ -179,7 +179,7 @@ class Quantization(SpecPart):
 
     @property
     def searches(self) -> tuple[str, ...]:
-        """The keys by which int8 is chosen by trial (`pipeline.quantization.search`); empty when it is not."""
+        """The keys that request a search of the int8 graph (`pipeline.quantization.search`); empty without a search."""
         search_flags = {
             "smoothing": self.smoothing != "none",
             "floor": self.floor is not None,

@@ -81,7 +81,7 @@ def _read(value: object, handler: Any) -> TaskMetric:
     metric = handler(value)
     if not value.keys() & metric.limit_keys():
         keys_text = ", ".join(f"{key}: VALUE" for key in metric.limit_keys())
-        raise ValueError(f"asks for nothing; give {keys_text}, or floor: null to have it measured and not judged")
+        raise ValueError(f"has no limit; give {keys_text}, or floor: null to measure the metric without a limit")
     if mistakes := [((key,), text) for key, text in metric.mistakes()]:
         raise Mistakes(mistakes)
     return metric
@@ -330,7 +330,7 @@ class SpecSections(SpecFile):
         return tuple(TensorSpec(name, tensor.dtype, tensor.shape) for name, tensor in self.inputs.items())
 
     def states(self) -> tuple[State, ...]:
-        """The inputs that outputs of the call before give, in the spec's order."""
+        """The inputs that take outputs of the previous call, in the spec's order."""
         return tuple(
             State(name, state.output, state.initial, state.places.to_places() if state.places else None)
             for name, state in self.state.items()

@@ -229,7 +229,7 @@ class Source(SpecPart):
         if role == "onnx" and not str(file).endswith(".onnx"):
             raise Mistakes([(("file",), f"{format_value(file)} {_NO_ONNX}")])
         if not is_path(str(file)) or not re.fullmatch(_REPOSITORY, str(repository)):
-            return keys  # the fields say what is wrong
+            return keys  # the fields report the mistake
         path = HubFile(str(repository), revision, str(file)).path
         if keys.get(role) not in (None, path):
             raise Mistakes([((role,), f"{role} is the file of hf; remove one of the two")])

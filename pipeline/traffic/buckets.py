@@ -181,7 +181,7 @@ def price_profile(report: LatencyReport, build_s: float | None, stated_price: fl
     return ProfilePrice((build_s or 0.0) + share * DAY_S, price_text)
 
 
-# What buckets take the place of.
+# The keys that buckets replace.
 _REPLACED = ("buckets", "max", "opt")
 
 
@@ -246,4 +246,4 @@ def _removed(text: str, node: yaml.MappingNode, name: str) -> tuple[int, int]:
 
 def _misplaced(path: Path, edges: Mapping[str, Sequence[int]]) -> InputError:
     lines = "; ".join(f"under dims.{dim}: buckets: [{', '.join(map(str, ends))}]" for dim, ends in edges.items())
-    return InputError(f"{path}: the buckets cannot be placed without changing more; write {lines}")
+    return InputError(f"{path}: the file cannot be edited automatically; write {lines}")

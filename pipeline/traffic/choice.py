@@ -27,7 +27,7 @@ MOST_PROFILES = 64
 DAY_S = 86400.0
 # Rounds of choosing, simulating how long batches wait, and choosing again; and of timing the edges that were chosen.
 _ROUNDS, _TIMINGS = 4, 2
-# What the chosen buckets are compared with.
+# Baselines for the chosen buckets.
 OTHERS: Mapping[str, EdgesOf] = {
     "one profile": lambda dim: (dim.max,),
     "powers of two": powers_of_two,

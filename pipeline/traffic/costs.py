@@ -22,7 +22,7 @@ from validation.traffic.batching_simulation import BatchPolicy, SimulatedService
 # taken from a simulation (`validation.traffic`) of buckets found before, and its distribution is the same for each
 # bucket. So the seconds of a bucket follow from its own requests alone, and the costs of buckets add up.
 
-# Time is cut into so many parts with equal numbers of requests, each with a rate of its own, as traffic drifts.
+# Number of parts of the time with equal numbers of requests, each with its own rate, because traffic drifts.
 BINS = 24
 # Quantiles of the waits of a part.
 _WAITS = (0.125, 0.375, 0.625, 0.875)
@@ -101,7 +101,7 @@ def _between(tables: Array, place: Array, rows: Array) -> Array:
     return np.asarray(low_values + (place - low) * (tables[rows, low + 1] - low_values))
 
 
-# What each possible bucket of one dim costs, in engine seconds of all its requests, the other dims' buckets given.
+# Cost of each possible bucket of one dim, in engine seconds of all its requests, for fixed buckets of the other dims.
 
 # The indices of a dim's chosen edges among its candidates, rising, the last one being the last candidate.
 Partition = tuple[int, ...]

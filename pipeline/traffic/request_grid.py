@@ -14,7 +14,7 @@ from validation.traffic.trace import Trace
 
 # Candidates of the only dim that is chosen, and of each where there are several.
 MOST_ALONE, MOST_EACH = 256, 32
-# Longer traces are cut down to so many requests, in so many stretches evenly over them.
+# Longer traces are reduced to this many requests, in this many evenly spaced stretches.
 MOST_REQUESTS, STRETCHES = 100_000, 50
 
 

@@ -162,10 +162,10 @@ def _seconds_in(hour: int, until: float, by_day: bool) -> float:
     return days * HOUR_S + min(max(rest_s - hour * HOUR_S, 0.0), HOUR_S)
 
 
-# Of one of the charts that lie beneath each other.
+# Width and height of each of the stacked charts.
 WIDTH, HEIGHT = 640, 260
 _MOST_BARS = 160
-# The axis of sizes is logarithmic where the greatest is so many times the median.
+# The axis of sizes is logarithmic if the greatest is this many times the median.
 _LONG_TAIL = 8.0
 # Draws one chart, and returns its words.
 Chart = Callable[["Axes"], str]

@@ -80,10 +80,10 @@ def test_it_prints_its_table(name: str, tmp_path: Path) -> None:
     places = {"FOLDER": lambda: [str(tmp_path / "new")], "TEXT": lambda: text_model(tmp_path)}
     words = [text for word in shlex.split(SMALL[name]) for text in places.get(word, lambda word=word: [word])()]
     command = [sys.executable, "-m", f"benchmarks.{name}", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 or (name in BARS and done.returncode == 1), done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    assert any(character.isdigit() for character in done.stdout), "no figure was printed"
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0 or (name in BARS and result.returncode == 1), result.stderr
+    assert "Traceback" not in result.stderr, result.stderr
+    assert any(character.isdigit() for character in result.stdout), "no figure was printed"
 
 
 def test_a_table_of_one_run_says_what_was_not_measured() -> None:

@@ -249,5 +249,5 @@ def within(
     with fork_here() as start:
         job = call_job("within", f"tests.builders.jobs:{function}", arguments)
         (folder := workdir / "within").mkdir()
-        found = run_job(job, folder, start=start)
-    return {"pid": os.getpid(), "children": [child.pid for child in psutil.Process().children()], "found": found}
+        result = run_job(job, folder, start=start)
+    return {"pid": os.getpid(), "children": [child.pid for child in psutil.Process().children()], "found": result}

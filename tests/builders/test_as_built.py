@@ -55,9 +55,9 @@ def test_an_engine_with_states_of_int8_is_opened_with_those_of_the_model(tmp_pat
     with open_engine(engine) as actual, ReferenceSession(tmp_path / "model.onnx") as expected:
         assert [spec.dtype for spec in actual.inputs] == ["int64", "float32"]
         assert [spec.dtype for spec in actual.outputs] == ["float32", "float32"]
-        found, wanted = actual.run(INPUTS), expected.run(INPUTS)
-        np.testing.assert_array_equal(found["present"], wanted["present"])
-        np.testing.assert_allclose(found["logits"], wanted["logits"], atol=1e-6)
+        result, expected_result = actual.run(INPUTS), expected.run(INPUTS)
+        np.testing.assert_array_equal(result["present"], expected_result["present"])
+        np.testing.assert_allclose(result["logits"], expected_result["logits"], atol=1e-6)
         call = actual.prepare_call(INPUTS)
         assert call is not None
         call()

@@ -14,10 +14,10 @@ from tests.builders.native_graphs import ran
 
 @pytest.fixture(params=["iree", "tvm"])
 def compiler(request):
-    found = discovery.configure(request.param, {})
-    if not found.versions() or not shutil.which("g++"):
+    result = discovery.configure(request.param, {})
+    if not result.versions() or not shutil.which("g++"):
         pytest.skip(f"{request.param} is not installed, or g++, which TVM links with")
-    return found
+    return result
 
 
 def test_odd_names_are_no_matter(compiler, tmp_path):
@@ -32,8 +32,8 @@ def test_odd_names_are_no_matter(compiler, tmp_path):
 def test_bool_and_int64_come_back_as_they_are(compiler, tmp_path):
     model, request = native_graphs.flags(tmp_path / "m.onnx", compiler)
     x = np.array([[True, False, True, False]])
-    found = ran(compiler, request, model, {"x": x}, tmp_path)
-    assert (found["y"] == ~x).all() and (found["n"] == x).all() and found["n"].dtype == np.int64
+    result = ran(compiler, request, model, {"x": x}, tmp_path)
+    assert (result["y"] == ~x).all() and (result["n"] == x).all() and result["n"].dtype == np.int64
 
 
 def test_an_engine_for_a_better_cpu_is_not_opened(compiler, tmp_path, monkeypatch):

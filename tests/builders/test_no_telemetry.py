@@ -12,9 +12,9 @@ import pytest
 def test_opening_a_graph_leaves_nothing_at_home(tmp_path: Path, variables: dict[str, str]) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ORT_", "XDG_"))}
     program = "import builders.reference, onnxruntime, os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", program], env={**kept, "HOME": str(tmp_path), **variables}, capture_output=True,
         text=True, check=True,
     )  # fmt: skip
-    assert found.stdout.strip() == "1"
+    assert result.stdout.strip() == "1"
     assert not list(tmp_path.rglob("*"))

@@ -25,9 +25,9 @@ U8, S8, S32 = TensorProto.UINT8, TensorProto.INT8, TensorProto.INT32
 
 def product(path: Path, *weights: tuple[str, np.ndarray], made: bool = False, zero: str = "") -> Path:
     """u times the int8 tensor 'w': one of `weights`, or an input (made)."""
-    given = [("u", U8, ["n", 4]), *([("w", S8, [4, 2])] if made else [])]
+    items = [("u", U8, ["n", 4]), *([("w", S8, [4, 2])] if made else [])]
     node = helper.make_node("MatMulInteger", ["u", "w", "", zero] if zero else ["u", "w"], ["y"], name="y")
-    return graphs.save(path, [node], given, [("y", S32, ["n", 2])], weights)
+    return graphs.save(path, [node], items, [("y", S32, ["n", 2])], weights)
 
 
 def full(value: int, *shape: int) -> np.ndarray:
@@ -83,7 +83,7 @@ def test_a_weight_within_a_nodes_graph_counts(tmp_path):
     assert file_may_saturate(path)
 
 
-def test_what_cannot_be_read_is_left_to_onnxruntime(tmp_path):
+def test_unreadable_files_are_left_to_onnxruntime(tmp_path):
     (path := tmp_path / "m.onnx").write_bytes(b"\xff\xff")
     assert exact_source(path) == str(path)
 
@@ -99,9 +99,9 @@ def test_a_reference_is_rewritten_only_where_it_may_saturate(tmp_path):
 def test_an_engine_is_exact_on_its_kind_of_cpu_or_says_what_it_needs_wherever_it_was_built(tmp_path, target, value):
     """Exact is: no uint8 x int8 product of its file goes beyond 64."""
     model = product(tmp_path / "m.onnx", ("w", full(value, 4, 2)))
-    made = OnnxRuntime().build(graphs.request(kind_named(target).name, backend="onnxruntime"), model, tmp_path)
-    assert file_may_saturate(made.path) == (value == 65 and target != "avx2") == (WideSums() in made.requires)
-    assert [note for note in made.notes if "as uint8" in note] == [
+    engine = OnnxRuntime().build(graphs.request(kind_named(target).name, backend="onnxruntime"), model, tmp_path)
+    assert file_may_saturate(engine.path) == (value == 65 and target != "avx2") == (WideSums() in engine.requires)
+    assert [note for note in engine.notes if "as uint8" in note] == [
         "1 product by int8 weights beyond 64 has them as uint8: exact without VNNI in any session, and slower than "
         "within -64..64"
     ][: value == 65 and target == "avx2"]
@@ -123,8 +123,8 @@ U64 = {"u": np.random.default_rng(1).integers(128, 256, (3, 64)).astype(np.uint8
 def shared(*nodes: onnx.NodeProto, outputs: str, **weights: np.ndarray) -> onnx.ModelProto:
     """Nodes over u [n, 64] uint8 and the int8 weight w [64, 64]."""
     ends = [helper.make_tensor_value_info(name, S32, ["a", "b"]) for name in outputs.split()]
-    given = [numpy_helper.from_array(values, name) for name, values in ({"w": RANDOM} | weights).items()]
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("u", U8, ["n", 64])], ends, given)
+    items = [numpy_helper.from_array(values, name) for name, values in ({"w": RANDOM} | weights).items()]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("u", U8, ["n", 64])], ends, items)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
@@ -133,9 +133,9 @@ def node(op: str, inputs: str, output: str, **more: object) -> onnx.NodeProto:
 
 
 def body(name: str, *nodes: onnx.NodeProto, **weights: np.ndarray) -> onnx.GraphProto:
-    given = [numpy_helper.from_array(values, key) for key, values in weights.items()]
+    items = [numpy_helper.from_array(values, key) for key, values in weights.items()]
     return helper.make_graph(
-        nodes, name, [], [helper.make_tensor_value_info(nodes[-1].output[0], S32, ["a", "b"])], given
+        nodes, name, [], [helper.make_tensor_value_info(nodes[-1].output[0], S32, ["a", "b"])], items
     )
 
 
@@ -175,8 +175,8 @@ def test_a_weight_that_several_nodes_read_is_rewritten_once_and_means_the_same(t
     changed.CopyFrom(model)
     assert make_exact(changed) >= 1 and make_exact(changed) == 0
     onnx.checker.check_model(changed)
-    for found, wanted in zip(reference(changed), expected, strict=True):
-        assert np.array_equal(found, wanted)
+    for result, expected_result in zip(reference(changed), expected, strict=True):
+        assert np.array_equal(result, expected_result)
     names = [item.name for graph in walk_graphs(changed.graph) for item in graph.initializer]
     assert len(names) == len(set(names))
     assert sum(name.startswith("w as uint8") for name in names) == 1
@@ -194,12 +194,12 @@ def reference(model: onnx.ModelProto) -> list[np.ndarray]:
 def lstm(weights: type) -> onnx.ModelProto:
     shift = 128 * (weights is np.uint8)
     rng, scale, zero = np.random.default_rng(0), np.full(1, 2e-3, "f"), np.full(1, shift, weights)
-    given = {"w": rng.integers(-127, 128, (1, 64, 64)), "r": rng.integers(-127, 128, (1, 16, 64))}
-    given = {name: (values + shift).astype(weights) for name, values in given.items()}
-    given |= {"s": scale, "z": zero}
+    entries = {"w": rng.integers(-127, 128, (1, 64, 64)), "r": rng.integers(-127, 128, (1, 16, 64))}
+    entries = {name: (values + shift).astype(weights) for name, values in entries.items()}
+    entries |= {"s": scale, "z": zero}
     lstm = node("DynamicQuantizeLSTM", "x w r", "y", domain="com.microsoft", hidden_size=16)
     lstm.input.extend([*[""] * 5, "s", "z", "s", "z"])
-    parts = [numpy_helper.from_array(values, name) for name, values in given.items()]
+    parts = [numpy_helper.from_array(values, name) for name, values in entries.items()]
     ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, None)] for name in "xy"]
     ends[0][0].CopyFrom(helper.make_tensor_value_info("x", TensorProto.FLOAT, [3, 1, 64]))
     graph = helper.make_graph([lstm], "g", *ends, parts)
@@ -213,8 +213,8 @@ def test_both_weights_of_an_lstm_are_rewritten():
     assert (make_exact(model), make_exact(wanted)) == (2, 0)
     kinds = {item.name: item.data_type for item in model.graph.initializer}
     assert {kind for name, kind in kinds.items() if name != "s"} == {U8}
-    found, expected = (ort.InferenceSession(each.SerializeToString()).run(None, x)[0] for each in (model, wanted))
-    assert np.array_equal(found, expected)
+    result, expected = (ort.InferenceSession(each.SerializeToString()).run(None, x)[0] for each in (model, wanted))
+    assert np.array_equal(result, expected)
 
 
 def test_the_first_factor_of_a_convolution_in_integers_is_its_weight(tmp_path):
@@ -237,5 +237,5 @@ def test_a_graph_in_shards_is_rewritten_into_a_file_beside_it(tmp_path):
     assert isinstance(source, str) and source != str(path)
     assert not {*list_shards(Path(source))} & {*list_shards(path)}
     u = np.full((1, 64), 255, np.uint8)
-    found = ort.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, {"u": u})[0]
-    assert np.array_equal(found, u.astype(np.int32) @ weight.astype(np.int32))
+    result = ort.InferenceSession(source, providers=["CPUExecutionProvider"]).run(None, {"u": u})[0]
+    assert np.array_equal(result, u.astype(np.int32) @ weight.astype(np.int32))

@@ -64,8 +64,8 @@ def pods(value: Any) -> list[Object]:
 
 def policies(made: Iterable[Object]) -> dict[str, Object]:
     """The spec of every network policy, by its name."""
-    found = [item for item in made if item["kind"] == "NetworkPolicy"]
-    return {item["metadata"]["name"].removeprefix("enginesmith-"): item["spec"] for item in found}
+    items = [item for item in made if item["kind"] == "NetworkPolicy"]
+    return {item["metadata"]["name"].removeprefix("enginesmith-"): item["spec"] for item in items}
 
 
 def containers(spec: Object) -> list[Object]:
@@ -75,14 +75,14 @@ def containers(spec: Object) -> list[Object]:
 
 def deploy_commands(name: str) -> list[list[str]]:
     """The command lines that register a sample's deployments."""
-    found = next(item for item in sample_objects(name) if label(item) == "ConfigMap enginesmith-deploy")
-    return json.loads(found["data"]["commands.json"])
+    result = next(item for item in sample_objects(name) if label(item) == "ConfigMap enginesmith-deploy")
+    return json.loads(result["data"]["commands.json"])
 
 
 def job_variables(command: list[str]) -> Object:
     """What a command line of `enginesmith prefect deploy` sets in the pool's base job template."""
-    given = [word for flag, word in pairwise(command) if flag == "--job-variable"]
-    return {word.partition("=")[0]: json.loads(word.partition("=")[2]) for word in given}
+    items = [word for flag, word in pairwise(command) if flag == "--job-variable"]
+    return {word.partition("=")[0]: json.loads(word.partition("=")[2]) for word in items}
 
 
 def flow_run_job(variables: Object) -> Object:

@@ -14,12 +14,12 @@ VOLUMES = {
 def violations(spec: dict[str, Any]) -> list[str]:
     """Every rule that a pod spec breaks, in words."""
     pod = spec.get("securityContext", {})
-    found = [f"{field} is set" for field in ("hostNetwork", "hostPID", "hostIPC") if spec.get(field)]
+    items = [f"{field} is set" for field in ("hostNetwork", "hostPID", "hostIPC") if spec.get(field)]
     for volume in spec.get("volumes", ()):
-        found += [f"volume {volume['name']} is of kind {kind}" for kind in volume.keys() - {"name"} - VOLUMES]
+        items += [f"volume {volume['name']} is of kind {kind}" for kind in volume.keys() - {"name"} - VOLUMES]
     for container in [*spec.get("initContainers", ()), *spec["containers"]]:
-        found += [f"{container['name']}: {reason}" for reason in _container(container, pod)]
-    return found
+        items += [f"{container['name']}: {reason}" for reason in _container(container, pod)]
+    return items
 
 
 def _container(container: dict[str, Any], pod: dict[str, Any]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from enginesmith.core.hardware.machine import GENERATIONS
 from tests.charts.kube import job_variables, label, pod_specs, with_value
 
 
-def test_what_the_chart_does_not_set_may_be_set() -> None:
+def test_fields_that_the_chart_leaves_open_can_be_set() -> None:
     """AWS_ACCESS_KEY_ID is the chart's with `registry.existingSecret` alone, which this sample lacks."""
     names = ["AWS_ACCESS_KEY_ID", "RAY_task_oom_retries", "HTTPS_PROXY"]
     renders.rendered(with_value("extraEnv", [{"name": name, "value": ""} for name in names]))
@@ -50,11 +50,11 @@ def test_names_that_yaml_reads_as_numbers_and_dates_stay_text(word: str) -> None
         if not path.startswith(alone):
             values = with_value(path, word, values)
     values = with_value("serviceAccounts.builds.name", word, values)
-    made = renders.objects(renders.rendered(values, name="e", namespace=word))
-    assert word in set(leaves(made)) and yaml.safe_load(word) not in set(leaves(made))
+    objects = renders.objects(renders.rendered(values, name="e", namespace=word))
+    assert word in set(leaves(objects)) and yaml.safe_load(word) not in set(leaves(objects))
 
 
-def test_what_a_user_says_of_labels_and_annotations_is_over_the_charts() -> None:
+def test_labels_and_annotations_of_users_override_the_charts() -> None:
     values = with_value("commonLabels", {"release": "all"})
     values["cpuGroup"] = {"podAnnotations": {"karpenter.sh/do-not-disrupt": "false"}}
     made = {label(item): item for item in renders.objects(renders.rendered(values))}
@@ -74,7 +74,7 @@ def test_what_a_user_says_of_labels_and_annotations_is_over_the_charts() -> None
         "59 23 31 12 7", "0,30 8-18/2 1 JAN,jul mon-fri", "0-59/5 * * * SUN",
     ],
 )  # fmt: skip
-def test_schedules_that_say_something_are_taken(cron: str) -> None:
+def test_valid_schedules_are_accepted(cron: str) -> None:
     assert cron in renders.rendered(with_value("fleet.schedule", cron))["prefect/deploy.yaml"]
 
 
@@ -98,11 +98,11 @@ def test_a_whole_number_of_cpus_is_a_quantity_wherever_cpus_are_given() -> None:
     values["prefect"]["worker"] = {"resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"memory": "1Gi"}}}
     for light in (values["fleet"], values["prefect"].setdefault("gpuRuns", {})):
         light["resources"] = {"requests": {"cpu": 1, "memory": "1Gi"}}
-    made = renders.objects(renders.rendered(values))
-    (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
+    objects = renders.objects(renders.rendered(values))
+    (cluster,) = [item for item in objects if item["kind"] == "RayCluster"]
     asked = [next(pod_specs(group))["containers"][0]["resources"] for group in cluster["spec"]["workerGroupSpecs"][:2]]
     assert [item["requests"]["cpu"] for item in asked] == ["8", "16"]
-    (config,) = [item for item in made if label(item) == "ConfigMap enginesmith-deploy"]
+    (config,) = [item for item in objects if label(item) == "ConfigMap enginesmith-deploy"]
     for words in json.loads(config["data"]["commands.json"]):
         assert job_variables(words)["cpu_request"] == ("2" if "--only=compile-model" in words else "1")
 
@@ -157,7 +157,7 @@ CLAIM = {
         ("registry", {"bucket": "one", "sse": "aws:kms", "kmsKey": "arn:aws:kms:eu-central-1:111122223333:key/a-b"}),
     ],
 )
-def test_what_is_right_is_taken(path: str, value: Any) -> None:
+def test_valid_values_are_accepted(path: str, value: Any) -> None:
     assert renders.rendered(with_value(path, value))
 
 
@@ -175,10 +175,10 @@ def test_every_generation_that_enginesmith_knows_can_be_a_group() -> None:
         (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
         generation = next(item for item in GENERATIONS if item.sm == group["labels"]["enginesmith/sm"])
         assert pod["nodeSelector"] == generation.labels
-        (wanted,) = term["matchExpressions"]
-        assert tuple(wanted["values"]) == generation.products[group["labels"]["enginesmith/product"]]
+        (expected,) = term["matchExpressions"]
+        assert tuple(expected["values"]) == generation.products[group["labels"]["enginesmith/product"]]
 
 
-def test_a_default_that_says_nothing_of_what_may_be_given_is_found() -> None:
+def test_a_default_without_a_type_is_refused() -> None:
     with pytest.raises(TypeError, match=r"some\.thing: \{\} does not say"):
         values_schema({"some": {"thing": {}}, "gpuGroupDefaults": {"min": 0}})

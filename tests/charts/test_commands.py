@@ -25,10 +25,10 @@ def problems(words: list[str]) -> list[str]:
     rest = words[1:]
     while isinstance(command, click.Group) and rest:
         name, *rest = rest
-        found = command.get_command(click.Context(command), name)
-        if found is None:
+        actual = command.get_command(click.Context(command), name)
+        if actual is None:
             return [f"no command {name}"]
-        command = found
+        command = actual
     known = {
         option
         for parameter in command.get_params(click.Context(command))
@@ -75,9 +75,9 @@ def in_notes() -> Iterator[tuple[str, list[str]]]:
 
 
 def test_every_command_that_pods_run_exists() -> None:
-    found = list(in_objects())
-    assert not {f"{name}: {reason}" for name, words in found for reason in problems(words)}
-    assert {words[1] for _, words in found} >= {"build", "canary", "pull", "registry", "validate"}
+    actual = list(in_objects())
+    assert not {f"{name}: {reason}" for name, words in actual for reason in problems(words)}
+    assert {words[1] for _, words in actual} >= {"build", "canary", "pull", "registry", "validate"}
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
@@ -88,12 +88,12 @@ def test_deployments_are_registered_with_options_that_exist(sample: str) -> None
 
 
 def test_every_command_in_the_notes_exists() -> None:
-    found = list(in_notes())
-    assert not {f"{name}: {reason}" for name, words in found for reason in problems(words)}
-    assert {tuple(words[1:3]) for _, words in found} >= {("prefect", "register")}
+    actual = list(in_notes())
+    assert not {f"{name}: {reason}" for name, words in actual for reason in problems(words)}
+    assert {tuple(words[1:3]) for _, words in actual} >= {("prefect", "register")}
 
 
-def test_what_does_not_exist_is_found() -> None:
+def test_unknown_commands_are_reported() -> None:
     assert problems(["enginesmith", "bild"]) == ["no command bild"]
     assert problems(["enginesmith", "build", "x", "--quick"]) == ["build has no --quick"]
     assert problems(["enginesmith", "canary", "judge", "--auto=1"]) == []
@@ -101,7 +101,7 @@ def test_what_does_not_exist_is_found() -> None:
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
-def test_a_flow_runs_pod_is_restricted_and_reaches_what_it_needs(sample: str) -> None:
+def test_the_pod_of_a_flow_run_is_restricted_and_reaches_its_services(sample: str) -> None:
     """The pool's base job template with the chart's variables, as the Prefect worker fills it in."""
     (policy,) = [item for item in kube.sample_objects(sample) if item["metadata"]["name"] == "enginesmith-default-deny"]
     for words in kube.deploy_commands(sample):
@@ -186,7 +186,7 @@ def test_the_example_of_a_job_names_a_generation_by_its_labels() -> None:
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
-def test_what_a_release_does_not_register_any_more_is_deleted(sample: str) -> None:
+def test_deployments_that_a_release_no_longer_registers_are_deleted(sample: str) -> None:
     first, *others = commands = kube.deploy_commands(sample)
     registered = {
         f"{word.removeprefix('--only=')}/{command[command.index('--name') + 1]}"

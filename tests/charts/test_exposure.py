@@ -19,11 +19,11 @@ ROUTER = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": 
 
 def values(way: dict[str, Any], **changed: Any) -> dict[str, Any]:
     """The sample with a password, routed to from outside."""
-    found = renders.sample("aws")
+    result = renders.sample("aws")
     server = {"uiApiUrl": "https://prefect.example/api", **way, **changed}
-    found["prefect"]["server"] |= server
-    found["networkPolicy"] |= {"prefect": {"from": ROUTER}}
-    return found
+    result["prefect"]["server"] |= server
+    result["networkPolicy"] |= {"prefect": {"from": ROUTER}}
+    return result
 
 
 def made(way: dict[str, Any]) -> dict[str, Object]:
@@ -32,8 +32,8 @@ def made(way: dict[str, Any]) -> dict[str, Object]:
 
 def test_an_ingress_leads_the_host_of_the_uis_url_to_the_server() -> None:
     way = {"enabled": True, "className": "nginx", "tlsSecret": "prefect-tls", "annotations": {"a.example/b": "c"}}
-    found = made({"ingress": way})
-    ingress, service = found["Ingress enginesmith-prefect-server"], found["Service enginesmith-prefect-server"]
+    result = made({"ingress": way})
+    ingress, service = result["Ingress enginesmith-prefect-server"], result["Service enginesmith-prefect-server"]
     (rule,) = ingress["spec"]["rules"]
     (path,) = rule["http"]["paths"]
     assert rule["host"] == "prefect.example" and ingress["spec"]["tls"][0]["hosts"] == ["prefect.example"]
@@ -42,12 +42,12 @@ def test_an_ingress_leads_the_host_of_the_uis_url_to_the_server() -> None:
     assert ingress["metadata"]["annotations"] == way["annotations"]
     for version in VERSIONS:
         assert not list(built_in(version, "networking.k8s.io/v1", "Ingress").iter_errors(ingress)), version
-    assert ROUTER[0] in found["NetworkPolicy enginesmith-prefect-server"]["spec"]["ingress"][0]["from"]
+    assert ROUTER[0] in result["NetworkPolicy enginesmith-prefect-server"]["spec"]["ingress"][0]["from"]
 
 
 def test_the_site_lies_at_its_path_of_the_same_host() -> None:
-    found = values({"ingress": {"enabled": True}, "httpRoute": {"enabled": True, "parentRefs": GATEWAY}})
-    made = {label(item): item for item in renders.objects(renders.rendered({**found, "site": SITE}))}
+    actual = values({"ingress": {"enabled": True}, "httpRoute": {"enabled": True, "parentRefs": GATEWAY}})
+    made = {label(item): item for item in renders.objects(renders.rendered({**actual, "site": SITE}))}
     service, pod = made["Service enginesmith-site"], made["Deployment enginesmith-site"]["spec"]["template"]
     (rule,) = made["Ingress enginesmith-prefect-server"]["spec"]["rules"]
     paths = {path["path"]: path["backend"]["service"]["name"] for path in rule["http"]["paths"]}
@@ -110,9 +110,9 @@ def test_the_site_takes_no_path_of_prefects(path: str) -> None:
 
 
 def test_an_external_prefect_behind_a_private_ca_is_trusted_by_all_its_clients() -> None:
-    found = renders.sample("onprem")
-    found["prefect"]["externalApi"]["caBundle"] = {"configMap": "prefect-ca"}
-    objects = renders.objects(renders.rendered(found))
+    result = renders.sample("onprem")
+    result["prefect"]["externalApi"]["caBundle"] = {"configMap": "prefect-ca"}
+    objects = renders.objects(renders.rendered(result))
     (config,) = [item for item in objects if label(item) == "ConfigMap enginesmith-deploy"]
     runs = [flow_run_job(job_variables(words)) for words in json.loads(config["data"]["commands.json"])]
     clients = 0
@@ -127,21 +127,21 @@ def test_an_external_prefect_behind_a_private_ca_is_trusted_by_all_its_clients()
     assert clients > 4
 
 
-def test_who_routes_must_get_through() -> None:
-    wanted = values({"httpRoute": {"enabled": True}})
+def test_a_route_without_network_policy_clients_is_refused() -> None:
+    expected = values({"httpRoute": {"enabled": True}})
     with pytest.raises(helm.HelmError) as refused:
-        renders.rendered({**wanted, "networkPolicy": {}})
+        renders.rendered({**expected, "networkPolicy": {}})
     assert "networkPolicy.prefect.from is empty" in str(refused.value)
     assert "prefect.server.httpRoute.parentRefs is empty" in str(refused.value)
 
 
 def test_prometheus_finds_rays_own_metrics_and_gets_through() -> None:
-    given = renders.sample("aws")
-    given["ray"] = {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}
-    found = {label(item): item for item in renders.objects(renders.rendered(given))}
-    monitor, policy = found["PodMonitor enginesmith-ray"], found["NetworkPolicy enginesmith-ray-metrics"]
+    inputs = renders.sample("aws")
+    inputs["ray"] = {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}
+    result = {label(item): item for item in renders.objects(renders.rendered(inputs))}
+    monitor, policy = result["PodMonitor enginesmith-ray"], result["NetworkPolicy enginesmith-ray-metrics"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    head = found["RayCluster enginesmith-ray"]["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+    head = result["RayCluster enginesmith-ray"]["spec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     assert {item["name"]: item["containerPort"] for item in head["ports"]}[endpoint["port"]] == 8080
     assert monitor["spec"]["selector"]["matchLabels"] == {"ray.io/cluster": "enginesmith-ray"}
     assert policy["spec"]["podSelector"] == monitor["spec"]["selector"]
@@ -151,22 +151,22 @@ def test_prometheus_finds_rays_own_metrics_and_gets_through() -> None:
 
 def test_the_monitor_of_ray_is_valid_for_its_operator() -> None:
     schema = crds()["monitoring.coreos.com/v1", "PodMonitor"]
-    given = {**renders.sample("aws"), "ray": {"podMonitor": {"enabled": True}}}
-    (monitor,) = [item for item in renders.objects(renders.rendered(given)) if item["kind"] == "PodMonitor"]
+    entries = {**renders.sample("aws"), "ray": {"podMonitor": {"enabled": True}}}
+    (monitor,) = [item for item in renders.objects(renders.rendered(entries)) if item["kind"] == "PodMonitor"]
     assert not list(jsonschema.Draft202012Validator(schema).iter_errors({**monitor, "metadata": {}}))
 
 
 def test_the_site_alone_may_have_a_host() -> None:
-    given = renders.sample("aws")
+    inputs = renders.sample("aws")
     ways = {"ingress": {"enabled": True, "tlsSecret": "tls"}, "httpRoute": {"enabled": True, "parentRefs": GATEWAY}}
-    given |= {"site": {**ALONE, **ways}, "networkPolicy": {"site": {"from": ROUTER}}}
-    texts = renders.rendered(given)
-    found = {label(item): item for item in renders.objects(texts)}
-    assert not found.keys() & {"Ingress enginesmith-prefect-server", "HTTPRoute enginesmith-prefect-server"}
-    ingress, route = found["Ingress enginesmith-site"]["spec"], found["HTTPRoute enginesmith-site"]["spec"]
+    inputs |= {"site": {**ALONE, **ways}, "networkPolicy": {"site": {"from": ROUTER}}}
+    texts = renders.rendered(inputs)
+    result = {label(item): item for item in renders.objects(texts)}
+    assert not result.keys() & {"Ingress enginesmith-prefect-server", "HTTPRoute enginesmith-prefect-server"}
+    ingress, route = result["Ingress enginesmith-site"]["spec"], result["HTTPRoute enginesmith-site"]["spec"]
     (path,) = ingress["rules"][0]["http"]["paths"]
     assert path["path"] == "/registry" and path["backend"]["service"]["name"] == "enginesmith-site"
     assert [ingress["rules"][0]["host"]] == ingress["tls"][0]["hosts"] == route["hostnames"] == ["models.example"]
     assert route["rules"][0]["backendRefs"] == [{"name": "enginesmith-site", "port": 8080}]
-    assert found["NetworkPolicy enginesmith-site"]["spec"]["ingress"][0]["from"] == ROUTER
+    assert result["NetworkPolicy enginesmith-site"]["spec"]["ingress"][0]["from"] == ROUTER
     assert "https://models.example/registry/" in texts["NOTES.txt"]

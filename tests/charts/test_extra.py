@@ -63,9 +63,9 @@ def by_component(made: list[Object]) -> list[tuple[str, Object]]:
 def test_labels_of_an_identity_are_on_the_pods_of_its_account_and_no_others() -> None:
     identity = {"azure.workload.identity/use": "true"}
     made = rendered(serviceAccounts={"builds": {"podLabels": identity}}, commonLabels={"team": "inference"})
-    found = by_component(made)
-    assert {name for name, _ in found} >= BUILDS - {"flow-run"} | {"prefect-server", "prefect-worker", "ray-head"}
-    for name, pod in found:
+    result = by_component(made)
+    assert {name for name, _ in result} >= BUILDS - {"flow-run"} | {"prefect-server", "prefect-worker", "ray-head"}
+    for name, pod in result:
         assert (identity.items() <= pod["metadata"]["labels"].items()) == (name in BUILDS), name
         assert pod["metadata"]["labels"]["team"] == "inference"
     assert all(identity.items() <= variables["labels"].items() for variables in flow_runs(made))
@@ -82,7 +82,7 @@ def test_users_and_groups_can_be_the_clusters_to_assign() -> None:
 
 
 @pytest.mark.parametrize("base", renders.SAMPLES)
-def test_what_is_added_reaches_every_pod_that_builds_proves_or_reads_the_registry(base: str) -> None:
+def test_extra_values_reach_every_pod_that_uses_the_registry(base: str) -> None:
     made = rendered(base, **{**ADDED, "extraEnv": [*renders.sample(base).get("extraEnv", ()), ROLE, LICENSE]})
     for name, pod in by_component(made):
         (container,) = pod["spec"]["containers"]
@@ -123,11 +123,11 @@ def test_the_documentations_way_to_a_bucket_elsewhere_is_there() -> None:
 
 def group_of(made: list[Object], name: str) -> Object:
     (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
-    (found,) = [item for item in cluster["spec"]["workerGroupSpecs"] if item["groupName"] == name]
-    return dict(found)
+    (result,) = [item for item in cluster["spec"]["workerGroupSpecs"] if item["groupName"] == name]
+    return dict(result)
 
 
-def test_what_a_group_adds_is_over_what_all_have_and_in_no_other_group() -> None:
+def test_values_of_a_group_override_global_ones_only_in_this_group() -> None:
     values = renders.sample("onprem")
     cache = {"name": "kernels", "persistentVolumeClaim": {"claimName": "kernels"}}
     here = {"name": "kernels", "mountPath": "/kernels"}
@@ -135,12 +135,12 @@ def test_what_a_group_adds_is_over_what_all_have_and_in_no_other_group() -> None
     values["gpuGroups"][2] |= {
         "extraEnv": [{"name": "MODE", "value": "h100"}], "extraVolumes": [cache], "extraVolumeMounts": [here]
     }  # fmt: skip
-    made = renders.objects(renders.rendered(values))
-    mine, others = (next(pod_specs(group_of(made, name))) for name in ("h100", "b200"))
+    objects = renders.objects(renders.rendered(values))
+    mine, others = (next(pod_specs(group_of(objects, name))) for name in ("h100", "b200"))
     env = [item["value"] for item in mine["containers"][0]["env"] if item["name"] in ("MODE", "OTHER")]
     assert sorted(env) == ["all", "h100"]
     assert cache in mine["volumes"] and here in mine["containers"][0]["volumeMounts"]
-    for pod in [others, *[flow_run_job(item)["spec"]["template"]["spec"] for item in flow_runs(made)]]:
+    for pod in [others, *[flow_run_job(item)["spec"]["template"]["spec"] for item in flow_runs(objects)]]:
         assert cache not in pod["volumes"]
         assert {"name": "MODE", "value": "all"} in pod["containers"][0]["env"]
 
@@ -165,26 +165,26 @@ def test_a_group_may_claim_its_gpus() -> None:
     assert not [error.message for error in built_in("1.34", "batch/v1", "Job").iter_errors(job)]
 
 
-def test_what_is_added_to_workers_is_valid_for_the_operator() -> None:
+def test_extra_values_of_workers_are_valid_for_the_operator() -> None:
     schema = crds()["ray.io/v1", "RayCluster"]
     values = {**renders.sample("onprem"), **ADDED, "podSecurity": {"runAsUser": None}}
     values["gpuGroups"][2]["resourceClaimTemplate"] = "one-h100"
     (cluster,) = [item for item in renders.objects(renders.rendered(values)) if item["kind"] == "RayCluster"]
-    found = jsonschema.Draft202012Validator(schema).iter_errors({**cluster, "metadata": {}})
-    assert not [f"{list(error.path)}: {error.message[:200]}" for error in found]
+    errors = jsonschema.Draft202012Validator(schema).iter_errors({**cluster, "metadata": {}})
+    assert not [f"{list(error.path)}: {error.message[:200]}" for error in errors]
 
 
 def test_one_level_is_that_of_the_server_the_worker_and_flow_runs() -> None:
     values = renders.sample("aws")
     values["prefect"]["logLevel"] = "DEBUG"
-    made = renders.objects(renders.rendered(values))
+    objects = renders.objects(renders.rendered(values))
     env = {
         name: {item["name"]: item.get("value") for item in pod["spec"]["containers"][0]["env"]}
-        for name, pod in by_component(made)
+        for name, pod in by_component(objects)
     }
     assert env["prefect-server"]["PREFECT_SERVER_LOGGING_LEVEL"] == "DEBUG"
     assert env["prefect-worker"]["PREFECT_LOGGING_LEVEL"] == "DEBUG"
-    assert all({"name": "PREFECT_LOGGING_LEVEL", "value": "DEBUG"} in item["env"] for item in flow_runs(made))
+    assert all({"name": "PREFECT_LOGGING_LEVEL", "value": "DEBUG"} in item["env"] for item in flow_runs(objects))
     assert not [item for item in rendered() if "LOGGING_LEVEL" in json.dumps(item)]
 
 
@@ -220,7 +220,7 @@ def test_a_proxy_and_the_authorities_to_trust_reach_every_container(base: str) -
     [(f"prefect-{name}", f"prefect.{name}") for name in ("server", "worker")]
     + [("ray-head", "ray.head"), ("metrics", "metrics"), ("site", "site"), ("ray-worker", "cpuGroup")],
 )
-def test_what_is_added_to_one_component_is_in_its_pods_alone_and_valid(component: str, place: str) -> None:
+def test_extra_values_of_a_component_are_valid_and_only_in_its_pods(component: str, place: str) -> None:
     """The main container stays the first one, which KubeRay takes for Ray's."""
     volume, at, variable = {"name": "spool", "emptyDir": {}}, {**AT, "name": "spool"}, {"name": "MODE", "value": "x"}
     values = with_value(f"{place}.extraContainers", [{**INIT, "volumeMounts": [at]}])
@@ -237,8 +237,8 @@ def test_what_is_added_to_one_component_is_in_its_pods_alone_and_valid(component
         assert (variable in main["env"]) is (at in main["volumeMounts"]) is (volume in pod["spec"]["volumes"]) is mine
         if mine:
             assert not violations(pod["spec"])
-            (found,) = pod["spec"]["topologySpreadConstraints"]
-            assert found["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+            (result,) = pod["spec"]["topologySpreadConstraints"]
+            assert result["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
             whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod["spec"]}
             assert not [error.message for error in built_in("1.36", "v1", "Pod").iter_errors(whole)]
 
@@ -248,7 +248,7 @@ def test_annotations_of_all_are_on_every_object_beside_its_own(base: str) -> Non
     common, values = {"example.com/owner": "inference"}, renders.sample(base)
     values.setdefault("metrics", {})["serviceAnnotations"] = {"example.com/name": "x"}
     own = [item["metadata"].get("annotations", {}) for item in renders.objects(renders.rendered(values))]
-    made = renders.objects(renders.rendered({**values, "commonAnnotations": common}))
-    assert [item["metadata"]["annotations"] for item in made] == [{**annotations, **common} for annotations in own]
-    (service,) = [item for item in made if label(item) == "Service enginesmith-metrics"]
+    objects = renders.objects(renders.rendered({**values, "commonAnnotations": common}))
+    assert [item["metadata"]["annotations"] for item in objects] == [{**annotations, **common} for annotations in own]
+    (service,) = [item for item in objects if label(item) == "Service enginesmith-metrics"]
     assert service["metadata"]["annotations"] == {**common, "example.com/name": "x"}

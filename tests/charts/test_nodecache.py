@@ -23,8 +23,8 @@ def on_nodes(base: str = "aws", **more: Any) -> dict[str, Any]:
 
 def test_nodes_follow_their_channels_through_the_cache_and_the_registry_behind_it() -> None:
     cache = "http://cache.example:8080"
-    found = objects(on_nodes(through=cache))
-    spec = found["DaemonSet enginesmith-node-digits-h100"]["spec"]["template"]["spec"]
+    actual = objects(on_nodes(through=cache))
+    spec = actual["DaemonSet enginesmith-node-digits-h100"]["spec"]["template"]["spec"]
     (watch,) = spec["containers"]
     assert spec["nodeSelector"] == H100["nodeSelector"]
     assert watch["command"][:4] == ["enginesmith", "pull", "digits:stable", "--follow"]
@@ -48,8 +48,8 @@ def test_nodes_follow_their_channels_through_the_cache_and_the_registry_behind_i
 
 
 def test_in_a_claim_each_node_has_engines_of_its_own_and_nothing_runs_as_root() -> None:
-    found = objects(on_nodes(existingClaim="engines"))
-    spec = found["DaemonSet enginesmith-node-digits-l4"]["spec"]["template"]["spec"]
+    actual = objects(on_nodes(existingClaim="engines"))
+    spec = actual["DaemonSet enginesmith-node-digits-l4"]["spec"]["template"]["spec"]
     (watch,) = spec["containers"]
     own = "/node/engines/$(ENGINESMITH_NODE)/digits-l4"  # Kubernetes expands it; a rollout gives nodes other versions
     assert watch["command"][watch["command"].index("--dest") + 1] == own
@@ -60,11 +60,11 @@ def test_in_a_claim_each_node_has_engines_of_its_own_and_nothing_runs_as_root() 
 
 
 def test_a_namespace_of_its_own_has_the_nodes_pods_and_their_policy() -> None:
-    found = objects(on_nodes(namespace="nodes"))
-    assert {name for name, item in found.items() if item["metadata"].get("namespace") == "nodes"} == {
+    actual = objects(on_nodes(namespace="nodes"))
+    assert {name for name, item in actual.items() if item["metadata"].get("namespace") == "nodes"} == {
         "DaemonSet enginesmith-node-digits-l4", "DaemonSet enginesmith-node-digits-h100"
     }  # fmt: skip
-    assert "serviceAccountName" not in found["DaemonSet enginesmith-node-digits-l4"]["spec"]["template"]["spec"]
+    assert "serviceAccountName" not in actual["DaemonSet enginesmith-node-digits-l4"]["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize("place", ["/mnt/nvme/engines", "/data/x", "/var/lib/enginesmith-cache", "/opt/enginesmith"])
@@ -84,7 +84,7 @@ def test_caches_only_read_unless_nodes_of_a_rollout_report(rollouts: bool) -> No
 
 @pytest.mark.parametrize("version", ["1.31", "1.36"])
 @pytest.mark.parametrize("base", ["minimal", "aws", "onprem"])
-def test_what_runs_on_nodes_is_what_kubernetes_takes(base: str, version: str) -> None:
+def test_objects_of_the_node_cache_are_valid_for_kubernetes(base: str, version: str) -> None:
     for name, item in objects(on_nodes(base)).items():
         if "-node-" in name:
             kubernetes_validate.validate(item, version, strict=True)
@@ -108,6 +108,6 @@ def test_what_runs_on_nodes_is_what_kubernetes_takes(base: str, version: str) ->
         ({**on_nodes(), "podSecurity": {"runAsUser": None}}, "nodeCache.hostPath: the cluster chooses the user"),
     ],
 )
-def test_what_cannot_work_is_refused(values: dict[str, Any], said: str) -> None:
+def test_invalid_values_are_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises(helm.HelmError, match=said):
         renders.rendered(values)

@@ -45,8 +45,8 @@ def built_in(version: str, api_version: str, kind: str) -> Any:
 
 @cache
 def definitions(folder: str, version: str) -> Any:
-    found = kubernetes_validate.utils.schema_contents(f"{folder}/_definitions.json", version)
-    return (Resource.from_contents(found) @ Registry()).crawl()
+    schema_contents = kubernetes_validate.utils.schema_contents(f"{folder}/_definitions.json", version)
+    return (Resource.from_contents(schema_contents) @ Registry()).crawl()
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -76,14 +76,14 @@ def crds() -> dict[tuple[str, str], Object]:
     folder = os.environ.get("ENGINESMITH_CRDS")
     if not folder:
         pytest.skip("ENGINESMITH_CRDS names no folder with the CRDs of KubeRay, Kueue and the Prometheus operator")
-    found = {}
+    entries = {}
     for path in (path for pattern in CRD_FILES for path in Path(folder).glob(pattern)):
         for crd in yaml.load_all(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
             spec = crd["spec"]
             for version in spec["versions"]:
                 key = (f"{spec['group']}/{version['name']}", spec["names"]["kind"])
-                found[key] = closed(version["schema"]["openAPIV3Schema"])
-    return found
+                entries[key] = closed(version["schema"]["openAPIV3Schema"])
+    return entries
 
 
 def closed(schema: Any) -> Any:
@@ -94,15 +94,15 @@ def closed(schema: Any) -> Any:
         return schema
     if schema.get("x-kubernetes-int-or-string"):
         return {"type": ["integer", "string"]}
-    found = {key: closed(value) for key, value in schema.items() if key not in ("default", "format")}
+    result = {key: closed(value) for key, value in schema.items() if key not in ("default", "format")}
     properties = schema.get("properties")
     if isinstance(properties, dict) and "type" in schema:
-        found["properties"] = {name: closed(value) for name, value in properties.items()}
+        result["properties"] = {name: closed(value) for name, value in properties.items()}
         if not schema.get("x-kubernetes-preserve-unknown-fields") and "additionalProperties" not in schema:
-            found["additionalProperties"] = False
+            result["additionalProperties"] = False
         defaulted = {name for name, value in properties.items() if "default" in value}
-        found["required"] = [name for name in schema.get("required", ()) if name not in defaulted]
-    return found
+        result["required"] = [name for name in schema.get("required", ()) if name not in defaulted]
+    return result
 
 
 def custom_objects() -> Iterator[tuple[str, Object]]:
@@ -118,19 +118,19 @@ def test_custom_resources_are_valid_for_their_operators() -> None:
     for name, item in custom_objects():
         schema = schemas[item["apiVersion"], item["kind"]]
         # `metadata` is the API server's own.
-        found = jsonschema.Draft202012Validator(schema).iter_errors({**item, "metadata": {}})
-        assert not [f"{list(error.path)}: {error.message[:200]}" for error in found], name
+        errors = jsonschema.Draft202012Validator(schema).iter_errors({**item, "metadata": {}})
+        assert not [f"{list(error.path)}: {error.message[:200]}" for error in errors], name
 
 
 def test_a_field_that_a_custom_resource_does_not_have_is_found() -> None:
     schema = crds()["ray.io/v1", "RayCluster"]
     wrong = copy.deepcopy(next(item for item in sample_objects("aws") if item["kind"] == "RayCluster"))
     wrong["spec"]["workerGroupSpecs"][0]["minReplica"] = 0
-    found = jsonschema.Draft202012Validator(schema).iter_errors({**wrong, "metadata": {}})
-    assert any("minReplica" in error.message for error in found)
+    errors = jsonschema.Draft202012Validator(schema).iter_errors({**wrong, "metadata": {}})
+    assert any("minReplica" in error.message for error in errors)
 
 
-def test_the_analysis_template_is_what_argo_rollouts_reads() -> None:
+def test_the_analysis_template_is_valid_for_argo_rollouts() -> None:
     """No CRD of it is at hand; the fields are those of its documentation (Analysis, Job metrics)."""
     (template,) = objects_in(next(path for path in EXAMPLES if path.name == "canary-analysis.yaml"))
     (metric,) = template["spec"]["metrics"]

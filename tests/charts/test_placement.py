@@ -19,26 +19,26 @@ def affinity(**group: Any) -> Object:
     """Affinity of a group's Ray workers, which also prove and run canaries."""
     values = renders.sample("onprem")
     values["gpuGroups"] = [{"name": "h100", "generation": "sm_90", "max": 1, **group}]
-    made = renders.objects(renders.rendered(values))
-    (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
+    objects = renders.objects(renders.rendered(values))
+    (cluster,) = [item for item in objects if item["kind"] == "RayCluster"]
     return next(pod_specs(cluster["spec"]["workerGroupSpecs"][-1])).get("affinity", {})
 
 
 def test_a_product_is_asked_for_in_each_of_the_users_terms() -> None:
     weighted = [{"weight": 1, "preference": ZONES[0]}]
-    given = {
+    entries = {
         "nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [*ZONES, BY_NAME]}, PREFERRED: weighted},
         "podAntiAffinity": {REQUIRED: [{"topologyKey": "kubernetes.io/hostname"}]},
     }
-    found = affinity(product="h100", affinity=given)
-    assert found["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == [
+    result = affinity(product="h100", affinity=entries)
+    assert result["nodeAffinity"][REQUIRED]["nodeSelectorTerms"] == [
         {"matchExpressions": [*ZONES[0]["matchExpressions"], PRODUCT]},
         {"matchExpressions": [*ZONES[1]["matchExpressions"], PRODUCT]},
         {**BY_NAME, "matchExpressions": [PRODUCT]},
     ]
-    assert found["nodeAffinity"][PREFERRED] == weighted and found["podAntiAffinity"] == given["podAntiAffinity"]
+    assert result["nodeAffinity"][PREFERRED] == weighted and result["podAntiAffinity"] == entries["podAntiAffinity"]
 
 
 def test_without_a_product_the_users_affinity_is_as_given() -> None:
-    given = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": ZONES}}}
-    assert affinity(affinity=given) == given
+    entries = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": ZONES}}}
+    assert affinity(affinity=entries) == entries

@@ -33,20 +33,20 @@ def named(value: Any) -> Iterator[tuple[str, str]]:
         if field in ("imagePullSecrets", "image_pull_secrets"):
             yield from (("Secret", item["name"]) for item in inner or ())
         kind, key = FIELDS.get(field, ("", ""))
-        found = inner.get(key) if isinstance(inner, dict) else inner
-        if kind and isinstance(found, str) and found:
-            yield kind, found
+        result = inner.get(key) if isinstance(inner, dict) else inner
+        if kind and isinstance(result, str) and result:
+            yield kind, result
         yield from named(inner)
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
-def test_what_a_sample_needs_is_listed_at_its_head(sample: str) -> None:
+def test_each_sample_lists_its_requirements_at_the_head(sample: str) -> None:
     objects = sample_objects(sample)
     made = {(item["kind"], item["metadata"]["name"]) for item in objects} | MADE
-    wanted = set(named(list(objects))) | set(named([job_variables(words) for words in deploy_commands(sample)]))
+    expected = set(named(list(objects))) | set(named([job_variables(words) for words in deploy_commands(sample)]))
     text = (renders.CHART / "ci" / f"{sample}-values.yaml").read_text()
     head = re.match(r"(#.*\n)+", text)
     assert head
-    assert wanted - made, "nothing was found that a sample needs"
+    assert expected - made, "nothing was found that a sample needs"
     listed = set(re.findall(r"[a-z0-9-]+", head[0].partition("# Before the installation")[2]))
-    assert not {(kind, name) for kind, name in wanted - made if name not in listed}
+    assert not {(kind, name) for kind, name in expected - made if name not in listed}

@@ -39,8 +39,8 @@ def broken_rules(spec: Object) -> list[str]:
         "no token authentication before Ray 2.52": token and version(spec["rayVersion"]) < (2, 52),
         "the head takes work": head["rayStartParams"].get("num-cpus") != "0",
     }
-    found = [rule for rule, broken in rules.items() if broken]
-    return found + [f"{group['groupName']}: {rule}" for group in groups for rule in broken_by(group)]
+    items = [rule for rule, broken in rules.items() if broken]
+    return items + [f"{group['groupName']}: {rule}" for group in groups for rule in broken_by(group)]
 
 
 def broken_by(group: Object) -> list[str]:
@@ -85,7 +85,7 @@ def test_names_are_as_short_as_ray_wants_them() -> None:
         assert most is None or len(item["metadata"]["name"]) <= most, name
 
 
-def test_kueue_is_told_what_it_needs() -> None:
+def test_kueue_gets_its_labels() -> None:
     (cluster,) = [item for item in sample_objects("onprem") if item["kind"] == "RayCluster"]
     assert cluster["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "builds"
     assert cluster["metadata"]["annotations"]["kueue.x-k8s.io/elastic-job"] == "true"
@@ -160,7 +160,7 @@ def made_with(**chosen: Any) -> tuple[Object, list[str]]:
     return cluster, [item["metadata"]["name"] for item in made if item["kind"] == "NetworkPolicy"]
 
 
-def test_what_the_head_knows_is_kept_in_redis_where_that_is_asked_for() -> None:
+def test_redis_stores_the_state_of_the_head_if_enabled() -> None:
     cluster, policies = made_with(redisAddress="rediss://redis.example:6380", existingSecret="redis", username="ray")
     assert cluster["spec"]["gcsFaultToleranceOptions"] == {
         "redisAddress": "rediss://redis.example:6380",

@@ -15,11 +15,11 @@ from tests.charts.kube import label, pod_specs, pods, sample_objects
 
 @pytest.mark.parametrize("name", renders.SAMPLES)
 def test_lint_finds_nothing(name: str) -> None:
-    found = helm.lint(str(renders.CHART), renders.sample(name), strict=True, kube_version="v1.33.0")
-    assert not [item for item in found["messages"] if "icon is recommended" not in str(item)]
+    result = helm.lint(str(renders.CHART), renders.sample(name), strict=True, kube_version="v1.33.0")
+    assert not [item for item in result["messages"] if "icon is recommended" not in str(item)]
 
 
-def test_what_is_made_from_the_chart_is_up_to_date() -> None:
+def test_generated_files_of_the_chart_are_up_to_date() -> None:
     assert not regenerate.outdated(), "run `make chart`"
 
 
@@ -30,18 +30,18 @@ def test_every_value_is_documented() -> None:
 
 
 @pytest.mark.parametrize("name", renders.SAMPLES)
-def test_no_object_is_there_twice(name: str) -> None:
+def test_object_names_are_unique(name: str) -> None:
     names = [label(item) for item in sample_objects(name)]
     assert len(names) == len(set(names))
 
 
 def test_a_long_release_name_is_cut_so_that_every_name_fits() -> None:
-    made = renders.objects(renders.rendered(renders.sample("aws"), name="r" * 53, namespace="n" * 40))
-    for item in made:
+    objects = renders.objects(renders.rendered(renders.sample("aws"), name="r" * 53, namespace="n" * 40))
+    for item in objects:
         assert len(item["metadata"]["name"]) <= (
             253 if {"Policy", "Role"} & set(re.findall("[A-Z][a-z]+", item["kind"])) else 63
         ), label(item)
-    (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
+    (cluster,) = [item for item in objects if item["kind"] == "RayCluster"]
     assert len(cluster["metadata"]["name"]) <= 53 and len(f"{cluster['metadata']['name']}-head-svc") <= 63
 
 
@@ -119,10 +119,10 @@ def installed(rule: str, argument: dict[str, Any], tmp_path: Path, **values: Any
         ("10Gi", "fast", True, 'a.storageClass: the claim old has "standard", which cannot become "fast"'),
     ],
 )
-def test_a_volume_that_cannot_become_what_is_asked_is_named(size, storage_class, grows, said, tmp_path):
+def test_the_error_names_a_volume_that_cannot_be_changed(size, storage_class, grows, said, tmp_path):
     values, has = {"size": size, "storageClass": storage_class}, {"allowVolumeExpansion": grows}
-    found = installed("claim", {"path": "a", "values": values, "claim": claim("10Gi"), "class": has}, tmp_path)
-    assert (said in found) if said else not found
+    result = installed("claim", {"path": "a", "values": values, "claim": claim("10Gi"), "class": has}, tmp_path)
+    assert (said in result) if said else not result
 
 
 @pytest.mark.parametrize(
@@ -149,11 +149,11 @@ def test_another_name_does_not_delete_the_ray_cluster(values: dict[str, Any], sa
     config = {"metadata": {"name": "enginesmith-ray", "labels": labels}, "data": {"raycluster.yaml": ""}}
     test = {"metadata": {"name": "enginesmith-test", "labels": labels}, "data": {"selftest.py": ""}}
     others = {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": ""}}
-    found = installed("names", {"there": {"items": [others, config, test]}}, tmp_path, **values)
-    assert re.search(said, found) if said else not found
+    result = installed("names", {"there": {"items": [others, config, test]}}, tmp_path, **values)
+    assert re.search(said, result) if said else not result
 
 
-def test_plain_manifests_speak_of_no_helm_and_have_what_a_job_reads_before_the_job() -> None:
+def test_plain_manifests_do_not_mention_helm_and_list_configuration_before_jobs() -> None:
     """kubectl sends one object after the other; a Job that is quick would read the ConfigMap of the last time."""
     for path in sorted((renders.CHART.parents[1] / "manifests/enginesmith").glob("*.yaml")):
         text, there = path.read_text(), set()

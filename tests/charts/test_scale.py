@@ -43,7 +43,7 @@ def test_several_servers_share_a_redis_and_a_schema_that_a_hook_updates() -> Non
         renders.rendered(values)
 
 
-def test_who_scales_the_workers_owns_their_number() -> None:
+def test_the_autoscaler_owns_the_number_of_workers() -> None:
     scale = {"enabled": True, "max": 6}
     made = made_with("prefect.worker", replicas=2, autoscaling=scale)
     scaler = made["HorizontalPodAutoscaler enginesmith-prefect-worker"]

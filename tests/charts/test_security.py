@@ -65,14 +65,14 @@ def test_every_image_is_named_by_its_digest() -> None:
         assert not options or PINNED.match(options["image"]), name
 
 
-def test_only_what_talks_to_kubernetes_has_a_token() -> None:
+def test_only_pods_that_use_the_kubernetes_api_have_a_token() -> None:
     for name, item in everything():
         if item["kind"] == "ServiceAccount":
             assert item["automountServiceAccountToken"] is False, name
         for index, spec in enumerate(pod_specs(item)):
             # A Job that is no hook has a digest at its end.
-            wanted = re.sub("-[0-9a-f]{10}$", "", label(item)) in WITH_TOKEN and index == 0
-            assert spec.get("automountServiceAccountToken") is wanted, name
+            expected = re.sub("-[0-9a-f]{10}$", "", label(item)) in WITH_TOKEN and index == 0
+            assert spec.get("automountServiceAccountToken") is expected, name
 
 
 def test_every_service_account_that_is_used_is_made() -> None:
@@ -99,20 +99,20 @@ PREFECT_WORKER = {
 
 
 def granted(role: Object) -> dict[tuple[str, str], set[str]]:
-    found: dict[tuple[str, str], set[str]] = {}
+    entries: dict[tuple[str, str], set[str]] = {}
     for rule in role["rules"]:
         for group, resource in itertools.product(rule["apiGroups"], rule["resources"]):
-            found.setdefault((group, resource), set()).update(rule["verbs"])
-    return found
+            entries.setdefault((group, resource), set()).update(rule["verbs"])
+    return entries
 
 
 def role_and_binding(sample: str, name: str) -> tuple[Object, Object]:
-    found = {label(item): item for item in sample_objects(sample)}
-    return found[f"Role {name}"], found[f"RoleBinding {name}"]
+    result = {label(item): item for item in sample_objects(sample)}
+    return result[f"Role {name}"], result[f"RoleBinding {name}"]
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
-def test_rights_are_those_that_the_prefect_worker_uses_and_no_others(sample: str) -> None:
+def test_the_prefect_worker_has_only_the_rights_that_it_uses(sample: str) -> None:
     role, binding = role_and_binding(sample, "enginesmith-prefect-worker")
     assert granted(role) == PREFECT_WORKER
     assert "secrets" not in json.dumps(role)
@@ -138,7 +138,7 @@ def test_rights_of_the_job_that_makes_the_ray_cluster_are_for_that_one(sample: s
     assert [item["name"] for item in binding["subjects"]] == ["enginesmith-ray-apply"]
 
 
-def test_the_prefect_worker_looks_at_its_own_namespace_alone() -> None:
+def test_the_prefect_worker_watches_only_its_own_namespace() -> None:
     """Else it lists all pods of the cluster and reads the namespace kube-system, which it has no right to."""
     (worker,) = [item for item in sample_objects("aws") if label(item) == "Deployment enginesmith-prefect-worker"]
     env = {item["name"]: item.get("value") for item in next(pod_specs(worker))["containers"][0]["env"]}
@@ -176,7 +176,7 @@ def test_no_secret_is_in_a_config_map() -> None:
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
-def test_what_is_not_named_is_denied(sample: str) -> None:
+def test_unlisted_traffic_is_denied(sample: str) -> None:
     deny = policies(sample_objects(sample))["default-deny"]
     assert deny["policyTypes"] == ["Ingress", "Egress"] and not {"ingress", "egress"} & deny.keys()
     for item in sample_objects(sample):

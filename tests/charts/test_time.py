@@ -17,9 +17,9 @@ def commands() -> list[tuple[str, str]]:
     """('upgrade', the whole command) of each of Helm's commands that waits, in the documentation and the notes."""
     texts = [path.read_text() for path in DOCS] + [renders.rendered(renders.sample("aws"))["NOTES.txt"]]
     return [
-        (found[1], found[0])
+        (result[1], result[0])
         for text in texts
-        for found in re.finditer(rf"helm ({'|'.join(HOOKS)}) enginesmith[^`\n]*", text)
+        for result in re.finditer(rf"helm ({'|'.join(HOOKS)}) enginesmith[^`\n]*", text)
     ]
 
 
@@ -30,14 +30,14 @@ def hooks(sample: str) -> list[tuple[Object, str]]:
 
 
 def test_documented_commands_outlast_what_they_wait_for() -> None:
-    found = commands()
-    assert {verb for verb, _ in found} == set(HOOKS)
-    for verb, command in found:
-        given = re.search(r"--timeout (\d+)m", command)
-        assert given, f"{command}: Helm's own 5 minutes"
+    actual = commands()
+    assert {verb for verb, _ in actual} == set(HOOKS)
+    for verb, command in actual:
+        search_result = re.search(r"--timeout (\d+)m", command)
+        assert search_result, f"{command}: Helm's own 5 minutes"
         for item, events in hooks("aws"):
             if HOOKS[verb] in events or (verb == "upgrade" and "pre-upgrade" in events):
-                assert int(given[1]) * 60 > item["spec"]["activeDeadlineSeconds"], (command, label(item))
+                assert int(search_result[1]) * 60 > item["spec"]["activeDeadlineSeconds"], (command, label(item))
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
@@ -49,8 +49,8 @@ def test_no_hook_stays_when_it_is_done_and_no_job_for_ever(sample: str) -> None:
 
 
 def job_of(values: dict[str, Any], component: str, revision: int = 1) -> Object:
-    made = renders.objects(renders.rendered(values, revision=revision))
-    jobs = [item for item in made if item["kind"] == "Job"]
+    objects = renders.objects(renders.rendered(values, revision=revision))
+    jobs = [item for item in objects if item["kind"] == "Job"]
     (job,) = [item for item in jobs if item["metadata"]["labels"]["app.kubernetes.io/component"] == component]
     return job
 

@@ -19,7 +19,7 @@ BIG = {"name": "BIG", "value": "x" * 120_000}
 def cases(name: str) -> list[tuple[str, str, Any]]:
     """What is wrong, what the message says, and a wrong value, of a file of this folder."""
     rows = yaml.load((Path(__file__).parent / name).read_text(), yaml.CSafeLoader)
-    return [(path, said, value) for path, said, *values in rows for value in values]
+    return [(path, output, value) for path, output, *values in rows for value in values]
 
 
 def batches(name: str) -> list[list[tuple[str, str, Any]]]:
@@ -71,18 +71,18 @@ def test_more_groups_than_a_configmap_holds_are_refused() -> None:
         ":fd00::/8", "1:2:3:4:5:6:7/64", "1:2:3:4:5:6:7:8:9/64", "1:2:3:4::5:6:7:8/64", "12345::/16", "::10.0.0.0/104",
     ],
 )  # fmt: skip
-def test_what_is_no_network_is_refused_in_words(cidr: str) -> None:
+def test_invalid_networks_are_refused_with_a_message(cidr: str) -> None:
     with pytest.raises(helm.HelmError, match=f"networkPolicy.prefect.cidrs: {cidr} is no network; give"):
         renders.rendered(with_value("networkPolicy.prefect.cidrs", [cidr]))
 
 
-def test_all_mistakes_are_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(helm.HelmError) as refused:
         renders.rendered({})
     assert "images.control.repository" in str(refused.value) and "registry: neither bucket" in str(refused.value)
 
 
-def test_a_release_named_by_a_number_has_labels_of_text_and_is_told_that_services_want_a_letter() -> None:
+def test_a_numeric_release_name_has_string_labels_and_a_note_about_service_names() -> None:
     values = {**renders.sample("aws"), "fullnameOverride": "builds"}
     for item in renders.objects(renders.rendered(values, name="2024")):
         assert all(type(value) is str for value in item["metadata"]["labels"].values()), label(item)

@@ -74,12 +74,12 @@ class Api:
         retries = urllib3.Retry(total=3, status=0, other=0, backoff_factor=0.5, allowed_methods=None)
         answer = self._pool.request(method, self.server + path, body=text, headers=headers, timeout=60, retries=retries)
         try:
-            found: Object = json.loads(answer.data)
+            document: Object = json.loads(answer.data)
         except ValueError:
-            found = {"message": answer.data.decode(errors="replace")}
+            document = {"message": answer.data.decode(errors="replace")}
         if answer.status >= 400:
-            raise RefusedError(answer.status, found.get("message", ""))
-        return found
+            raise RefusedError(answer.status, document.get("message", ""))
+        return document
 
     def get(self, kind: str, namespace: str, name: str) -> Object:
         """One object; `namespace` is '' for those that are in none."""
@@ -119,8 +119,8 @@ class Api:
 def wait_for(what: str, look: Callable[[], T | None], seconds: float = 300) -> T:
     """What `look` finds, once it is not None, False or empty. Raises TimeoutError with `what` after so many seconds."""
     end = time.monotonic() + seconds
-    while not (found := look()):
+    while not (swap := look()):
         if time.monotonic() > end:
             raise TimeoutError(f"{what}: not within {seconds:g} s")
         time.sleep(0.3)
-    return found
+    return swap

@@ -22,12 +22,12 @@ def assets() -> Assets | str:
     if not named:
         return f"KUBE_ASSETS names no folder with {', '.join(PROGRAMS)} and crds/ (tests/cluster/README.md)"
     folder = Path(named)
-    found = {name: folder / name for name in PROGRAMS}
-    if not found["etcd"].exists() and (elsewhere := shutil.which("etcd")):
-        found["etcd"] = Path(elsewhere)
+    result = {name: folder / name for name in PROGRAMS}
+    if not result["etcd"].exists() and (elsewhere := shutil.which("etcd")):
+        result["etcd"] = Path(elsewhere)
     crds = tuple(sorted(folder.glob("crds/*.yaml")))
-    missing = [name for name, path in found.items() if not os.access(path, os.X_OK)]
+    missing = [name for name, path in result.items() if not os.access(path, os.X_OK)]
     missing += [] if any(path.name.startswith("ray.io_") for path in crds) else ["crds/ray.io_*.yaml"]
     if missing:
         return f"KUBE_ASSETS={named} lacks {', '.join(missing)} (tests/cluster/README.md)"
-    return Assets(found, crds)
+    return Assets(result, crds)

@@ -60,9 +60,9 @@ class Cluster:
         """The pods of a namespace by name, as soon as they are `count` and all run."""
 
         def look() -> dict[str, Object] | None:
-            found = self.pods(namespace)
-            all_run = all(pod["status"].get("phase") == "Running" for pod in found.values())
-            return found if all_run and len(found) == count else None
+            result = self.pods(namespace)
+            all_run = all(pod["status"].get("phase") == "Running" for pod in result.values())
+            return result if all_run and len(result) == count else None
 
         return wait_for(f"{count} running pods", look)
 
@@ -87,10 +87,10 @@ class Cluster:
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One control plane for all tests, ended by pid at the end, at Ctrl-C and at SIGTERM."""
-    found = assets()
-    if not isinstance(found, Assets):
-        pytest.skip(found)
-    plane = ControlPlane(found, tmp_path_factory.mktemp("cluster"))
+    actual = assets()
+    if not isinstance(actual, Assets):
+        pytest.skip(actual)
+    plane = ControlPlane(actual, tmp_path_factory.mktemp("cluster"))
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     kubelet = None
     try:

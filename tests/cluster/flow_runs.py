@@ -15,13 +15,13 @@ COMMAND = ["prefect", "flow-run", "execute"]
 def deployments(cluster: Cluster, namespace: str) -> dict[str, Object]:
     """The job variables of each deployment, by its flow and name ('validate-pending/l4'), as they are registered."""
     config = cluster.api.get("configmaps", namespace, "enginesmith-deploy")
-    found = {}
+    entries = {}
     for words in json.loads(config["data"]["commands.json"]):
-        given = dict(word.split("=", 1) for flag, word in pairwise(words) if flag == "--job-variable")
-        variables = {name: json.loads(text) for name, text in given.items()}
+        inputs = dict(word.split("=", 1) for flag, word in pairwise(words) if flag == "--job-variable")
+        variables = {name: json.loads(text) for name, text in inputs.items()}
         flows = [word.removeprefix("--only=") for word in words if word.startswith("--only=")]
-        found.update({f"{flow}/{words[words.index('--name') + 1]}": variables for flow in flows})
-    return found
+        entries.update({f"{flow}/{words[words.index('--name') + 1]}": variables for flow in flows})
+    return entries
 
 
 def job(variables: Object, name: str = "flow-run") -> Object:

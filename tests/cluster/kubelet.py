@@ -161,10 +161,10 @@ class Kubelet:
     def _lacks(self, kind: str, namespace: str, name: str, source: Object) -> Iterator[str]:
         if source.get("optional"):
             return
-        found = self._api.find(kind, namespace, name)
-        if found is None:
+        result = self._api.find(kind, namespace, name)
+        if result is None:
             yield f"{kind[:-1]} {name!r} not found"
-        elif "key" in source and source["key"] not in found.get("data", {}):
+        elif "key" in source and source["key"] not in result.get("data", {}):
             yield f"{kind[:-1]} {name!r} has no key {source['key']!r}"
 
     def _tell(self, pod: Object, phase: str, state: Object) -> None:
@@ -176,7 +176,7 @@ class Kubelet:
             for kind, is_so in (("Initialized", phase != "Pending"), ("Ready", running), ("ContainersReady", running))
         ]
         address = pod["status"].get("podIP") or next(self._addresses)
-        done = (
+        result = (
             {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": now()}} if phase != "Pending" else state
         )
         status = {
@@ -185,7 +185,7 @@ class Kubelet:
             "podIPs": [{"ip": address}],
             "startTime": pod["status"].get("startTime") or now(),
             "conditions": conditions,
-            "initContainerStatuses": [_container(item, done, True) for item in spec.get("initContainers", ())],
+            "initContainerStatuses": [_container(item, result, True) for item in spec.get("initContainers", ())],
             "containerStatuses": [_container(item, state, running) for item in spec["containers"]],
         }
         self._patch("pods", metadata["namespace"], metadata["name"], {"status": status})

@@ -17,16 +17,16 @@ def everything(cluster: Cluster, namespace: str) -> set[str]:
     there = [(kind, item) for kind in IN_NAMESPACES for item in cluster.api.list(kind, namespace)]
     beside = [(kind, item) for kind in IN_NONE for item in cluster.api.list(kind)]
     there += [(kind, item) for kind, item in beside if namespace in item["metadata"]["name"]]
-    found = {f"{kind}/{item['metadata']['name']}" for kind, item in there}
-    return {name for name in found - OTHERS if not name.endswith(".crt")}
+    result = {f"{kind}/{item['metadata']['name']}" for kind, item in there}
+    return {name for name in result - OTHERS if not name.endswith(".crt")}
 
 
 def still(cluster: Cluster, namespace: str, count: int) -> set[str]:
     """What is left as soon as it is no more than `count` objects; the garbage collector takes its time."""
 
     def look() -> tuple[set[str]] | None:
-        found = everything(cluster, namespace)
-        return (found,) if len(found) <= count else None
+        result = everything(cluster, namespace)
+        return (result,) if len(result) <= count else None
 
     try:
         return wait_for(f"{count} objects", look)[0]

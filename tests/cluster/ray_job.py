@@ -27,7 +27,7 @@ def run(cluster: "Cluster", pod: Object) -> int:
     (container,) = spec["containers"]
     _python, *words = [word.replace("/etc/enginesmith/ray", str(folder)) for word in container["command"]]
     environment = {**os.environ, "KUBECONFIG": str(folder / "kubeconfig")}
-    done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300)
-    said = (done.stdout + done.stderr).strip()
-    log.info("pod %s: exit code %d: %s", pod["metadata"]["name"], done.returncode, said)
-    return done.returncode
+    result = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, timeout=300)
+    output = (result.stdout + result.stderr).strip()
+    log.info("pod %s: exit code %d: %s", pod["metadata"]["name"], result.returncode, output)
+    return result.returncode

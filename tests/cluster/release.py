@@ -89,13 +89,13 @@ class Release:
             [f"helm {verb} {self.name} --namespace {self.namespace}", *(f"{k}={v}" for k, v in options.items())]
         )
         try:
-            found = self._started(verb, *words, **options).result()
+            result = self._started(verb, *words, **options).result()
         except helm_python.HelmError as error:
             log.info("%s: refused after %.1f s: %s", told, time.monotonic() - began, " ".join(str(error).split())[:300])
             raise
         if said:
             log.info("%s: done in %.1f s", told, time.monotonic() - began)
-        return found
+        return result
 
     def _started(self, verb: str, *words: Any, **options: Any) -> "Future[Any]":
         """A call in a thread that is left behind at Ctrl-C, at which the library does not return."""

@@ -31,16 +31,16 @@ def fleet(kubeconfig: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_the_fleet_is_the_clusters_nodes_and_read_by_one_account(cluster, installed, tmp_path, account):
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(cluster.plane.kubeconfig_of(account, cluster.token(installed.namespace, account)))
-    said = fleet(kubeconfig, tmp_path)
-    log.info("enginesmith fleet as %s: exit code %d %s", account, said.returncode, said.stderr.strip()[-150:])
+    output = fleet(kubeconfig, tmp_path)
+    log.info("enginesmith fleet as %s: exit code %d %s", account, output.returncode, output.stderr.strip()[-150:])
     if account != "enginesmith-builds":
-        assert said.returncode == 3 and "nodes" in said.stderr
+        assert output.returncode == 3 and "nodes" in output.stderr
         return
-    assert said.returncode == 1, "digits is in no registry"
-    found = json.loads(said.stdout)
-    groups = {item["name"]: (item["nodes"], item["gpus"], item["driver"]) for item in found["fleet"]["groups"]}
+    assert output.returncode == 1, "digits is in no registry"
+    document = json.loads(output.stdout)
+    groups = {item["name"]: (item["nodes"], item["gpus"], item["driver"]) for item in document["fleet"]["groups"]}
     assert groups == {
         "cpu": (2, 0, None), "t4": (1, 1, "535.183.06"), "a100": (1, 2, DRIVER), "l4": (2, 2, DRIVER),
         "rtx4090": (1, 1, DRIVER), "rtx5090": (1, 1, DRIVER),
     }  # fmt: skip
-    assert found["counts"] == {"missing": 5}
+    assert document["counts"] == {"missing": 5}

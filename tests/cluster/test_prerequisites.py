@@ -22,18 +22,18 @@ def commands() -> list[list[str]]:
 def made_by(words: list[str]) -> tuple[str, Object]:
     """The kind, and the object that `kubectl create` would make of such words."""
     options = [word[2:].split("=", 1) for word in words if word.startswith("--") and "=" in word]
-    given = {name: value for name, value in options if not name.startswith("from-")}
+    inputs = {name: value for name, value in options if not name.startswith("from-")}
     keys = {value.split("=")[0]: "x" for name, value in options if name.startswith("from-")}
     match words:
         case ["secret", "docker-registry", name, *_]:
-            data = {".dockerconfigjson": json.dumps({"auths": {given["docker-server"]: {}}})}
+            data = {".dockerconfigjson": json.dumps({"auths": {inputs["docker-server"]: {}}})}
             return "secrets", {"metadata": {"name": name}, "type": "kubernetes.io/dockerconfigjson", "stringData": data}
         case ["secret", "generic", name, *_]:
             return "secrets", {"metadata": {"name": name}, "stringData": keys}
         case ["configmap", name, *_]:
             return "configmaps", {"metadata": {"name": name}, "data": keys}
         case ["priorityclass", name, *_]:
-            made = {"value": int(given["value"]), "description": given["description"]}
+            made = {"value": int(inputs["value"]), "description": inputs["description"]}
             return "priorityclasses", {"metadata": {"name": name}, **made}
         case ["--filename", "-", "<<<", text]:
             return "runtimeclasses", json.loads(text)
@@ -56,8 +56,8 @@ def test_a_worker_is_refused_until_the_classes_of_the_samples_head_are_there(clu
 
     def said() -> list[str]:
         events = cluster.api.list("events", namespace)
-        found = [item["message"] for item in events if item["reason"] == "FailedToCreateWorkerPod"]
-        return [message for message in found if "builds-low" in message or "nvidia" in message]
+        items = [item["message"] for item in events if item["reason"] == "FailedToCreateWorkerPod"]
+        return [message for message in items if "builds-low" in message or "nvidia" in message]
 
     log.info("without them: %s", wait_for("a worker that is refused for want of a class", said)[0][-200:])
     create(cluster, namespace, CLASSES)

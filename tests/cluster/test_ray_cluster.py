@@ -31,8 +31,8 @@ def live(cluster: Cluster, namespace: str) -> dict[str, Object]:
 
 def workers(cluster: Cluster, namespace: str, group: str = "") -> set[str]:
     """Names of Ray's pods that are not ending, of one group or all with the head."""
-    found = cluster.pods(namespace, "ray.io/cluster=enginesmith-ray" + (f",ray.io/group={group}" if group else ""))
-    return {name for name, pod in found.items() if "deletionTimestamp" not in pod["metadata"]}
+    result = cluster.pods(namespace, "ray.io/cluster=enginesmith-ray" + (f",ray.io/group={group}" if group else ""))
+    return {name for name, pod in result.items() if "deletionTimestamp" not in pod["metadata"]}
 
 
 @pytest.fixture
@@ -48,8 +48,8 @@ def busy(cluster: Cluster, namespace: str, helm: Release) -> str:
 def test_upgrades_and_rollbacks_go_through_and_keep_the_autoscalers_workers(cluster, busy, helm):
     before = workers(cluster, busy)
     options: list[Values] = [{}, {"wait": "watcher"}, {"wait": "watcher", "rollback_on_failure": True}]
-    for most, given in enumerate(options, 3):
-        helm.upgrade(with_max("l4", most), **given)
+    for most, inputs in enumerate(options, 3):
+        helm.upgrade(with_max("l4", most), **inputs)
         assert helm.status() == "deployed"
         assert (live(cluster, busy)["l4"]["maxReplicas"], live(cluster, busy)["l4"]["replicas"]) == (most, 2)
         cluster.autoscale(busy, "a100", most % 2 + 1)
@@ -137,17 +137,17 @@ def test_new_images_leave_no_pod_of_the_old_ones(cluster: Cluster, busy: str, he
 
 def test_a_name_or_a_size_that_would_cost_what_is_installed_is_refused(cluster, busy, helm):
     before = workers(cluster, busy)
-    for changed, said in (
+    for changed, output in (
         ({"nameOverride": "other"}, "enginesmith-ray would be deleted with its builds"),
         ({"prefect": {"server": {"persistence": {"size": "1Gi"}}}}, "cannot shrink to 1Gi"),
         ({"prefect": {"server": {"persistence": {"storageClass": "fast"}}}}, "cannot become"),
     ):
-        with pytest.raises(helm_python.HelmError, match=said):
+        with pytest.raises(helm_python.HelmError, match=output):
             helm.upgrade({**sample(), **changed})
     assert workers(cluster, busy) == before and helm.status() == "deployed"
 
 
-def test_one_that_leaves_kueue_is_resumed(cluster: Cluster, namespace: str, helm: Release) -> None:
+def test_a_cluster_that_leaves_kueue_is_resumed(cluster: Cluster, namespace: str, helm: Release) -> None:
     helm.install({**sample(), "kueue": {"queueName": "gpus"}})
     cluster.running(namespace, PODS)
     cluster.api.patch("rayclusters", namespace, "enginesmith-ray", {"spec": {"suspend": True}})  # as Kueue does

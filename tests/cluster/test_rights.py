@@ -35,13 +35,13 @@ RIGHTS = {
 def test_an_account_has_its_rights_and_no_others(cluster: Cluster, installed: Release, account: str) -> None:
     review = {"spec": {"namespace": installed.namespace}}
     status = cluster.account(installed.namespace, account).create("selfsubjectrulesreviews", "", review)["status"]
-    found: dict[tuple[str, str], set[str]] = {}
+    entries: dict[tuple[str, str], set[str]] = {}
     for rule in status["resourceRules"]:
         for group in rule["apiGroups"]:
             for resource in rule["resources"]:
-                found.setdefault((group, resource), set()).update(rule["verbs"])
+                entries.setdefault((group, resource), set()).update(rule["verbs"])
     # Everybody may ask who he is and what he may do.
-    own = {key: verbs for key, verbs in found.items() if not key[1].startswith("selfsubject")}
+    own = {key: verbs for key, verbs in entries.items() if not key[1].startswith("selfsubject")}
     assert own == RIGHTS[account]
 
 
@@ -59,7 +59,7 @@ def may(cluster: Cluster, account: str, verb: str, resource: str, namespace: str
     return answer
 
 
-def test_nobody_reads_secrets_nor_leaves_the_namespace(cluster: Cluster, installed: Release) -> None:
+def test_no_account_reads_secrets_or_leaves_the_namespace(cluster: Cluster, installed: Release) -> None:
     here = installed.namespace
     assert may(cluster, "enginesmith-prefect-worker", "create", "jobs", here, here)
     assert not may(cluster, "enginesmith-prefect-worker", "create", "jobs", here, "default")

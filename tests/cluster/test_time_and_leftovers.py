@@ -59,7 +59,7 @@ def test_a_helm_that_was_killed_stands_in_the_way_until_its_record_is_deleted(cl
     assert helm.status() == "deployed"
 
 
-def test_what_is_left_is_the_volume(cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet) -> None:
+def test_uninstall_leaves_only_the_volume(cluster: Cluster, namespace: str, helm: Release, kubelet: Kubelet) -> None:
     helm.install(sample())
     helm.test()
     kubelet.hang("^validate-pending")

@@ -145,11 +145,11 @@ class LiesAboutBytes(Honest):
     """Claims equal bytes, and puts what time or chance gave into the engine."""
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
-        made = super().build(request, model, workdir)
-        graph = onnx.load(made.path)
+        engine = super().build(request, model, workdir)
+        graph = onnx.load(engine.path)
         graph.doc_string = secrets.token_hex(8)
-        onnx.save(graph, made.path)
-        return Engine.of_file(self, request, made.path)
+        onnx.save(graph, engine.path)
+        return Engine.of_file(self, request, engine.path)
 
 
 class LiesAboutOutputs(Honest):
@@ -158,21 +158,21 @@ class LiesAboutOutputs(Honest):
     capabilities: ClassVar[Capabilities] = replace(OnnxRuntime.capabilities, determinism="outputs")
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
-        made = super().build(request, model, workdir)
-        graph = onnx.load(made.path)
+        engine = super().build(request, model, workdir)
+        graph = onnx.load(engine.path)
         for tensor in graph.graph.initializer:
             array = onnx.numpy_helper.to_array(tensor)
             if array.dtype == np.float32:
                 moved = array * (1 + np.float32(1e-6) * np.float32(1 + secrets.randbelow(1000) / 1000))
                 tensor.CopyFrom(onnx.numpy_helper.from_array(moved, tensor.name))
-        onnx.save(graph, made.path)
-        return Engine.of_file(self, request, made.path)
+        onnx.save(graph, engine.path)
+        return Engine.of_file(self, request, engine.path)
 
 
 class FalseDigest(Honest):
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
-        made = super().build(request, model, workdir)
-        return Engine(request, made.path, "0" * 64, made.size_bytes, made.suffix)
+        engine = super().build(request, model, workdir)
+        return Engine(request, engine.path, "0" * 64, engine.size_bytes, engine.suffix)
 
 
 class LeansOnItsModel(Honest):

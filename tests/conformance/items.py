@@ -35,13 +35,13 @@ def _reference_runs(graph: Graph, inputs: Sequence[TensorSpec], outputs: Sequenc
     names = interpreter.output_names
     if len(set(names)) < len(names):  # a value that is there twice is given a second name
         names = [spec.name for spec in outputs]
-    found = []
+    items = []
     for seed, sizes in enumerate(graph.sizes()):
         feed = feed_of(graph, inputs, sizes, seed)
         with np.errstate(all="ignore"):
             answers = interpreter.run(None, feed)
-        found.append(Run(feed, dict(zip(names, map(np.asarray, answers), strict=True))))
-    return found
+        items.append(Run(feed, dict(zip(names, map(np.asarray, answers), strict=True))))
+    return items
 
 
 @cache
@@ -68,8 +68,8 @@ def node_item(name: str, modules: str = "") -> Item:
     def runs(inputs: Sequence[TensorSpec], _: Sequence[TensorSpec]) -> list[Run]:
         outputs = [value.name for value in case.model.graph.output]
         return [
-            Run(_named(inputs, given), dict(zip(outputs, map(_array, wanted), strict=True)))
-            for given, wanted in case.data_sets
+            Run(_named(inputs, arguments), dict(zip(outputs, map(_array, expected), strict=True)))
+            for arguments, expected in case.data_sets
         ]
 
     return Item(name, partial(saved, case.model), runs, compare=partial(_close, case.rtol, case.atol))

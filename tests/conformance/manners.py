@@ -75,9 +75,9 @@ def _opened(check: Callable[[Session], Iterator[str]]) -> Callable[[Backend, Eng
 def refuses_what_does_not_fit(session: Session) -> Iterator[str]:
     """Wrong names, dtypes and shapes are a DataError, and the session then goes on."""
     fits = inputs(4)
-    for what, given in misfits(fits).items():
+    for what, arguments in misfits(fits).items():
         try:
-            answer = session.run(given)
+            answer = session.run(arguments)
         except DataError as error:
             if not str(error).strip():
                 yield f"{what}: a DataError without a word"
@@ -215,18 +215,18 @@ def prepares_its_runtimes_own_call(session: Session) -> Iterator[str]:
 
 def works_in_another_thread(session: Session) -> Iterator[str]:
     """What is opened in one thread is used in another."""
-    found: list[str] = []
+    items: list[str] = []
 
     def use() -> None:
         try:
-            found.extend(filter(None, [_wrong(session, inputs(4))]))
+            items.extend(filter(None, [_wrong(session, inputs(4))]))
         except Exception as error:
-            found.append(f"raises {type(error).__name__}: {error}")
+            items.append(f"raises {type(error).__name__}: {error}")
 
     thread = threading.Thread(target=use)
     thread.start()
     thread.join()
-    yield from found
+    yield from items
 
 
 def two_at_once(backend: Backend, engine: Engine) -> Iterator[str]:

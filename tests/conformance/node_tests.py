@@ -43,20 +43,20 @@ def explained(found: Mapping[str, Outcome], known: Mapping[str, str]) -> dict[st
 def main(chosen: Sequence[str]) -> int:
     """Run every node test with these backends; 1 where something surprises."""
     names = sorted(node_cases())
-    told: list[str] = []
+    messages: list[str] = []
     for backend in chosen or BACKENDS:
         target = target_for(backend_of(backend))
         if target is None:
             print(f"{backend}: not installed, left out", file=sys.stderr)
             continue
         with TemporaryDirectory() as folder:
-            found = survey(backend, target.name, "nodes", names, Path(folder), told=_Counter(len(names)))
+            result = survey(backend, target.name, "nodes", names, Path(folder), told=_Counter(len(names)))
         known = known_failures(backend)
-        told += [f"{backend}: {line}" for line in surprises(found, known)]
-        record("nodes", backend, target.name, explained(found, known))
+        messages += [f"{backend}: {line}" for line in surprises(result, known)]
+        record("nodes", backend, target.name, explained(result, known))
     write_page()
-    print("\n".join(told), file=sys.stderr)
-    return 1 if told else 0
+    print("\n".join(messages), file=sys.stderr)
+    return 1 if messages else 0
 
 
 class _Counter:

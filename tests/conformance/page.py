@@ -162,10 +162,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _given(folder: Path) -> Iterator[tuple[str, str, dict[str, Outcome]]]:
-    for name, found in kept(folder):
+    for name, result in kept(folder):
         target = target_for(backend_of(name))
         assert target is not None, name
-        yield name, target.name, found
+        yield name, target.name, result
 
 
 def _tried(names: Sequence[str]) -> Iterator[tuple[str, str, dict[str, Outcome]]]:
@@ -175,8 +175,8 @@ def _tried(names: Sequence[str]) -> Iterator[tuple[str, str, dict[str, Outcome]]
             print(f"{name}: not installed, left out", file=sys.stderr)
             continue
         with TemporaryDirectory() as folder:
-            found = survey(name, target.name, "torture", list(GRAPHS), Path(folder))
-        yield name, target.name, found
+            result = survey(name, target.name, "torture", list(GRAPHS), Path(folder))
+        yield name, target.name, result
 
 
 if __name__ == "__main__":

@@ -30,11 +30,11 @@ SCALE = float(np.float32(0.02))
 
 def behave(backend: str, target: str, workdir: Path) -> dict[str, list[str]]:
     """What is wrong with the streams over each model's engine; a refused model has its reason after 'refused: '."""
-    found = {}
+    entries = {}
     for spec in (RECURRENT, CACHED):
         for name, dtype in ((spec["model"], None), (f"{spec['model']}, int8", "int8")):
-            found[name] = list(_complaints(spec, backend, target, workdir / name, dtype))
-    return found
+            entries[name] = list(_complaints(spec, backend, target, workdir / name, dtype))
+    return entries
 
 
 def _complaints(given: Mapping[str, Any], backend: str, target: str, workdir: Path, dtype: str | None) -> Iterator[str]:

@@ -96,8 +96,8 @@ def behave(backend: str, target: str, workdir: Path) -> list[str]:
     from tests.conformance.trial import backend_of
 
     tool, (hardware,) = backend_of(backend), parse_targets(target)
-    found = list(open_complaints(tool, hardware, built(tool, hardware, workdir), workdir))
-    return found if tool.runs(hardware) else [*found, *complaints(tool, hardware, workdir)]
+    actual = list(open_complaints(tool, hardware, built(tool, hardware, workdir), workdir))
+    return actual if tool.runs(hardware) else [*actual, *complaints(tool, hardware, workdir)]
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:
@@ -107,17 +107,17 @@ def _write(path: Path, value: Mapping[str, Any]) -> None:
 
 def _read(path: Path) -> dict[str, Outcome | None]:
     """Outcomes by name; None of the one that was begun and not ended."""
-    found: dict[str, Outcome | None] = {}
+    entries: dict[str, Outcome | None] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         value = json.loads(line)
         if "began" in value:
-            found[value["began"]] = None
+            entries[value["began"]] = None
         else:
-            found[value["name"]] = Outcome(**value)
-    return found
+            entries[value["name"]] = Outcome(**value)
+    return entries
 
 
 def _dead(name: str, error: StepError | None) -> Outcome:
     kind = "hung" if error is not None and error.kind == "cancelled" else "crashed"
-    said = "" if error is None else f"{error}; it said: {' | '.join(error.log.splitlines()[-5:])}"
-    return Outcome(name, kind, said[:1000])
+    output = "" if error is None else f"{error}; it said: {' | '.join(error.log.splitlines()[-5:])}"
+    return Outcome(name, kind, output[:1000])

@@ -43,9 +43,9 @@ HEAVY = ("numpy", "onnx", "onnxruntime", "tensorrt", "tensorrt_rtx", "torch", "t
 
 
 def target(name: str) -> str:
-    found = target_for(backend_of(name))
-    assert found is not None
-    return found.name
+    result = target_for(backend_of(name))
+    assert result is not None
+    return result.name
 
 
 def call(function: str, folder: Path, **arguments: object):
@@ -62,13 +62,13 @@ def probe(name: str, hardware: machine.Target, precision: str) -> BuildRequest:
 @pytest.mark.parametrize("name", TRIED)
 def test_every_graph_is_answered_rightly_or_refused_with_a_reason_that_names_it(name, tmp_path):
     graphs = list(GRAPHS)
-    found = survey(name, target(name), "torture", graphs, tmp_path)
+    result = survey(name, target(name), "torture", graphs, tmp_path)
     if folder := os.environ.get("ENGINESMITH_CONFORMANCE_FOUND"):
-        page.keep(Path(folder), name, found)
-    assert list(found) == graphs
-    assert [f"{o.name}: {o.kind} at {o.by}: {o.reason}" for o in found.values() if not o.good] == []
-    assert [f"{o.name}: {o.reason}" for o in found.values() if _refuses_the_plain(o)] == []
-    assert [f"{o.name}: {o.reason}" for o in found.values() if _names_nothing(o)] == []
+        page.keep(Path(folder), name, result)
+    assert list(result) == graphs
+    assert [f"{o.name}: {o.kind} at {o.by}: {o.reason}" for o in result.values() if not o.good] == []
+    assert [f"{o.name}: {o.reason}" for o in result.values() if _refuses_the_plain(o)] == []
+    assert [f"{o.name}: {o.reason}" for o in result.values() if _names_nothing(o)] == []
 
 
 def _refuses_the_plain(outcome) -> bool:
@@ -87,10 +87,10 @@ def test_sessions_and_openings_keep_every_promise(name, tmp_path):
 
 @pytest.mark.parametrize("name", TRIED)
 def test_streams_of_models_with_state_answer_as_each_stream_alone(name, tmp_path):
-    found = call("streams:behave", tmp_path / "job", backend=name, target=target(name))
-    told = [f"{model}: {text}" for model, texts in found.items() for text in texts]
+    result = call("streams:behave", tmp_path / "job", backend=name, target=target(name))
+    messages = [f"{model}: {text}" for model, texts in result.items() for text in texts]
     # Some compilers have no empty tensors, which a cache begins as.
-    assert [text for text in told if not re.match("cached(, int8)?: refused: ", text)] == []
+    assert [text for text in messages if not re.match("cached(, int8)?: refused: ", text)] == []
 
 
 @pytest.mark.parametrize("name", TRIED)
@@ -107,7 +107,7 @@ def test_two_builds_are_as_alike_as_the_backend_claims(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_backend_is_what_the_protocol_says(name):
+def test_a_backend_implements_the_protocol(name):
     cls = discovery.load(name)
     assert cls.name == name and isinstance(cls.revision, int) and cls.revision >= 1
     assert cls.install.strip() and cls.capabilities.determinism in get_args(Determinism)
@@ -122,7 +122,7 @@ def test_a_backend_is_what_the_protocol_says(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_refusal_is_a_reason_and_a_remedy_and_comes_for_whatever_is_not_its_business(name):
+def test_a_refusal_of_an_unsupported_request_has_a_reason_and_a_remedy(name):
     backend = backend_of(name)
     for hardware in machine.parse_targets("all"):
         for precision in PRECISIONS:

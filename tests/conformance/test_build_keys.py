@@ -181,7 +181,7 @@ def _listed(made: ModelProto) -> None:
 
 
 @pytest.mark.parametrize("what", MATTERS | FORGOTTEN)
-def test_what_matters_and_nothing_else_changes_the_key(what, tmp_path):
+def test_only_relevant_changes_change_the_key(what, tmp_path):
     changed = base()
     (MATTERS | FORGOTTEN)[what](changed)
     assert changed != base(), "the change is one"

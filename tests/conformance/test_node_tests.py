@@ -25,11 +25,11 @@ def test_a_sample_of_the_node_tests_does_what_the_list_of_known_failures_says(ba
     (folder := tmp_path / "names").mkdir()
     names = run_job(call_job("names", "tests.conformance.survey:node_names", {"modules": list(MODULES)}), folder)
     assert len(names) < 100
-    found = survey(backend, target.name, f"nodes/{','.join(MODULES)}", names, tmp_path)
-    assert found.keys() == set(names)
+    result = survey(backend, target.name, f"nodes/{','.join(MODULES)}", names, tmp_path)
+    assert result.keys() == set(names)
     known = {name: reason for name, reason in known_failures(backend).items() if name in names}
-    assert surprises(found, known) == []
-    assert any(outcome.kind in ("passed", "built") for outcome in found.values())
+    assert surprises(result, known) == []
+    assert any(outcome.kind in ("passed", "built") for outcome in result.values())
 
 
 def test_a_new_failure_and_an_unexpected_pass_are_both_surprises():
@@ -45,38 +45,38 @@ def test_every_known_failure_has_a_reason_and_is_on_record():
         assert all(len(reason) > 20 for reason in known_failures(backend).values())
 
 
-def test_the_page_shows_what_is_stored():
+def test_the_page_shows_the_stored_results():
     text = page.PAGE.read_text()
     assert page.with_tables(text, page.stored()) == text, "run `make conformance`"
     assert "| `onnxruntime` | cpu | onnxruntime " in text
 
 
-def test_what_is_stored_has_no_places_of_this_machine():
+def test_stored_results_contain_no_paths_of_this_machine():
     text = page.FOUND.read_text()
     assert not [word for word in ("/tmp", "/home", "/usr", "process0") if word in text]
 
 
-def test_the_torture_set_did_what_is_on_record(tmp_path):
+def test_results_of_the_torture_set_match_the_records(tmp_path):
     """With the versions on record: what the page says of a graph is what happens to it."""
     stored = page.stored()["torture"]["onnxruntime"]
     if stored["versions"] != backend_of("onnxruntime").versions():
         pytest.skip("another version of onnxruntime than the one on record")
-    found = survey("onnxruntime", "cpu", "torture", [*page.others(stored), "plain", "if_by_an_input"], tmp_path)
-    assert {name: o.kind for name, o in found.items() if o.kind != "passed"} == page.others(stored)
+    result = survey("onnxruntime", "cpu", "torture", [*page.others(stored), "plain", "if_by_an_input"], tmp_path)
+    assert {name: o.kind for name, o in result.items() if o.kind != "passed"} == page.others(stored)
 
 
 def test_tables_are_put_between_their_marks_and_nowhere_else():
     item = {"target": "cpu", "versions": {"x": "1", "x-libs": "1"}, "counts": {"passed": 2, "wrong": 1}}
-    found = {"torture": {"x": {**item, "others": [["wrong", "run", "a | b", "g h"]]}}}
+    entries = {"torture": {"x": {**item, "others": [["wrong", "run", "a | b", "g h"]]}}}
     text = (
         "before\n<!-- torture -->\nold\n<!-- /torture -->\nafter\n<!-- torture-refused -->\n<!-- /torture-refused -->\n"
     )
-    made = page.with_tables(text, json.loads(json.dumps(found)))
+    made = page.with_tables(text, json.loads(json.dumps(entries)))
     assert "| `x` | cpu | x 1 | 3 | 2 | 0 | 0 | 1 |" in made and "old" not in made and made.startswith("before\n")
     assert "| `x` | g, h | wrong (run) | a \\| b |" in made and "\nafter\n" in made
 
 
-def test_what_the_suite_found_is_what_is_written_down(tmp_path):
-    found = {"plain": Outcome("plain", "passed", seconds=0.5), "odd": Outcome("odd", "refused", "no n", "plan")}
-    page.keep(tmp_path / "found", "onnxruntime", found)
-    assert dict(page.kept(tmp_path / "found")) == {"onnxruntime": found}
+def test_results_of_the_suite_match_the_records(tmp_path):
+    entries = {"plain": Outcome("plain", "passed", seconds=0.5), "odd": Outcome("odd", "refused", "no n", "plan")}
+    page.keep(tmp_path / "found", "onnxruntime", entries)
+    assert dict(page.kept(tmp_path / "found")) == {"onnxruntime": entries}

@@ -22,14 +22,14 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 @pytest.mark.parametrize("example", ["digits", "encoder"])
 def test_an_example_is_proven_where_it_runs_and_built_where_it_does_not(example, tmp_path):
     outcome = enginesmith.build(spec_for_all(example, tmp_path), registry=str(tmp_path / "registry"))
-    found = {(engine.entry.backend, engine.entry.target): engine for engine in outcome.engines}
+    result = {(engine.entry.backend, engine.entry.target): engine for engine in outcome.engines}
     for name in INSTALLED:
         backend, target = backend_of(name), target_for(backend_of(name))
-        engine = found[name, target.name].entry
+        engine = result[name, target.name].entry
         if example == "encoder" and takes_one_size(name, target) and engine.status == "refused":
             continue
-        wanted = "unproven" if backend.runs(target) else "proven"
-        assert engine.status == wanted, f"{name}: {engine.status}: {engine.reason}"
+        expected = "unproven" if backend.runs(target) else "proven"
+        assert engine.status == expected, f"{name}: {engine.status}: {engine.reason}"
     assert outcome.version is not None
 
 

@@ -47,10 +47,10 @@ def test_a_backend_that_breaks_nothing_is_not_complained_of(tmp_path):
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, fakes.Honest) else "",
 )
-def test_what_is_wrong_with_an_engine_is_seen(tmp_path, backend, graph, kind, words):
-    found = outcome(backend, graph, tmp_path)
-    assert found.kind == kind
-    assert re.search(words, found.reason)
+def test_the_suite_detects_faulty_engines(tmp_path, backend, graph, kind, words):
+    result = outcome(backend, graph, tmp_path)
+    assert result.kind == kind
+    assert re.search(words, result.reason)
 
 
 def test_a_refusal_without_words_or_of_something_else_or_of_the_plain_is_no_excuse(tmp_path):
@@ -79,9 +79,9 @@ def test_bad_manners_are_seen(tmp_path, backend, words):
 
 def test_a_backend_that_opens_anything_is_seen(tmp_path):
     engine = manners.built(fakes.OpensAnything(), CPU, tmp_path)
-    found = "\n".join(openings.open_complaints(fakes.OpensAnything(), CPU, engine, tmp_path))
-    assert "an engine of tensorrt-rtx: was opened" in found and "an engine for sm_75: was opened" in found
-    assert "an engine of versions that are not here: was opened" in found
+    result = "\n".join(openings.open_complaints(fakes.OpensAnything(), CPU, engine, tmp_path))
+    assert "an engine of tensorrt-rtx: was opened" in result and "an engine for sm_75: was opened" in result
+    assert "an engine of versions that are not here: was opened" in result
 
 
 def broken(cls: type, folder) -> list[str]:
@@ -132,9 +132,9 @@ def test_a_crash_or_a_hang_costs_one_graph_and_not_the_rest(tmp_path, monkeypatc
 
 
 def test_an_outcome_is_written_as_it_is_read(tmp_path):
-    found = outcome(fakes.Honest(), "plain", tmp_path)
-    assert type(found)(**json.loads(json.dumps(found.to_json()))) == found
-    assert dataclasses.replace(found, kind="refused", reason=" ").good is False
+    result = outcome(fakes.Honest(), "plain", tmp_path)
+    assert type(result)(**json.loads(json.dumps(result.to_json()))) == result
+    assert dataclasses.replace(result, kind="refused", reason=" ").good is False
 
 
 def test_the_graphs_are_the_same_in_every_process():

@@ -96,8 +96,8 @@ def published(world: World) -> World:
 
 def unit(items: Sequence[Any], precision: str = "fp32") -> Any:
     """The one of these that is about the toy's unit."""
-    (found,) = [item for item in items if item["precision"] == precision and item["backend"] == "toy"]
-    return found
+    (result,) = [item for item in items if item["precision"] == precision and item["backend"] == "toy"]
+    return result
 
 
 def test_it_passes_the_conformance_suite(world):
@@ -117,8 +117,8 @@ def test_backends_lists_it_with_what_it_builds_and_its_options(world):
 
 
 def test_doctor_says_what_it_builds_for(world):
-    found = {item["subject"]: item for item in world.json("doctor")["findings"]}
-    assert found["toy"]["state"] == "ok" and found["toy"]["detail"] == "1.0.0; builds for cpu"
+    result = {item["subject"]: item for item in world.json("doctor")["findings"]}
+    assert result["toy"]["state"] == "ok" and result["toy"]["detail"] == "1.0.0; builds for cpu"
     assert "toy" not in {item["subject"] for item in world.json("doctor", toy=False)["findings"]}
 
 
@@ -143,8 +143,8 @@ def test_build_proves_and_publishes_its_engine(published):
 
 def resolved(world: World, *words: str, toy: bool = True) -> tuple[list[Any], dict[str, str]]:
     """The candidates, best first, and why each of the others is none."""
-    found = world.json("pull", "--explain", "iris", *words, toy=toy)
-    return found["candidates"], {item["unit"]: item["reason"] for item in found["rejected"]}
+    result = world.json("pull", "--explain", "iris", *words, toy=toy)
+    return result["candidates"], {item["unit"]: item["reason"] for item in result["rejected"]}
 
 
 def test_resolve_takes_it_where_its_runtime_is_and_says_why_not_elsewhere(published):
@@ -157,8 +157,8 @@ def test_resolve_takes_it_where_its_runtime_is_and_says_why_not_elsewhere(publis
 
 def test_resolve_says_that_its_runtime_is_absent(published):
     """In a process that cannot import it: nothing but the manifest tells what the engine needs."""
-    found = {item["unit"]: item for item in resolved(published, toy=False)[0]}
-    assert found["cpu fp32 toy"]["remarks"] == ["needs toy-compiler 1.0.0; it is not installed here"]
+    result = {item["unit"]: item for item in resolved(published, toy=False)[0]}
+    assert result["cpu fp32 toy"]["remarks"] == ["needs toy-compiler 1.0.0; it is not installed here"]
 
 
 def test_pull_brings_its_engine_with_what_that_needs_and_another_where_it_would_not_run(published, tmp_path):
@@ -181,6 +181,6 @@ def test_fleet_says_where_it_serves_and_where_it_does_not(published):
 
 def test_compare_times_it_beside_another(published):
     words = ("iris.yaml", "--target", "cpu", "--precision", "fp32", "--backend", "toy,onnxruntime")
-    found = published.json("backends", "compare", *words, "--seconds", "0.02")
-    engine = unit(found["engines"])
+    result = published.json("backends", "compare", *words, "--seconds", "0.02")
+    engine = unit(result["engines"])
     assert engine["status"] == "proven on random inputs" and engine["median_s"] > 0

@@ -110,8 +110,8 @@ def _attempt(backend: Backend, target: Target, item: Item, workdir: Path, at: _S
 
 def read_item(item: Item, workdir: Path) -> tuple[Path, tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """The canonical form of an item's model as a file, its inputs and its outputs."""
-    given = item.model(fresh(workdir / "given"))
-    model = canonical(load_onnx(given, given.parent), item.inputs)
+    inputs = item.model(fresh(workdir / "given"))
+    model = canonical(load_onnx(inputs, inputs.parent), item.inputs)
     path = fresh(workdir / "canonical") / "model.onnx"
     save_onnx(model, path)
     return path, *specs_of(model)

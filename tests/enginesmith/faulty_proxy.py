@@ -116,12 +116,12 @@ class FaultyProxy:
                 return
             first, *lines = head.decode("latin-1").split("\r\n")
             method, path, _ = first.split(" ", 2)
-            found = [tuple(line.split(": ", 1)) for line in lines]
-            length = next((int(value) for name, value in found if name.lower() == "content-length"), 0)
-            if any(name.lower() == "expect" for name, _ in found):
+            items = [tuple(line.split(": ", 1)) for line in lines]
+            length = next((int(value) for name, value in items if name.lower() == "content-length"), 0)
+            if any(name.lower() == "expect" for name, _ in items):
                 client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             body = _read_body(client, rest, length)
-            kept = tuple(pair for pair in found if pair[0].lower() not in ("expect", "connection"))
+            kept = tuple(pair for pair in items if pair[0].lower() not in ("expect", "connection"))
             with self._lock:
                 request = Request(len(self.requests) + 1, method, path, kept, body)
                 self.requests.append(request)
@@ -151,8 +151,8 @@ class FaultyProxy:
             case "killed after":
                 os.kill(fault.pid, signal.SIGKILL)
             case "cut answer":
-                told = answer.lower().index(fault.until) + len(fault.until)
-                client.sendall(answer[: told if fault.until else int(len(answer) * fault.at)])
+                message = answer.lower().index(fault.until) + len(fault.until)
+                client.sendall(answer[: message if fault.until else int(len(answer) * fault.at)])
             case "error after":
                 client.sendall(_error(Fault("error", code="InternalError", status=500)))
             case "silent":

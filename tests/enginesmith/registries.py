@@ -78,10 +78,10 @@ def with_requirements(entry: EngineEntry) -> EngineEntry:
 
 def refusal(target: str = "sm_75", precision: str = "fp32") -> EngineEntry:
     """An entry without an engine."""
-    found = parse_targets(target)[0]
+    result = parse_targets(target)[0]
     return EngineEntry(
-        found.name, precision, "tensorrt-rtx", "refused", "no FP32 GEMM; use fp16", found.compute_capability,
-        requires=(for_target(found),),
+        result.name, precision, "tensorrt-rtx", "refused", "no FP32 GEMM; use fp16", result.compute_capability,
+        requires=(for_target(result),),
     )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def report(
     entry: EngineEntry, verdict: str | None = None, host: str = "here", created_at: str = "2026-01-01T00:00:00+00:00"
 ) -> Report:
     """A report about an entry, by default one that stands behind its status."""
-    found = verdict or entry.status
+    result = verdict or entry.status
     return Report(
         unit=entry.unit,
         target=entry.target,
@@ -97,9 +97,9 @@ def report(
         backend=entry.backend,
         engine=entry.digest,
         golden="0" * 64,
-        checks=(FAILED if found == "failed" else PASSED,),
-        verdict=found,  # type: ignore[arg-type]
-        reason="sqnr_db 3, limit 40" if found == "failed" else "fine",
+        checks=(FAILED if result == "failed" else PASSED,),
+        verdict=result,  # type: ignore[arg-type]
+        reason="sqnr_db 3, limit 40" if result == "failed" else "fine",
         created_at=created_at,
         host={"name": host},
         versions={},
@@ -107,9 +107,9 @@ def report(
 
 
 def approval(entry: EngineEntry) -> Approved:
-    found = approve(report(entry))
-    assert found is not None
-    return found
+    result = approve(report(entry))
+    assert result is not None
+    return result
 
 
 def draft(store: Store, content: object = "a", model: str = "digits") -> Manifest:
@@ -150,8 +150,8 @@ def attach(
     """Attach a file to a version, for machines that meet the requirements."""
     version, digest = (manifest.model, manifest.version, manifest.digest), digest_of_file(file)
     size = file.stat().st_size
-    found = Attachment(file.name, kind, *version, digest, size, "tester", created_at, tuple(requires))
-    return add_attachment(store, manifest, found, file)[0]
+    attachment = Attachment(file.name, kind, *version, digest, size, "tester", created_at, tuple(requires))
+    return add_attachment(store, manifest, attachment, file)[0]
 
 
 def flip(store: Store, digest: str) -> None:
@@ -173,8 +173,8 @@ def overwrite(store: Store, key: str, data: bytes) -> None:
 
 def uploads(store: ObjectStore) -> int:
     """Uploads to S3 that were neither completed nor aborted."""
-    found = client(store.place).list_multipart_uploads(Bucket=store.place.bucket, Prefix=store.place.prefix)
-    return len(found.get("Uploads", ()))
+    multipart_uploads = client(store.place).list_multipart_uploads(Bucket=store.place.bucket, Prefix=store.place.prefix)
+    return len(multipart_uploads.get("Uploads", ()))
 
 
 def pull(
@@ -182,9 +182,9 @@ def pull(
 ) -> Pulled:
     """Bring the engine that fits best, as `Client.pull` does with a store that is open already."""
     version = VersionLocator(store, checked=True).locate(reference)
-    located, found = rank_located(store, version, Machine.of(target), Policy(**policy))
+    located, result = rank_located(store, version, Machine.of(target), Policy(**policy))
     through = fetcher or BlobFetcher(None if store.near else local_cache())
-    return download_best(found, lambda resolution: download_engine(store, located, resolution, dest, through))
+    return download_best(result, lambda resolution: download_engine(store, located, resolution, dest, through))
 
 
 def names_in(folder: Path) -> list[str]:

@@ -58,17 +58,17 @@ def run(team: Path, *words: object) -> "subprocess.CompletedProcess[str]":
 
 
 def test_a_server_resolves_pulls_watches_and_records(built: Project, team: Path, tmp_path: Path) -> None:
-    done = run(team, "server.py", built.registry, tmp_path / "place")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "this needs Enginesmith's own package" in done.stdout and f"is {team}" in done.stdout
-    assert "run `enginesmith build` as a command" in done.stdout
+    result = run(team, "server.py", built.registry, tmp_path / "place")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "this needs Enginesmith's own package" in result.stdout and f"is {team}" in result.stdout
+    assert "run `enginesmith build` as a command" in result.stdout
 
 
 def test_the_command_line_and_its_jobs_find_their_own(project: Project, team: Path, tmp_path: Path) -> None:
     project.change_spec(targets=["cpu"], precisions=["fp32"])
-    done = run(team, "-m", "enginesmith", "build", project.spec, "--registry", project.registry)
-    assert done.returncode == 0, done.stderr
-    done = run(
+    result = run(team, "-m", "enginesmith", "build", project.spec, "--registry", project.registry)
+    assert result.returncode == 0, result.stderr
+    result = run(
         team, "-m", "enginesmith", "pull", "tiny", "--registry", project.registry, "--dest", tmp_path / "engines"
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr

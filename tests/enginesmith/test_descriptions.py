@@ -22,17 +22,17 @@ ENGINE, SHARD, WEIGHTS = b"engine", b"shard", b"weights"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    found = tmp_path / "engines"
-    found.mkdir()
+    result = tmp_path / "engines"
+    result.mkdir()
     (tmp_path / "secret").write_bytes(ENGINE)
-    (found / "a.engine").write_bytes(ENGINE)
-    (found / digest_of_bytes(SHARD)).write_bytes(SHARD)
-    (found / "a.weights.onnx").write_bytes(WEIGHTS)
-    return found
+    (result / "a.engine").write_bytes(ENGINE)
+    (result / digest_of_bytes(SHARD)).write_bytes(SHARD)
+    (result / "a.weights.onnx").write_bytes(WEIGHTS)
+    return result
 
 
 def described(folder: Path, **changes: object) -> tuple[Path, dict[str, object]]:
-    found = {
+    entries = {
         "file": "a.engine",
         "digest": digest_of_bytes(ENGINE),
         "shards": [digest_of_bytes(SHARD)],
@@ -41,7 +41,7 @@ def described(folder: Path, **changes: object) -> tuple[Path, dict[str, object]]
         **changes,
     }
     path = folder / "a.json"
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps(entries))
     return path, read_description(path)
 
 
@@ -63,7 +63,7 @@ def test_other_bytes_are_refused(folder: Path, name: str) -> None:
     [{"file": name} for name in ("../secret", "/etc/passwd", "a/b", ".", "", "a\x00b", "gone", 3)]
     + [{"weights": "../secret"}, {"shards": ["../secret"]}, {"digest": "../secret"}, {"digest": None}],
 )
-def test_what_leads_elsewhere_or_has_no_digest_is_refused(folder: Path, changes: dict[str, object]) -> None:
+def test_links_outside_and_files_without_digest_are_refused(folder: Path, changes: dict[str, object]) -> None:
     for ask in (read_engine, check_engine):
         with pytest.raises(DataError):
             ask(*described(folder, **changes))

@@ -72,7 +72,7 @@ def test_without_held_inputs_every_graph_runs_in_every_step(counted: Counted, st
     assert counted.runs.count("encoder") == 2
 
 
-def test_streams_end_and_begin_anew(counted: Counted, streams: EnsembleStreams) -> None:
+def test_streams_end_and_begin_again(counted: Counted, streams: EnsembleStreams) -> None:
     streams.hold({"encoder.source": np.array([[1, 0], [2, 0], [3, 0]], np.float32)})
     streams.run({"decoder.x": floats(0, 0, 0)})
     streams.keep([2, 0])
@@ -93,14 +93,14 @@ def test_inputs_that_do_not_suit_a_step_are_refused(streams: EnsembleStreams) ->
     with pytest.raises(DataError, match="input 'x' is unknown; the inputs of a step are encoder"):
         streams.hold({"x": floats(0)})
     streams.hold({"encoder.source": np.ones((2, 2), np.float32)})
-    for given, told in (
+    for inputs, message in (
         ({"decoder.x": floats(0, 0), "encoder.source": np.ones((2, 2))}, r"input 'encoder\.source' is held already"),
         ({"decoder.x": floats(0, 0), "z": floats(0)}, "input 'z' is unknown"),
         ({}, r"input 'decoder\.x' is missing"),
         ({"decoder.x": floats(0)}, r"several numbers of rows \(encoder\.source 2, decoder\.x 1\)"),
     ):
-        with pytest.raises(DataError, match=told):
-            streams.run(given)
+        with pytest.raises(DataError, match=message):
+            streams.run(inputs)
 
 
 def test_a_step_that_a_graph_fails_in_leaves_states_as_they_were(counted: Counted, streams: EnsembleStreams) -> None:
@@ -123,5 +123,5 @@ def test_states_and_places_have_the_names_of_the_whole() -> None:
     states = [State("cache", "cache_out", 0, Places(1, "at", "tokens")), State("at", "at_out")]
     named = name_states("d", states, sources, dims, [spec.name for spec in whole])
     assert named == (State("d.cache", "d.cache_out", 0, Places(1, "d.at", "d.tokens")), State("d.at", "d.at_out"))
-    given = name_states("d", states[:1], {**sources, "at": "e.at"}, dims, [spec.name for spec in whole])
-    assert given == (State("d.cache", "d.cache_out"),), "places that an earlier graph gives are not known before"
+    actual = name_states("d", states[:1], {**sources, "at": "e.at"}, dims, [spec.name for spec in whole])
+    assert actual == (State("d.cache", "d.cache_out"),), "places that an earlier graph gives are not known before"

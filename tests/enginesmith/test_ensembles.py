@@ -28,23 +28,23 @@ def ensemble(taken: str = "float32") -> Ensemble:
     return Ensemble({"first": first, "second": second}, [X], [Y, kind])
 
 
-def test_each_graph_gets_what_those_before_it_gave() -> None:
+def test_each_graph_gets_outputs_of_earlier_graphs() -> None:
     answer = ensemble().run({"x": np.array([1, 2], np.float32)})
     assert answer.keys() == {"second.y", "second.kind"}
     assert answer["second.y"].tolist() == [2, 6]
 
 
-def test_floats_are_converted_to_what_an_engine_takes() -> None:
+def test_floats_are_converted_to_the_engines_dtype() -> None:
     assert ensemble("float16").run({"x": np.ones(2, np.float32)})["second.kind"] == 2
 
 
 def test_inputs_that_are_missing_or_unknown_are_refused() -> None:
-    for given in ({}, {"x": np.ones(2), "z": np.ones(2)}):
+    for inputs in ({}, {"x": np.ones(2), "z": np.ones(2)}):
         with pytest.raises(DataError, match="is missing or unknown; the inputs of the whole are x"):
-            ensemble().run(given)
+            ensemble().run(inputs)
 
 
-def test_an_output_that_no_graph_gives_is_told() -> None:
+def test_an_output_that_no_graph_gives_is_reported() -> None:
     graph = EnsembleGraph(lambda given: {"h": given["x"]}, [X], {"x": "x"})
     with pytest.raises(DataError, match=r"the graphs gave no 'first\.gone'"):
         Ensemble({"first": graph}, [X], [TensorSpec("first.gone", "float32", ())]).run({"x": np.ones(2)})
@@ -88,7 +88,7 @@ def test_no_call_has_fewer_rows_than_the_graph_takes(rows: int, least: int, step
     assert rows <= sizes[-1] or set(calls) <= set(sizes)
 
 
-def test_rows_that_are_left_run_with_those_before_them() -> None:
+def test_remaining_rows_run_together_with_earlier_ones() -> None:
     calls: list[int] = []
     assert taking(range(4, 9), calls).answer({"x": np.arange(9)})["second.y"].tolist() == list(range(0, 18, 2))
     assert calls == [8, 4]
@@ -107,7 +107,7 @@ def test_a_graph_whose_rows_are_not_bounded_is_run_once() -> None:
     assert calls == [50]
 
 
-def test_an_output_without_a_row_for_each_is_told_where_rows_are_divided() -> None:
+def test_an_output_without_a_row_for_each_is_reported_where_rows_are_divided() -> None:
     graph = EnsembleGraph(lambda given: {"sum": given["x"].sum(keepdims=True)}, [X], {"x": "x"}, [Y], range(1, 3))
     with pytest.raises(DataError, match=r"5 rows are more than the 2 .* output 'sum' has no row for each; build it"):
         graph.answer({"x": np.arange(5)})
@@ -138,7 +138,7 @@ def test_a_graph_of_one_row_is_run_for_each() -> None:
     assert calls == [1, 1, 1]
 
 
-def test_what_a_graph_refuses_is_told_with_its_name() -> None:
+def test_errors_of_a_graph_have_its_name() -> None:
     def refuse(given: Tensors) -> Tensors:
         raise DataError("input 'x' has size 3 on axis 0; the model needs (4,)")
 

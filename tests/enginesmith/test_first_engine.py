@@ -25,7 +25,7 @@ def test_its_files_and_commands_give_an_engine_that_runs(tmp_path: Path) -> None
         commands = [["-c", text]] if kind == "python" else [["-m", *line.split()] for line in text.splitlines()]
         for words in commands:
             command = [sys.executable, "-W", "ignore", *words]
-            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
-            assert done.returncode == 0, (words, done.stdout, done.stderr)
-            printed = done.stdout
+            result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+            assert result.returncode == 0, (words, result.stdout, result.stderr)
+            printed = result.stdout
     assert printed.startswith("Pulled('first-1-cpu-") and "array([[" in printed

@@ -30,11 +30,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A decoder and its description."""
     folder, states = tmp_path_factory.mktemp("generation"), (State("past", "present"),)
     onnx.save(make_decoder(), folder / "decoder.onnx")
-    found = encode(REQUEST) | {
+    result = encode(REQUEST) | {
         "state": [vars(state) for state in states],
         "ends": state_ends(REQUEST.inputs, states, REQUEST.profiles),
     }
-    (folder / "decoder.json").write_text(json.dumps(found, default=vars))
+    (folder / "decoder.json").write_text(json.dumps(result, default=vars))
     return folder
 
 
@@ -104,7 +104,7 @@ def test_an_answer_goes_on_until_the_cache_is_full_and_no_further(folder):
         generator.generate([Prompt([1]), Prompt([1, 2, 3], most=14)])
 
 
-def test_logits_that_are_no_numbers_are_an_error(folder):
+def test_nan_logits_are_an_error(folder):
     def run(inputs):
         return {"logits": np.full((len(inputs["ids"]), 12), np.nan, np.float32), "present": inputs["past"]}
 
@@ -134,22 +134,22 @@ def test_logits_that_are_no_numbers_are_an_error(folder):
         (Prompt([1], SamplingSettings(repetition_penalty=0.0)), "repetition_penalty is 0.0; it must be above 0"),
     ],
 )
-def test_what_cannot_be_answered_is_told_before_anything_runs(folder, prompt, words):
+def test_invalid_prompts_are_reported_before_anything_runs(folder, prompt, words):
     calls: list[tuple[int, ...]] = []
     with pytest.raises(DataError, match=words):
         make(folder, calls).generate([prompt])
     assert not calls
 
 
-def test_an_engine_that_is_no_decoder_is_told(folder, tmp_path):
-    found = json.loads((folder / "decoder.json").read_text())
+def test_an_engine_that_is_no_decoder_is_reported(folder, tmp_path):
+    document = json.loads((folder / "decoder.json").read_text())
     with pytest.raises(DataError, match="no input 'tokens' or no output 'logits'"):
         Generator.described(dict, folder / "decoder.json", ids="tokens")
-    more = {**found, "inputs": [*found["inputs"], {"name": "speaker", "dtype": "int64", "shape": ["batch"]}]}
+    more = {**document, "inputs": [*document["inputs"], {"name": "speaker", "dtype": "int64", "shape": ["batch"]}]}
     (tmp_path / "more.json").write_text(json.dumps(more))
     with pytest.raises(DataError, match="takes speaker beside its ids, and that is neither a mask of the tokens"):
         Generator.described(dict, tmp_path / "more.json")
-    del found["state"]
-    (tmp_path / "none.json").write_text(json.dumps(found))
+    del document["state"]
+    (tmp_path / "none.json").write_text(json.dumps(document))
     with pytest.raises(DataError, match="describes no engine: state"):
         Generator.described(dict, tmp_path / "none.json")

@@ -24,11 +24,11 @@ def test_drawn_tokens_have_the_probabilities_of_the_temperature():
 
 def test_the_penalty_makes_what_was_read_less_likely_on_both_sides_of_zero():
     read = np.array([True, False, False, False])
-    for logits, wanted in (([2.0, 1.5, 0, 0], 1), ([-1.0, -1.5, -9, -9], 1), ([3.1, 1.5, 0, 0], 0)):
-        assert sample(np.array(logits), SamplingSettings(repetition_penalty=2.0), 0, read) == wanted
+    for logits, expected in (([2.0, 1.5, 0, 0], 1), ([-1.0, -1.5, -9, -9], 1), ([3.1, 1.5, 0, 0], 0)):
+        assert sample(np.array(logits), SamplingSettings(repetition_penalty=2.0), 0, read) == expected
 
 
-def test_top_k_and_top_p_leave_the_likeliest_and_what_is_no_number_is_no_token():
+def test_top_k_and_top_p_keep_likely_tokens_and_nan_gives_no_token():
     logits = np.arange(4.0)
     assert {sample(logits, SamplingSettings(9.0, top_k=2), u, NONE) for u in uniforms(1, 200)} == {2, 3}
     assert {sample(logits, SamplingSettings(1.0, top_p=0.6), u, NONE) for u in uniforms(1, 200)} == {3}

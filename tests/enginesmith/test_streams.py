@@ -40,7 +40,7 @@ def test_streams_of_a_batch_are_what_each_is_alone():
             np.testing.assert_array_equal(alone.run(rows(step[place]))["y"][0], answer[place])
 
 
-def test_some_streams_begin_anew_and_the_others_go_on():
+def test_some_streams_begin_again_and_the_others_go_on():
     streams = Streams(add, INPUTS, STATES)
     before = streams.run(rows(1, 1, 1))["hn"]
     kept = before.copy()
@@ -66,13 +66,13 @@ def test_another_number_of_rows_than_streams_is_refused_with_the_remedy():
 
 
 @pytest.mark.parametrize("row", [3, -1, True, np.True_, 0.5])
-def test_a_row_without_a_stream_is_told(row):
+def test_a_row_without_a_stream_is_reported(row):
     streams = Streams(add, INPUTS, STATES)
     streams.reset([row])
     streams.run(rows(1, 2, 3))
     for change in (streams.reset, streams.keep):
-        said = f"there is no stream in row {row}: there are 3, in rows 0 to 2"
-        with pytest.raises(DataError, match="rows is a mask; give the numbers" if row in (True, False) else said):
+        output = f"there is no stream in row {row}: there are 3, in rows 0 to 2"
+        with pytest.raises(DataError, match="rows is a mask; give the numbers" if row in (True, False) else output):
             change([0, row])
     assert len(streams.run(rows(1, 2, 3))["y"]) == 3
 
@@ -172,8 +172,8 @@ def test_the_ends_of_states_are_the_widest_of_all_profiles():
         ends = ("x", (low, 1), (low, 1), (high, 1)), ("past", (low, low), (low, low), (high, high))
         return ShapeProfile(ends)
 
-    found = state_ends(CACHE, [State("past", "present")], [profile(1, 4), profile(5, 8)])
-    assert found == {"length": (1, 8)}, "the batch is given by each call"
+    actual = state_ends(CACHE, [State("past", "present")], [profile(1, 4), profile(5, 8)])
+    assert actual == {"length": (1, 8)}, "the batch is given by each call"
 
 
 def test_the_states_of_a_version_are_in_its_spec():

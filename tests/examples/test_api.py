@@ -12,6 +12,6 @@ SCRIPT = Path(__file__).parents[2] / "examples/api.py"
 
 @pytest.mark.slow
 def test_a_torch_module_becomes_a_proven_engine_with_the_answers_of_the_module(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, SCRIPT, tmp_path / "net"], capture_output=True, text=True, check=True)
-    said = re.fullmatch(r"net-1-cpu-int8\.onnx is proven; largest error ([\d.]+)\n", done.stdout)
-    assert said and 0 < float(said[1]) < 0.1, done.stdout
+    result = subprocess.run([sys.executable, SCRIPT, tmp_path / "net"], capture_output=True, text=True, check=True)
+    output = re.fullmatch(r"net-1-cpu-int8\.onnx is proven; largest error ([\d.]+)\n", result.stdout)
+    assert output and 0 < float(output[1]) < 0.1, result.stdout

@@ -29,7 +29,7 @@ def test_a_node_that_does_not_start_in_time_is_named_and_ray_is_ended(demo, monk
 
     cluster = Mock(add_node=add_node)
     monkeypatch.setattr(ray.cluster_utils, "Cluster", lambda **_: cluster)
-    wanted = r"error: the Ray node 'sm_80' did not start: .*\n.*run the demo again"
-    with pytest.raises(SystemExit, match=wanted), demo._ray_cluster(6379):
+    expected = r"error: the Ray node 'sm_80' did not start: .*\n.*run the demo again"
+    with pytest.raises(SystemExit, match=expected), demo._ray_cluster(6379):
         pass
     cluster.shutdown.assert_called_once_with()

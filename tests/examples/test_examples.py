@@ -57,29 +57,29 @@ def exported(request, tmp_path_factory) -> tuple[ModelSpec, ExportResult]:
 
 @pytest.mark.slow
 def test_onnx_agrees_with_pytorch_on_real_data_and_at_every_edge(exported):
-    spec, done = exported
-    assert {"golden"} < {check.case for check in done.checks}
-    assert [check for check in done.checks if not check.passed] == []
-    golden = GoldenSet.load(done.golden)
+    spec, result = exported
+    assert {"golden"} < {check.case for check in result.checks}
+    assert [check for check in result.checks if not check.passed] == []
+    golden = GoldenSet.load(result.golden)
     metrics = [AccuracyMetric("logits", floor=0.97, against="labels")] if spec.golden.metric else []
-    with OrtSession(done.onnx, optimized=True) as session:
+    with OrtSession(result.onnx, optimized=True) as session:
         checks = expected_checks("engine", session, golden, default_budget("engine", "fp32"))
         assert [check for check in [*checks, *task_checks(session, golden, metrics)] if not check.passed] == []
-    inputs, outputs = specs_of(onnx.load(done.onnx))
+    inputs, outputs = specs_of(onnx.load(result.onnx))
     assert inputs == spec.tensors()
     assert [output.name for output in outputs] == list(spec.outputs)
 
 
 @pytest.mark.slow
 def test_tensorrt_rtx_compiles_it(exported, tmp_path):
-    spec, done = exported
+    spec, result = exported
     backend = discovery.configure("tensorrt-rtx", {})
-    inputs, outputs = specs_of(onnx.load(done.onnx))
+    inputs, outputs = specs_of(onnx.load(result.onnx))
     ranges = tuple(profiles(inputs, spec.named_dims()))
     (target,) = parse_targets("sm_89")
-    request = BuildRequest(digest_of_file(done.onnx), "fp32", target, "tensorrt-rtx", inputs, outputs, ranges)
+    request = BuildRequest(digest_of_file(result.onnx), "fp32", target, "tensorrt-rtx", inputs, outputs, ranges)
     assert backend.refuses(request) is None
-    assert backend.build(request, done.onnx, tmp_path).size_bytes > 100_000
+    assert backend.build(request, result.onnx, tmp_path).size_bytes > 100_000
 
 
 @pytest.mark.slow
@@ -100,8 +100,8 @@ def test_pulled_engines_hear_voices(tmp_path: Path) -> None:
 def transformer(tmp_path_factory) -> tuple[ModelSpec, ExportResult, Samples]:
     spec = load_spec(EXAMPLES / "digits" / "vit.yaml")
     samples = Samples.open(spec.file("golden.npz"), spec.tensors(), spec.named_dims(), ["label"])
-    done = export(request_of(spec), samples, samples.column("label"), tmp_path_factory.mktemp("vit"))
-    return spec, done, samples
+    result = export(request_of(spec), samples, samples.column("label"), tmp_path_factory.mktemp("vit"))
+    return spec, result, samples
 
 
 @pytest.mark.slow
@@ -110,20 +110,20 @@ def transformer(tmp_path_factory) -> tuple[ModelSpec, ExportResult, Samples]:
 def test_the_vision_transformer_recognises_digits_and_compiles_in_block_floats(
     transformer, precision, target, tmp_path
 ):
-    spec, done, samples = transformer
-    graph, (batch, *_) = onnx.load(done.onnx), [*samples.batches(256)]
+    spec, result, samples = transformer
+    graph, (batch, *_) = onnx.load(result.onnx), [*samples.batches(256)]
     half = QuantizationScheme("int8", quantize_bias=False, float_precision="fp16")
     narrow, notes = write(graph, precision, half, all_ranges(graph, batch))
     assert len(notes.quantized) == 6 * 3 + 1, "all products but the patches' own, of depth 4"
     onnx.save(narrow, tmp_path / "narrow.onnx")
     onnx.save(emulate_blocks(narrow), tmp_path / "twin.onnx")
     with ReferenceSession(tmp_path / "twin.onnx") as ran:
-        (check,) = task_checks(ran, GoldenSet.load(done.golden), [spec.golden.metric])
+        (check,) = task_checks(ran, GoldenSet.load(result.golden), [spec.golden.metric])
     assert check.passed, check
     backend, shapes = discovery.configure("tensorrt-rtx", {}), tuple(profiles(spec.tensors(), spec.named_dims()))
-    (wanted,) = parse_targets(target)
+    (expected,) = parse_targets(target)
     inputs, outputs = specs_of(graph)
-    request = BuildRequest("0" * 64, precision, wanted, "tensorrt-rtx", inputs, outputs, shapes)
+    request = BuildRequest("0" * 64, precision, expected, "tensorrt-rtx", inputs, outputs, shapes)
     assert backend.build(request, tmp_path / "narrow.onnx", tmp_path).size_bytes > 100_000
 
 

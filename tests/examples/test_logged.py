@@ -16,20 +16,20 @@ def logged(log: Path, code: int) -> subprocess.CompletedProcess[str]:
 
 
 def test_all_that_a_command_prints_is_in_the_log_whose_path_is_shown(tmp_path: Path) -> None:
-    done = logged(tmp_path / "new" / "pip.log", 0)
-    assert done.returncode == 0 and done.stderr == ""
-    assert str(tmp_path / "new" / "pip.log") in done.stdout and "Collecting" not in done.stdout.split("log:")[1]
+    result = logged(tmp_path / "new" / "pip.log", 0)
+    assert result.returncode == 0 and result.stderr == ""
+    assert str(tmp_path / "new" / "pip.log") in result.stdout and "Collecting" not in result.stdout.split("log:")[1]
     lines = (tmp_path / "new" / "pip.log").read_text().splitlines()
     assert sorted(lines[1:]) == ["Collecting torch", "warning"] and lines[0].startswith("$ ")
 
 
 def test_a_command_that_fails_shows_the_end_of_its_log(tmp_path: Path) -> None:
-    done = logged(tmp_path / "pip.log", 3)
-    assert done.returncode == 3
-    assert "Collecting torch\n" in done.stderr and f"the whole log: {tmp_path / 'pip.log'}" in done.stderr
+    result = logged(tmp_path / "pip.log", 3)
+    assert result.returncode == 3
+    assert "Collecting torch\n" in result.stderr and f"the whole log: {tmp_path / 'pip.log'}" in result.stderr
 
 
-def test_the_last_line_is_what_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_the_last_line_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import demo
     import logged as module
@@ -48,6 +48,6 @@ def test_the_last_line_is_what_is_shown(monkeypatch: pytest.MonkeyPatch, tmp_pat
         "See https://example.org/manual for more",
     ]
     code = f"import sys; print('the table'); print({chr(10).join(lines)!r}, file=sys.stderr)"
-    found = module.run_logged([sys.executable, "-c", code], tmp_path / "demo.log", shorten=demo.step_of, capture=True)
-    assert found == (0, "the table\n")
+    result = module.run_logged([sys.executable, "-c", code], tmp_path / "demo.log", shorten=demo.step_of, capture=True)
+    assert result == (0, "the table\n")
     assert shown == [Path(sys.executable).name] + ["sm_89 fp16 tensorrt-rtx: built in 1.0 s"] * 3

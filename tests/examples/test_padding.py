@@ -40,8 +40,8 @@ def run_of(name: str, output: str, shapes: list[tuple[int, ...]]) -> Callable[[T
     def run(inputs: Tensors) -> Tensors:
         shapes.append(next(iter(inputs.values())).shape)
         with torch.no_grad():
-            found = model(*(torch.from_numpy(array) for array in inputs.values()))
-        return {key: value.numpy() for key, value in (found if isinstance(found, dict) else {output: found}).items()}
+            result = model(*(torch.from_numpy(array) for array in inputs.values()))
+        return {key: value.numpy() for key, value in (result if isinstance(result, dict) else {output: result}).items()}
 
     return run
 
@@ -76,17 +76,17 @@ def test_answers_are_those_of_the_unpadded_request(name: str) -> None:
     router = Router([RoutedEngine(name, run, inputs, outputs, (profile,))], padding)
     sizes = [(batch, sequence) for batch in (1, 3, 4) for sequence in ((3, 8, 21) if name != "digits" else (1,))]
     for batch, sequence in sizes:
-        given = make(batch, sequence)
-        expected, found = run(given), router.run(given)
-        assert expected.keys() == found.keys()
+        arguments = make(batch, sequence)
+        expected, result = run(arguments), router.run(arguments)
+        assert expected.keys() == result.keys()
         for key in expected:
-            np.testing.assert_allclose(found[key], expected[key], rtol=2e-4, atol=2e-5)
+            np.testing.assert_allclose(result[key], expected[key], rtol=2e-4, atol=2e-5)
     assert router.counts().padding_share > 0 and router.counts().requests == len(sizes)
     with Batcher(router, most=4, wait_s=0.05) as batcher:
         requests = [make(1, 3 + index) for index in range(6)]
-        futures = [batcher.submit(given) for given in requests]
-        for given, future in zip(requests, futures, strict=True):
-            for key, array in run(given).items():
+        futures = [batcher.submit(arguments) for arguments in requests]
+        for arguments, future in zip(requests, futures, strict=True):
+            for key, array in run(arguments).items():
                 np.testing.assert_allclose(future.result(PATIENCE_S)[key], array, rtol=2e-4, atol=2e-5)
 
 
@@ -97,5 +97,5 @@ def test_a_mask_that_is_padded_with_ones_is_seen() -> None:
     wrong = Padding({**MASKED.inputs, "attention_mask": {"batch": 1.0, "sequence": 1.0}})
     profile = ShapeProfile(tuple((spec.name, (1, 1), (4, 32), (4, 32)) for spec in TOKENS))
     engine = RoutedEngine("encoder", run, TOKENS, CASES["encoder"][2], (profile,))
-    found = Router([engine], Padding(wrong.inputs, {"sequence": (32,)})).run(tokens(2, 9))
-    assert not np.allclose(found["embedding"], run(tokens(2, 9))["embedding"], rtol=1e-2, atol=1e-3)
+    result = Router([engine], Padding(wrong.inputs, {"sequence": (32,)})).run(tokens(2, 9))
+    assert not np.allclose(result["embedding"], run(tokens(2, 9))["embedding"], rtol=1e-2, atol=1e-3)

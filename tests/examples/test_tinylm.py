@@ -46,9 +46,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     spec |= {"precisions": ["fp32", "int8"], "targets": ["cpu"], "validation": {"latency": "off"}}
     (folder / "project" / "tinylm.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
     for name in ("calibration", "golden"):
-        found = arrays(FOLDER / f"{name}.npz")
+        actual = arrays(FOLDER / f"{name}.npz")
         kept = [at for at in range(128) if 33 <= at % 64 < 41]
-        np.savez(folder / "project" / f"{name}.npz", **{key: array[kept] for key, array in found.items()})
+        np.savez(folder / "project" / f"{name}.npz", **{key: array[kept] for key, array in actual.items()})
     return folder / "registry", enginesmith.build(folder / "project" / "tinylm.yaml", registry=folder / "registry")
 
 
@@ -72,10 +72,10 @@ def test_the_pulled_engine_continues_a_prompt_as_the_module_does(built, decoder,
 
 @pytest.mark.slow
 def test_the_script_writes_text_that_its_seed_makes_again(built, capsys, generate, monkeypatch) -> None:
-    given = ["The value of", "A", "--registry", str(built[0]), "--count", "20", "--temperature", "0.7"]
+    items = ["The value of", "A", "--registry", str(built[0]), "--count", "20", "--temperature", "0.7"]
     texts = []
     for seed in ("1", "1", "2"):
-        monkeypatch.setattr("sys.argv", ["generate.py", *given, "--seed", seed])
+        monkeypatch.setattr("sys.argv", ["generate.py", *items, "--seed", seed])
         generate.main()
         texts.append(capsys.readouterr().out)
     assert texts[0].startswith("The value of")

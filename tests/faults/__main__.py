@@ -17,8 +17,8 @@ def plant_all(folder: Path) -> list[Caught]:
 
 def main() -> None:
     with TemporaryDirectory() as folder:
-        found = plant_all(Path(folder))
-    pairs = list(zip(FAULTS, found, strict=True))
+        result = plant_all(Path(folder))
+    pairs = list(zip(FAULTS, result, strict=True))
     missed = [fault.name for fault, item in pairs if (item.check, item.place) != (fault.check, fault.place)]
     print(markdown(pairs), end="")
     if "--write" in sys.argv[1:] and not missed:

@@ -53,11 +53,11 @@ class Bench:
         np.savez(folder / "golden.npz", **samples, **({} if labels is None else {"label": labels}))
         source = ExportRequest("onnx", folder, "model.onnx", self.inputs, self.dims)
         label = None if labels is None else "label"
-        told = self.run(ExportModel(source, None, folder / "golden.npz", label, self.metrics, {}))
-        assert told.model is not None
-        self.onnx, self.golden = told.model.digest, told.golden.golden
-        self.outputs = told.model.outputs
-        self.checks = [*told.golden.proof.checks]
+        result = self.run(ExportModel(source, None, folder / "golden.npz", label, self.metrics, {}))
+        assert result.model is not None
+        self.onnx, self.golden = result.model.digest, result.golden.golden
+        self.outputs = result.model.outputs
+        self.checks = [*result.golden.proof.checks]
 
     def room(self) -> Path:
         """A folder of its own, as each job has one."""
@@ -112,8 +112,8 @@ class BuiltEngine:
 
     def __init__(self, bench: Bench, claimed: BuildRequest, actual: BuildRequest) -> None:
         self.bench = bench
-        found = bench.run(BuildEngine(actual))
-        self.blob = EngineBlob(claimed, found.digest, found.suffix)
+        result = bench.run(BuildEngine(actual))
+        self.blob = EngineBlob(claimed, result.digest, result.suffix)
         self.shapes = ModelShapes(bench.inputs, bench.dims)
 
     def checks(

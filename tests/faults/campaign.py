@@ -81,8 +81,8 @@ class Subject:
         failed = [check for check in checks if not check.passed]
         right = None
         if failed and planted[1]:
-            found = engine.attribution().blamed
-            names = {name for row in found for name in (row.node, *row.nodes)}
+            result = engine.attribution().blamed
+            names = {name for row in result for name in (row.node, *row.nodes)}
             right = any(place in {*names, *(name.partition("/")[0] for name in names)} for place in planted[1])
         by = tuple(dict.fromkeys(check.name for check in failed))
         return Outcome(
@@ -117,15 +117,15 @@ class Subject:
         """Checks that fail where nothing is planted, by kernel: onnxruntime's, and another that is as right."""
         graph = self.graph(precision)
         before = [] if precision == "fp32" else self.bench.graph_checks(graph, precision)
-        found = [*self.bench.checks, *before]
+        items = [*self.bench.checks, *before]
         if precision == "bf16":  # of which no engine runs on a CPU
-            yield self._alarms(precision, "graph", found)
+            yield self._alarms(precision, "graph", items)
             return
-        yield self._alarms(precision, "graph", found)
+        yield self._alarms(precision, "graph", items)
         for kernel, model in (("onnxruntime", None), ("other", KERNELS[precision](graph))):
             engine = self.bench.engine(model, graph, precision)
-            told = self._alarms(precision, kernel, engine.checks())
-            yield replace(told, noise=self.noise(engine, graph, precision))
+            message = self._alarms(precision, kernel, engine.checks())
+            yield replace(message, noise=self.noise(engine, graph, precision))
 
     def _alarms(self, precision: Precision, kernel: str, checks: list[Check]) -> Alarms:
         failed = tuple(describe(item) for item in checks if not item.passed)
@@ -150,8 +150,8 @@ def outcomes(folder: Path, family: str, seed: int) -> Iterator[Outcome]:
     subject = Subject(folder, FAMILIES[family], seed)
     for precision in PRECISIONS:
         for plant in PLANTS:
-            if precision in plant.precisions and (found := subject.plant(plant, precision)):
-                yield found
+            if precision in plant.precisions and (result := subject.plant(plant, precision)):
+                yield result
     if family == OFFSET:
         yield subject.coarse()
     for name in SESSIONS:

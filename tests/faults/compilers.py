@@ -177,9 +177,9 @@ def attend(name: str, source: str, to: str, bias: str = "") -> str:
 def attention_weights(name: str, size: int, seed: int, sharp: float = 1.0) -> dict[str, object]:
     """size: of the head.  sharp: factor of its queries."""
     rng = np.random.default_rng(seed)
-    found: dict[str, object] = {f"{name}w{each}": rng.normal(size=(WIDTH, size)) / 4 for each in "qkv"}
-    found[f"{name}wq"] = found[f"{name}wq"] * sharp
-    return found | {f"{name}wo": rng.normal(size=(size, WIDTH)) / 3, f"{name}scale": np.float32(size**-0.5)}
+    result: dict[str, object] = {f"{name}w{each}": rng.normal(size=(WIDTH, size)) / 4 for each in "qkv"}
+    result[f"{name}wq"] = result[f"{name}wq"] * sharp
+    return result | {f"{name}wo": rng.normal(size=(size, WIDTH)) / 3, f"{name}scale": np.float32(size**-0.5)}
 
 
 def encoder() -> ModelProto:

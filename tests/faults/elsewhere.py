@@ -71,19 +71,19 @@ def frozen_golden(folder: Path) -> Caught:
             new.golden, Work(load_spec(folder / "project" / "tiny.yaml"), RunContext(new.store, executor, executor))
         )
     except DataError as error:
-        told = next(part for part in str(error).split("; ") if "expected outputs" in part)
-        return Caught("golden.frozen", told.partition(": ")[2], "", "")
+        message = next(part for part in str(error).split("; ") if "expected outputs" in part)
+        return Caught("golden.frozen", message.partition(": ")[2], "", "")
     return Caught("nothing", "", "", "")
 
 
 def other_rebuild(folder: Path) -> Caught:
     """One of three builds of the same engine answers otherwise at one size."""
     builds = [rebuilt("a"), rebuilt("a"), rebuilt("b", lambda x, y: y * (1 + 1e-3 * (len(x) == 5)))]
-    told = reproducibility(builds, Budgets(default_budget("engine", "fp32")))
-    failed = [check for check in told.failed if check.name == "sqnr_db"]
+    message = reproducibility(builds, Budgets(default_budget("engine", "fp32")))
+    failed = [check for check in message.failed if check.name == "sqnr_db"]
     if not failed:
         return Caught("nothing", "", "", "")
-    also = frozenset(f"rebuild {check.name}" for check in told.failed) - {"rebuild sqnr_db"}
+    also = frozenset(f"rebuild {check.name}" for check in message.failed) - {"rebuild sqnr_db"}
     place = ", ".join(f"{check.output} at {check.case}" for check in failed)
     measured, limit = (f"{number(float(value or 0.0))} dB" for value in (failed[0].value, failed[0].limit))
     return Caught("rebuild sqnr_db", place, measured, f"at least {limit}", also)

@@ -38,14 +38,14 @@ def sources(model: ModelProto) -> dict[str, NodeProto]:
 def weighted(model: ModelProto) -> list[tuple[NodeProto, str]]:
     """Nodes with a weight of two dims or more, and its initializer, maybe behind a DequantizeLinear or a cast."""
     makers, known = sources(model), {item.name: len(item.dims) for item in model.graph.initializer}
-    found = []
+    items = []
     for node in model.graph.node:
         for name in node.input[:2] if node.op_type in CHANNELS else ():
             while name in makers and makers[name].op_type in ("DequantizeLinear", "Cast", "Transpose"):
                 name = makers[name].input[0]
-            if known.get(name, 0) >= 2 and not any(name == other for _, other in found):
-                found.append((node, name))
-    return found
+            if known.get(name, 0) >= 2 and not any(name == other for _, other in items):
+                items.append((node, name))
+    return items
 
 
 def of(node: NodeProto) -> str:
@@ -64,17 +64,17 @@ def swapped(model: ModelProto, rng: np.random.Generator) -> Planted:
 def without_bias(model: ModelProto, rng: np.random.Generator) -> Planted:
     """A bias of zeros: of an Add, or the third input of a convolution or Gemm."""
     makers, known = sources(model), {item.name for item in model.graph.initializer}
-    found = []
+    items = []
     for node in model.graph.node:
         place = {"Add": 1, "Conv": 2, "Gemm": 2}.get(node.op_type, 9)
         name = node.input[place] if place < len(node.input) else ""
         if name in makers and makers[name].op_type == "DequantizeLinear":
             name = makers[name].input[0]
         if name in known and weight(model, name).ndim == 1 and np.abs(weight(model, name)).max() > 0:
-            found.append((node, name))
-    if not found:
+            items.append((node, name))
+    if not items:
         return None
-    node, name = _drawn(found, rng)
+    node, name = _drawn(items, rng)
     return with_weight(model, name, np.zeros_like(weight(model, name))), (of(node),)
 
 
@@ -129,9 +129,9 @@ def behind(text: str) -> Callable[[ModelProto, np.random.Generator], Planted]:
         output = model.graph.output[0].name
         counted = COUNTED.replace("Shape(x)", f"Shape({model.graph.input[0].name})")
         shape = [1] * len(model.graph.output[0].type.tensor_type.shape.dim)
-        told = text.replace("COUNTED", counted).replace("OUT", output)
-        changed = after(model, output, told)
-        if "COLUMN" in told:
+        message = text.replace("COUNTED", counted).replace("OUT", output)
+        changed = after(model, output, message)
+        if "COLUMN" in message:
             add_constants(changed, {"COLUMN": np.array([-1, *shape[1:]])})
         return changed, ()
 
@@ -232,15 +232,15 @@ def _weight_scale(
 
 def saturating(model: ModelProto, rng: np.random.Generator) -> Planted:
     """Products of uint8 and int8 added in pairs in 16 bits, as vpmaddubsw does on CPUs without VNNI: every MatMul."""
-    found = [
+    items = [
         node for node in activations(model) for reader in readers(model, node.output[0]) if reader.op_type == "MatMul"
     ]
     changed = copy_of(model)
-    for node in found:
+    for node in items:
         for reader in readers(changed, node.output[0]):
             if reader.op_type == "MatMul" and reader.input[0] == node.output[0]:
                 saturate(changed, node, reader)
-    return (changed, ()) if found else None
+    return (changed, ()) if items else None
 
 
 def saturate(model: ModelProto, activation: NodeProto, reader: NodeProto) -> None:
@@ -252,13 +252,13 @@ def saturate(model: ModelProto, activation: NodeProto, reader: NodeProto) -> Non
     integers = weight(model, of_weight.input[0]).astype(np.float32)
     scale = weight(model, of_weight.input[1]) * weight(model, activation.input[1])
     zero = weight(model, activation.input[2]).astype(np.float32)
-    given = {"low": np.float32(-32768), "high": np.float32(32767)}
-    given |= {"scale": scale.astype(np.float32), "less": zero * integers.sum(0)}
+    entries = {"low": np.float32(-32768), "high": np.float32(32767)}
+    entries |= {"scale": scale.astype(np.float32), "less": zero * integers.sum(0)}
     nodes = [helper.make_node("Cast", [activation.input[0]], [f"{prefix}/x"], f"{prefix}/Cast", to=1)]
     sums = []
     for start in range(0, len(integers), 2):
-        given[f"w{start}"] = integers[start : start + 2]
-        given[f"i{start}"] = np.arange(start, min(start + 2, len(integers)))
+        entries[f"w{start}"] = integers[start : start + 2]
+        entries[f"i{start}"] = np.arange(start, min(start + 2, len(integers)))
         part = f"{prefix}/{start}"
         nodes += [
             helper.make_node("Gather", [f"{prefix}/x", f"{prefix}/i{start}"], [f"{part}/x"], f"{part}/Gather", axis=-1),
@@ -271,7 +271,7 @@ def saturate(model: ModelProto, activation: NodeProto, reader: NodeProto) -> Non
         helper.make_node("Sub", [f"{prefix}/sum", f"{prefix}/less"], [f"{prefix}/centred"], f"{prefix}/Sub"),
         helper.make_node("Mul", [f"{prefix}/centred", f"{prefix}/scale"], [reader.output[0]], reader.name),
     ]
-    add_constants(model, {f"{prefix}/{name}": value for name, value in given.items()})
+    add_constants(model, {f"{prefix}/{name}": value for name, value in entries.items()})
     put_nodes(model, reader, nodes)
 
 

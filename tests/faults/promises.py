@@ -124,8 +124,8 @@ def fuzzed(change: Callable[[ModelProto], ModelProto], name: str) -> Callable[[P
         if not report.smallest:
             return Caught("nothing", "", "", "")
         check = report.smallest[0].failed[0]
-        found = caught([check], f"engine {check.name}", report.smallest[0].case)
-        return Caught(f"fuzz {check.name}", found.place, found.measured, found.limit)
+        result = caught([check], f"engine {check.name}", report.smallest[0].case)
+        return Caught(f"fuzz {check.name}", result.place, result.measured, result.limit)
 
     return plant
 
@@ -146,8 +146,8 @@ def now_and_then(folder: Path) -> Caught:
     bench = Bench(folder, mlp(), rows())
     text = "drawn = RandomUniform<shape=[1], seed=9.0>() bad = Greater(drawn, k_0_98) logits = Where(bad, k_0, was)"
     engine = bench.engine(after(bench.canonical(), "logits", text))
-    found = caught(engine.checks(seconds=TIME_S), "engine calls repeated", "one call in many")
-    return replace(found, measured="1 or more" if float(found.measured or 0) >= 1 else found.measured)
+    result = caught(engine.checks(seconds=TIME_S), "engine calls repeated", "one call in many")
+    return replace(result, measured="1 or more" if float(result.measured or 0) >= 1 else result.measured)
 
 
 def at_size(model: ModelProto, condition: str) -> ModelProto:

@@ -71,14 +71,14 @@ def _one_buffer() -> Callable[[int, Tensors, Outputs], Outputs]:
     buffers: dict[str, np.ndarray] = {}
 
     def fault(call: int, inputs: Tensors, outputs: Outputs) -> Outputs:
-        found = {}
+        entries = {}
         for name, value in outputs.items():
             if name not in buffers or buffers[name].size < value.size:
                 buffers[name] = np.empty(max(value.size, 1 << 16), value.dtype)
             view = buffers[name][: value.size].reshape(value.shape)
             view[...] = value
-            found[name] = view
-        return found
+            entries[name] = view
+        return entries
 
     return fault
 

@@ -115,9 +115,9 @@ def with_table(page: str, table: str) -> str:
 def differences(before: str, now: str, tolerance: float = 0.15) -> list[str]:
     """Lines that differ in words, or in numbers by more than another CPU's last bits would explain."""
     pairs = list(zip(before.splitlines(), now.splitlines(), strict=False))
-    found = [f"{old!r} is now {new!r}" for old, new in pairs if not _alike(old, new, tolerance)]
+    items = [f"{old!r} is now {new!r}" for old, new in pairs if not _alike(old, new, tolerance)]
     lengths = [len(text.splitlines()) for text in (before, now)]
-    return found + ([f"{lengths[0]} lines are now {lengths[1]}"] if lengths[0] != lengths[1] else [])
+    return items + ([f"{lengths[0]} lines are now {lengths[1]}"] if lengths[0] != lengths[1] else [])
 
 
 _NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?![\w.]*\w)")

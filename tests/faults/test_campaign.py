@@ -42,9 +42,9 @@ WHERE: dict[str, tuple[str, tuple[Precision, ...]]] = {
 def test_a_fault_is_caught_in_every_precision_and_blamed_on_its_node(plant, tmp_path: Path) -> None:
     family, precisions = WHERE[plant.name]
     subject = Subject(tmp_path / family, FAMILIES[family], 1)
-    found = {precision: subject.plant(plant, precision) for precision in precisions}
-    assert {name: bool(item and item.by) for name, item in found.items()} == dict.fromkeys(precisions, True)
-    assert {name for name, item in found.items() if item and item.right is False} == set()
+    result = {precision: subject.plant(plant, precision) for precision in precisions}
+    assert {name: bool(item and item.by) for name, item in result.items()} == dict.fromkeys(precisions, True)
+    assert {name for name, item in result.items() if item and item.right is False} == set()
 
 
 def test_a_class_that_fp16_never_names_fails_whatever_decibels_a_spec_allows(tmp_path: Path) -> None:
@@ -77,11 +77,11 @@ def test_a_bf16_graph_that_is_too_coarse_is_caught(tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_right_kernels_raise_no_alarm(family: str, tmp_path: Path) -> None:
     subject = Subject(tmp_path / family, FAMILIES[family], 7000)
-    found = [told for precision in ("fp32", "int8") for told in subject.alarms(precision)]
-    assert [item for item in found if item.failed] == []
+    items = [message for precision in ("fp32", "int8") for message in subject.alarms(precision)]
+    assert [item for item in items if item.failed] == []
 
 
-def test_a_fault_that_is_not_caught_and_an_alarm_are_told() -> None:
+def test_a_fault_that_is_not_caught_and_an_alarm_are_reported() -> None:
     honest = [Alarms("mlp", "int8", seed, "other", (), (1e-6, 1e-6)) for seed in range(3)]
     large = Outcome("a", "mlp", "int8", 0, (), None, (1e-4, 0.0))
     small = Outcome("a", "mlp", "int8", 1, (), None, (1e-6, 1e-6))

@@ -35,12 +35,12 @@ def test_nothing_fires_where_nothing_is_planted(seed: int, tmp_path: Path) -> No
     labels = run(model, data, optimized=False).argmax(-1)
     bench = Bench(tmp_path / "bench", model, data, dims=(DIMS[seed % 3],), labels=labels)
     engine = bench.engine(reordered(bench.canonical(), seed) if seed % 2 else None)
-    found = [*bench.checks, *engine.checks(WHOLE)]
+    items = [*bench.checks, *engine.checks(WHOLE)]
     exported, bench.metrics = bench.canonical(), ()  # a floor is the spec's, and int8 may cost decisions by right
     ranges = ranges_of(exported, rows(2000 + seed, 64), ("x", "h", "n", "m", "logits"))
     graph, _ = quantize_int8(exported, ranges, (CPU, TENSORRT_FP32)[seed % 2])
-    found += [*bench.graph_checks(graph, "int8"), *bench.engine(None, graph, "int8").checks(BITS)]
-    assert broken(found) == [] and len(found) > 40
+    items += [*bench.graph_checks(graph, "int8"), *bench.engine(None, graph, "int8").checks(BITS)]
+    assert broken(items) == [] and len(items) > 40
     assert [item.case for item in engine.fuzzed(seed=seed).cases if item.outcome == "failed"] == []
     assert verify(bench.store).sound
     if seed % 10 == 0:

@@ -12,10 +12,10 @@ HEAD, RULE, *ROWS = table_in(PAGE.read_text(encoding="utf-8")).splitlines()
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_is_caught_by_what_is_meant_for_it_where_it_is(fault: Fault, tmp_path: Path) -> None:
-    told = fault.plant(tmp_path / "fault")
-    assert (told.check, told.place) == (fault.check, fault.place) and told.also == fault.also
+    message = fault.plant(tmp_path / "fault")
+    assert (message.check, message.place) == (fault.check, fault.place) and message.also == fault.also
     written = [row for row in ROWS if row.startswith(f"| {fault.name} |")]
-    changed = differences("\n".join([HEAD, RULE, *written]), markdown([(fault, told)]))
+    changed = differences("\n".join([HEAD, RULE, *written]), markdown([(fault, message)]))
     assert not changed, "run `python -m tests.faults --write`: " + "; ".join(changed)
 
 

@@ -111,8 +111,8 @@ def drawn(folder: Path) -> Caught:
     text = "n = RandomNormalLike(x) y = Add(x, n)"
     net = with_names(build(f"float[batch,{WIDTH}] x", f"float[batch,{WIDTH}] y", text, {}))
     bench = Bench(folder, net, samples(), SPECS)
-    told = caught([*bench.checks, *bench.engine().checks()], "export repeats", "the model")
-    return replace(told, measured="", limit="")  # another each time
+    message = caught([*bench.checks, *bench.engine().checks()], "export repeats", "the model")
+    return replace(message, measured="", limit="")  # another each time
 
 
 def infinite(folder: Path) -> Caught:

@@ -48,7 +48,7 @@ def surface() -> dict[str, list[str]]:
         "spec keys": (f"{name}: {key}" for name, schema in documents.items() for key in _keys(schema, schema, "")),
         "chart values": (path for path in members(chart, "") if "*" not in path),
     }
-    return {kind: sorted(set(found)) for kind, found in names.items()}
+    return {kind: sorted(set(result)) for kind, result in names.items()}
 
 
 # Commands whose JSON is promised, run on the frozen registry.

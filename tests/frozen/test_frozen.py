@@ -75,7 +75,7 @@ def test_every_document_is_read_and_whole(registry: str) -> None:
     assert json.loads(run(registry, "profile", "tiny", "--series", "--json"))[0]["series"]["model"] == "tiny"
 
 
-def test_what_is_attached_to_versions_is_read(tmp_path: Path) -> None:
+def test_attachments_of_versions_are_read(tmp_path: Path) -> None:
     registry = unpack(tmp_path)  # the newest, which alone has these
     shown = json.loads(run(registry, "show", "tiny@1", "--json"))
     assert [entry["name"] for entry in shown["attachments"]] == ["notes.txt"] and shown["latencies"]

@@ -17,12 +17,12 @@ def present() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("kind", sorted(PROMISED))
-def test_what_is_promised_is_there(present: dict[str, list[str]], kind: str) -> None:
+def test_all_promised_names_exist(present: dict[str, list[str]], kind: str) -> None:
     gone = sorted(set(PROMISED[kind]) - set(present[kind]))
     assert gone == [], f"{kind}: this is promised from 0.1.0: docs/reference/promises.md"
 
 
-def test_what_is_looked_at_is_promised(present: dict[str, list[str]]) -> None:
+def test_all_checked_names_are_promised(present: dict[str, list[str]]) -> None:
     assert present.keys() == PROMISED.keys() and all(PROMISED.values())
 
 

@@ -66,10 +66,10 @@ def change(place: Project, pattern: str, **fields: Any) -> tuple[Path, bytes]:
 @pytest.mark.parametrize("pattern", READ)
 def test_a_newer_format_is_exit_code_2_and_asks_for_an_upgrade_alone(place: Project, pattern: str) -> None:
     path, data = change(place, pattern, format=2)
-    done = place.run(*READ[pattern].format(stem=path.stem).split())
-    said = done.err.partition("; nothing is collected")[0].strip()
-    assert (done.code, said.rpartition(": ")[2]) == (2, "upgrade enginesmith"), done.err
-    assert "format is 2; this enginesmith reads 1" in said
+    result = place.run(*READ[pattern].format(stem=path.stem).split())
+    output = result.err.partition("; nothing is collected")[0].strip()
+    assert (result.code, output.rpartition(": ")[2]) == (2, "upgrade enginesmith"), result.err
+    assert "format is 2; this enginesmith reads 1" in output
     assert {place.run(*words.split()).code for words in WRITE} <= {0, 2}
     assert path.read_bytes() == data
 
@@ -77,8 +77,8 @@ def test_a_newer_format_is_exit_code_2_and_asks_for_an_upgrade_alone(place: Proj
 @pytest.mark.parametrize("pattern", CLOSED)
 def test_an_unknown_field_is_named_and_its_document_stays(place: Project, pattern: str) -> None:
     path, data = change(place, pattern, novel=1)
-    done = place.run(*CLOSED[pattern].format(stem=path.stem).split())
-    assert done.code == 1 and "has no field 'novel'" in done.out + done.err
+    result = place.run(*CLOSED[pattern].format(stem=path.stem).split())
+    assert result.code == 1 and "has no field 'novel'" in result.out + result.err
     place.run(*WRITE[1].split())
     assert path.read_bytes() == data
 

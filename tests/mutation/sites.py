@@ -179,11 +179,11 @@ def plant(text: str, sites: Sequence[Site], seed: int, switch: str) -> str:
     finder.visit(tree)
     here = [(site.number(seed), site) for site in finder.found if site in sites]
     planted = _Planter({id(site.node): (number, site.mutant(seed)) for number, site in here}).visit(tree)
-    asked = [number for number, site in here if site.at_import]
+    requests = [number for number, site in here if site.at_import]
     for node in ast.walk(tree):
-        if asked and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if requests and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             place = 1 if ast.get_docstring(node) is not None else 0
-            node.body[place:place] = [ast.Expr(_ask(number)) for number in asked]
+            node.body[place:place] = [ast.Expr(_ask(number)) for number in requests]
     futures = [
         at for at, node in enumerate(tree.body) if isinstance(node, ast.ImportFrom) and node.module == "__future__"
     ]

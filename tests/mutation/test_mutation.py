@@ -24,8 +24,8 @@ def test_first():
 
 
 def test_sites_are_what_has_a_meaning_and_keep_their_names_when_lines_move() -> None:
-    found = find(MODULE, "small/numbers.py")
-    texts = [(site.kind, site.text) for site in found]
+    result = find(MODULE, "small/numbers.py")
+    texts = [(site.kind, site.text) for site in result]
     assert texts == [
         ("constant", "2"),
         ("constant", "0"),
@@ -38,16 +38,16 @@ def test_sites_are_what_has_a_meaning_and_keep_their_names_when_lines_move() -> 
         ("constant", "1"),
         ("constant", "0"),
     ]
-    assert {*find(f"import os\n{MODULE}", "small/numbers.py")} == {*found}
-    assert choose(found, 1, {"comparison": 2}) == choose(reversed(found), 1, {"comparison": 2})
+    assert {*find(f"import os\n{MODULE}", "small/numbers.py")} == {*result}
+    assert choose(result, 1, {"comparison": 2}) == choose(reversed(result), 1, {"comparison": 2})
 
 
-def test_what_a_test_notices_is_killed_and_what_changes_nothing_survives(tmp_path: Path) -> None:
+def test_detected_mutants_are_killed_and_equivalent_ones_survive(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     package, tests, here = tree / "small", tree / "tests", Path(mutation.__file__).parent
     package.mkdir(parents=True)
-    found = find(MODULE, "small/numbers.py")
-    sites = [found[0], found[3], found[6]]
+    result = find(MODULE, "small/numbers.py")
+    sites = [result[0], result[3], result[6]]
     (package / "__init__.py").touch()
     (package / "numbers.py").write_text(plant(MODULE, sites, 1, "small.switch"))
     (package / "switch.py").write_bytes((here / "switch.py").read_bytes())

@@ -17,9 +17,9 @@ def test_a_contract_is_checked_on_an_engine_and_a_broken_one_fails_it(project: P
     structured = {"logits": {"finite": True, "shape": ["batch", 10], "range": [0, None]}}
     validation = {"contract": {"bitwise": {"runs": 2}, "structured": structured}}
     project.change_spec(targets=["cpu"], precisions=["fp32"], validation=validation)
-    done = project.build()
-    assert done.code == 1
-    row = done.json["engines"][0]
+    result = project.build()
+    assert result.code == 1
+    row = result.json["engines"][0]
     assert row["status"] == "failed" and row["reason"].startswith("engine contract range of logits")
     structured["logits"]["range"] = [-1000, None]
     rows = {"rows": {"logits": {"brier": None}}}
@@ -42,9 +42,9 @@ def test_a_contract_survives_the_manifest_and_asks_for_nothing_where_none_is_giv
     project.change_spec(validation={"contract": contract})
     spec = load_spec(project.spec)
     again = ModelSpec.model_validate(json.loads(json.dumps(spec.model_dump(mode="json", exclude_unset=True))))
-    told = contract_of(again)
-    assert told == contract_of(spec) and told is not None
-    read = told.terms
+    message = contract_of(again)
+    assert message == contract_of(spec) and message is not None
+    read = message.terms
     assert decode(encode(read), Contract) == read and read.bitwise == Bitwise(3, False, False)
     assert read.structured["logits"].range == (None, 5.0)
     assert read.structured["logits"].eos == End(2, None) and read.structured["logits"].boxes == Boxes(iou=0.5)

@@ -28,10 +28,10 @@ def test_a_version_brings_the_library_of_its_operators(tmp_path: Path, capsys: p
     subprocess.run([sys.executable, project.folder / "prepare.py"], check=True)
     spec = project.folder / "cube.yaml"
     spec.write_text(spec.read_text().replace("[fp32]", "[fp32, int8]"))
-    done = project.run("build", spec)
-    assert done.code == 0, done.err
-    assert "no library of them is for tensorrt-rtx; it opens none; use another" in done.out
-    assert "ranges are measured without the libraries" in done.out
+    result = project.run("build", spec)
+    assert result.code == 0, result.err
+    assert "no library of them is for tensorrt-rtx; it opens none; use another" in result.out
+    assert "ranges are measured without the libraries" in result.out
     weight = onnx.numpy_helper.to_array(onnx.load(project.folder / "cube.onnx").graph.initializer[0])
     shutil.rmtree(project.folder)
 
@@ -47,9 +47,9 @@ def test_a_version_brings_the_library_of_its_operators(tmp_path: Path, capsys: p
         np.testing.assert_allclose(router.run({"x": wide})["y"], wide**3 @ weight, rtol=1e-4)
     with pytest.raises(UnknownNameError, match=r"needs the library libcube\.so, .* linux-x86_64, and not for linux-aa"):
         pull("cube", registry=project.registry, dest=tmp_path / "arm", target="arm64")
-    done = project.run("validate", "cube", "--json")
-    assert done.code == 0, done.err
-    done = project.run("pull", "cube", "--layout", "triton", "--dest", tmp_path / "triton")
+    result = project.run("validate", "cube", "--json")
+    assert result.code == 0, result.err
+    result = project.run("pull", "cube", "--layout", "triton", "--dest", tmp_path / "triton")
     (library,) = [path for path in pulled.path.parent.iterdir() if path.suffix == ""]
     assert f'op_library_filename: ["{tmp_path}/triton/cube/1/{library.name}"]' in (
         (tmp_path / "triton" / "cube" / "config.pbtxt").read_text()

@@ -42,13 +42,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
 
 def named_by_hand(folder: Path, image: np.ndarray) -> dict[str, Any]:
     """The answer that the graphs in fp32 and the functions give, one after the other."""
-    found: dict[str, Any] = {}
-    exec((folder / "reading.py").read_text().replace("from sizes import SIDE", f"SIDE = {SIDE}"), found)
-    crops = found["crop"](image, opens(folder / "detector.onnx")(found["prepare"](image))["spots"])
+    entries: dict[str, Any] = {}
+    exec((folder / "reading.py").read_text().replace("from sizes import SIDE", f"SIDE = {SIDE}"), entries)
+    crops = entries["crop"](image, opens(folder / "detector.onnx")(entries["prepare"](image))["spots"])
     if not len(crops["x"]):
         return {"crops.boxes": crops["boxes"], "names.names": np.zeros(0, np.int64)}
     logits = opens(folder / "recogniser.onnx")({"x": crops["x"]})["logits"]
-    return {"crops.boxes": crops["boxes"], "names.names": found["name"](logits)["names"]}
+    return {"crops.boxes": crops["boxes"], "names.names": entries["name"](logits)["names"]}
 
 
 def test_a_pulled_ensemble_answers_as_its_graphs_and_functions_do(built: tuple[Path, Outcome], tmp_path: Path) -> None:
@@ -60,10 +60,10 @@ def test_a_pulled_ensemble_answers_as_its_graphs_and_functions_do(built: tuple[P
     images = [*draw(np.random.default_rng(3), 20), np.zeros((HEIGHT, WIDTH), np.uint8)]
     counts = set()
     for image in images:
-        found, wanted = whole.run({"image": image}), named_by_hand(folder / "project", image)
-        for name, array in wanted.items():
-            np.testing.assert_array_equal(found[name], array)
-        counts.add(len(found["names.names"]))
+        result, expected_result = whole.run({"image": image}), named_by_hand(folder / "project", image)
+        for name, array in expected_result.items():
+            np.testing.assert_array_equal(result[name], array)
+        counts.add(len(result["names.names"]))
     assert {0, 3} <= counts, "of no row nothing is asked; three are more than the engine takes at once"
 
 
@@ -130,8 +130,8 @@ def test_the_version_holds_the_code_and_stays_whole_elsewhere(built: tuple[Path,
     assert (tmp_path / "engines" / "reader@1" / "crops" / "sizes.py").read_text() == f"SIDE = {SIDE}\n"
     assert enginesmith.Ensemble.described(opens, pulled.description, load_function)
     with local_context(store, Progress()) as context:
-        found = list(validate(manifest, context))
-    assert [item.verdict for item in found] == ["proven", "proven"]
+        result = list(validate(manifest, context))
+    assert [item.verdict for item in result] == ["proven", "proven"]
 
 
 def test_other_code_is_another_version_and_is_proven_again(built: tuple[Path, Outcome], tmp_path: Path) -> None:
@@ -139,8 +139,8 @@ def test_other_code_is_another_version_and_is_proven_again(built: tuple[Path, Ou
     options = RunOptions(registry=str(built[0] / "registry"))
 
     def actions() -> dict[str, str]:
-        found = foresee_spec(str(path), options, Progress(), no_export=True)
-        return {unit.precision: unit.action for unit in found.units}
+        result = foresee_spec(str(path), options, Progress(), no_export=True)
+        return {unit.precision: unit.action for unit in result.units}
 
     assert actions() == {"fp32": "cached", "int8": "cached"}
     (path.parent / "sizes.py").write_text(f"SIDE = {SIDE}  # the same\n")
@@ -166,7 +166,7 @@ def test_other_code_is_another_version_and_is_proven_again(built: tuple[Path, Ou
         ("connections/prepare.image", "names.names", "and 'recogniser' does not come before 'names'"),
     ],
 )
-def test_what_cannot_be_between_graphs_is_told_with_its_key(path: str, value: Any, told: str, tmp_path: Path) -> None:
+def test_invalid_connections_are_reported_with_their_key(path: str, value: Any, told: str, tmp_path: Path) -> None:
     written = write_reader(tmp_path / "project", change(READER, path, value))
     assert_refused(written, told)
 
@@ -240,8 +240,8 @@ def test_behind_functions_labels_are_of_all_rows_that_they_give(built, lacking: 
     data = arrays(path.parent / "golden.npz")
     names = [named_by_hand(path.parent, image)["names.names"] for image in data["image"]]
     labels = np.full((len(names), max(map(len, names)) + 1), -1)
-    for row, found in zip(labels, names, strict=True):
-        row[: len(found)] = found
+    for row, result in zip(labels, names, strict=True):
+        row[: len(result)] = result
     first = int(np.flatnonzero(labels[:, 0] >= 0)[0])
     labels[first, 0] = -1 if lacking else labels[first, 0]
     np.savez(path.parent / "golden.npz", **data, label=labels)

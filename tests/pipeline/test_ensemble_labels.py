@@ -76,7 +76,7 @@ def test_a_connection_to_a_wrong_output_of_the_same_shape_fails(tmp_path: Path) 
         ("golden/labels", "lable", "no array 'lable'"),
     ],
 )
-def test_what_cannot_be_measured_is_told(path: str, value: Any, told: str | None, tmp_path: Path) -> None:
+def test_unmeasurable_outputs_are_reported(path: str, value: Any, told: str | None, tmp_path: Path) -> None:
     """Where `told` is None, the whole's outputs are those that no connection takes, and one of these is."""
     spec = {**PAIR, "golden": GOLDEN, "outputs": ["decoder.logits"]}
     if told is None:

@@ -42,14 +42,14 @@ from tests.pipeline.projects import arrays, assert_refused
         ("model", "pair-encoder", "its model is called 'pair-encoder' too"),
     ],
 )
-def test_what_does_not_fit_is_told_with_its_line(path: str, value: Any, told: str, tmp_path: Path) -> None:
+def test_mismatches_are_reported_with_their_line(path: str, value: Any, told: str, tmp_path: Path) -> None:
     written = write_ensemble(tmp_path / "project", change(PAIR, path, value))
     assert f"{written}:" in assert_refused(written, told)
 
 
-def test_connections_that_nobody_filled_in_are_told(tmp_path: Path) -> None:
-    told = "nothing is filled in; write a line for each input of a graph that takes another's output, or {} where"
-    assert_refused(write_ensemble(tmp_path / "project", {**PAIR, "connections": None}), told)
+def test_connections_that_nobody_filled_in_are_reported(tmp_path: Path) -> None:
+    message = "nothing is filled in; write a line for each input of a graph that takes another's output, or {} where"
+    assert_refused(write_ensemble(tmp_path / "project", {**PAIR, "connections": None}), message)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_graph_that_does_not_suit_the_whole_is_refused(part: dict[str, Any], t
 
 def test_commands_of_one_graph_name_the_way_out(tmp_path: Path) -> None:
     written = write_ensemble(tmp_path / "project")
-    with pytest.raises(SpecError, match="is the spec of an ensemble; give that of one of its graphs"):
+    with pytest.raises(SpecError, match="is the spec of an ensemble; give the spec of one of its graphs"):
         enginesmith.load_spec(written)
 
 
@@ -100,7 +100,7 @@ def test_a_plan_says_what_becomes_of_the_graphs_and_of_the_whole(tmp_path: Path)
     assert [unit.action for unit in blind.units] == ["unknown", "unknown"]
     assert blind.graphs["decoder"].missing == ("golden data of encoder",)
     first = foresee(path, registry, no_export=False)
-    assert {name: found.counts["build"] for name, found in first.graphs.items()} == {"encoder": 2, "decoder": 1}
+    assert {name: result.counts["build"] for name, result in first.graphs.items()} == {"encoder": 2, "decoder": 1}
     assert [(unit.precision, unit.action) for unit in first.units] == [("fp32", "build"), ("int8", "build")]
     assert enginesmith.build(path, registry=registry).version == "1"
     for no_export in (True, False):
@@ -111,13 +111,13 @@ def test_a_plan_says_what_becomes_of_the_graphs_and_of_the_whole(tmp_path: Path)
     changed = foresee(rewrite(path.parent, looser), registry, no_export=True)
     assert [unit.action for unit in changed.units] == ["cached", "build"]
     assert changed.units[1].reason == "its engines exist; the ensemble is proven, because its proof is not recorded"
-    assert [found.counts["cached"] for found in changed.graphs.values()] == [2, 1]
+    assert [result.counts["cached"] for result in changed.graphs.values()] == [2, 1]
 
 
 def test_a_plan_says_what_the_whole_lacks(tmp_path: Path) -> None:
     path = write_ensemble(tmp_path / "project", encoder={**ENCODER, "targets": ["cpu", "avx2"]})
-    found = foresee(path, tmp_path / "reg", no_export=True)
-    assert {unit.reason for unit in found.units if unit.target == "x86-64-v3" and unit.action == "refused"} == {
+    result = foresee(path, tmp_path / "reg", no_export=True)
+    assert {unit.reason for unit in result.units if unit.target == "x86-64-v3" and unit.action == "refused"} == {
         f"graph 'decoder' has no engine: its spec has no x86-64-v3 {precision}" for precision in ("fp32", "int8")
     }
 
@@ -127,5 +127,5 @@ def test_samples_may_fill_an_axis_of_their_own_where_inputs_keep_their_graphs_na
     for name in ("golden", "calibration"):
         data = path.parent / f"{name}.npz"
         np.savez(data, **{each: array[:, None] for each, array in arrays(data).items()})
-    found = foresee(path, tmp_path / "reg", no_export=False)
-    assert [found.graphs[name].counts["build"] for name in ("encoder", "decoder")] == [2, 2]
+    result = foresee(path, tmp_path / "reg", no_export=False)
+    assert [result.graphs[name].counts["build"] for name in ("encoder", "decoder")] == [2, 2]

@@ -95,19 +95,19 @@ def test_an_engine_that_is_two_percent_off_fails_within_the_whole(tmp_path: Path
     assert wrong["quantization", "golden", "sqnr_db"] == right["quantization", "golden", "sqnr_db"]
     assert not any(case.endswith(AMONG_SOURCES) for _, case, _ in right)
     alone = r"encoder alone 3\d\.\d+, decoder alone (inf|\d{3}.*)"
-    told = rf"with one engine among the graphs that they were built from: {alone}"
+    message = rf"with one engine among the graphs that they were built from: {alone}"
     (sentence,) = blame(tuple(wrong.values()))
-    assert re.fullmatch(told, sentence)
+    assert re.fullmatch(message, sentence)
 
 
 def test_a_right_whole_in_16_bits_is_judged_by_its_own_rounding(tmp_path: Path) -> None:
     """An input is rounded to the units of 200, an eighth in fp16, wherever that is done."""
     store = build_in("fp16", tmp_path, far=200.0)
     (tmp_path / "work of checks").mkdir()
-    found = checks_of(store, tmp_path / "work of checks", "fp16")
-    assert all(check.passed for check in found.values())
+    result = checks_of(store, tmp_path / "work of checks", "fp16")
+    assert all(check.passed for check in result.values())
     for stage, times in (("quantization", "four times"), ("engine", "twice")):
-        check = found[stage, "golden", "sqnr_db"]
+        check = result[stage, "golden", "sqnr_db"]
         assert (check.value or 0) < 45, "the documented limit of fp16"
         assert "honest fp16 rounding is 35 dB below this output" in check.note and times in check.note
         assert (check.limit or 0) > 20

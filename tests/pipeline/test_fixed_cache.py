@@ -30,27 +30,27 @@ def test_it_is_proven_on_prompts_and_steps(built: tuple[Path, Any]) -> None:
 
 def answer(prompt: list[int], count: int) -> list[int]:
     """What the module goes on with, the likeliest token each time."""
-    module, state, tokens, found = make_fixed(), (torch.zeros(1, PLACES, WIDTH), torch.zeros(1, dtype=int)), prompt, []
+    module, state, tokens, result = make_fixed(), (torch.zeros(1, PLACES, WIDTH), torch.zeros(1, dtype=int)), prompt, []
     with torch.no_grad():
         for _ in range(count):
             logits, *state = module(torch.tensor([tokens]), *state)
             tokens = [int(logits[0, -1].argmax())]
-            found += tokens
-    return found
+            result += tokens
+    return result
 
 
 def test_a_generator_answers_prompts_of_several_lengths_as_the_module_does(built, tmp_path) -> None:
     pulled = enginesmith.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
     prompts = [[3, 1, 4, 1, 5], [9, 2]]
-    given = [Prompt(tokens, most=6) for tokens in prompts]
+    items = [Prompt(tokens, most=6) for tokens in prompts]
     generator = enginesmith.Generator.opened(pulled)
-    assert generator.generate(given) == [answer(tokens, 6) for tokens in prompts]
+    assert generator.generate(items) == [answer(tokens, 6) for tokens in prompts]
     assert len(generator.generate([Prompt([3, 1])])[0]) == PLACES - 1, "until the cache is full"
     with pytest.raises(DataError, match=r"takes 16 places in 'cache', which is 17 tokens in all"):
         generator.generate([Prompt([3, 1], most=PLACES)])
 
 
-def test_a_step_behind_the_end_is_refused_before_it_runs_and_a_row_begins_anew(built, tmp_path) -> None:
+def test_a_step_behind_the_end_is_refused_before_it_runs_and_a_row_begins_again(built, tmp_path) -> None:
     pulled = enginesmith.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
     engine, calls = opens(pulled.path), list[int]()
 
@@ -85,7 +85,7 @@ def test_golden_sequences_that_are_longer_than_the_cache_are_refused(built, tmp_
         ({"axis": 1, "at": "length", "count": "gone"}, "places.count 'gone' is no dim that a caller gives"),
     ],
 )
-def test_places_that_cannot_be_are_told_with_their_key(places: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_places_that_cannot_be_are_reported_with_their_key(places: dict[str, Any], told: str, tmp_path: Path) -> None:
     spec = copy.deepcopy(FIXED)
     spec["state"]["cache"]["places"] = places
     with pytest.raises(SpecError, match=re.escape(told)):

@@ -55,7 +55,7 @@ def test_quantized_engines_hold_their_states_as_int8_and_are_proven(built: tuple
         assert 0 < np.abs(answers[precision] - answers["fp32"]).max() < 0.15 * np.abs(answers["fp32"]).max()
 
 
-def test_the_version_says_which_states_and_at_what_scale(built: tuple[Path, Any]) -> None:
+def test_the_manifest_lists_quantized_states_with_scales(built: tuple[Path, Any]) -> None:
     folder, outcome = built
     place = folder.parent / "registry" / "models" / outcome.model / "versions" / outcome.version
     for entry in parse((place / "manifest.json").read_bytes()).engines:
@@ -77,11 +77,11 @@ def test_the_version_says_which_states_and_at_what_scale(built: tuple[Path, Any]
         ("calibration", None, "whose scale comes from real sequences; add calibration.data"),
     ],
 )
-def test_what_cannot_be_int8_is_told_with_its_key(path: str, value: Any, told: str, tmp_path: Path) -> None:
+def test_states_that_cannot_be_int8_are_reported(path: str, value: Any, told: str, tmp_path: Path) -> None:
     assert_refused(write_stateful(tmp_path / "project", change(INT8["cached"], path, value)), told)
 
 
-def test_a_model_with_q_dq_of_its_own_stays_as_it_is(tmp_path: Path) -> None:
+def test_a_model_with_q_dq_of_its_own_stays_unchanged(tmp_path: Path) -> None:
     path = write_stateful(tmp_path / "project", change(INT8["cached"], "precisions", ["int8"]))
     model = onnx.load(path.parent / "model.onnx")
     text = """<ir_version: 8, opset_import: ["" : 17]>

@@ -32,8 +32,8 @@ def test_a_cached_build_builds_a_damaged_engine_again(built: Project, how: str) 
         f"{u['target']} {u['precision']}": u["action"] for u in built.run("plan", built.spec, "--json").json["units"]
     }
     assert planned["cpu int8"] == "build" and planned["cpu fp32"] == "cached"
-    done = built.build()
-    assert done.code == 0 and rebuilt(done.json) >= {"cpu int8"}
+    result = built.build()
+    assert result.code == 0 and rebuilt(result.json) >= {"cpu int8"}
     assert file.is_file() and not file.is_symlink()
     assert built.run("registry", "fsck", "tiny").code == 0
     assert built.run("promote", "tiny", "tiny:stable", "--proven-only").code == 0
@@ -41,10 +41,10 @@ def test_a_cached_build_builds_a_damaged_engine_again(built: Project, how: str) 
 
 def test_a_pull_says_why_it_took_another_engine(built: Project, tmp_path: Path) -> None:
     damage(blob(built, "cpu int8"), "missing")
-    done = built.run("pull", "tiny", "--target", "cpu", "--dest", tmp_path / "engines", "--json")
-    assert done.code == 0 and done.json["precision"] == "fp32"
-    assert "LOST: cpu int8 onnxruntime: published, and no file of this registry" in done.err
-    assert [item["unit"] for item in done.json["lost"]] == ["cpu int8 onnxruntime"]
+    result = built.run("pull", "tiny", "--target", "cpu", "--dest", tmp_path / "engines", "--json")
+    assert result.code == 0 and result.json["precision"] == "fp32"
+    assert "LOST: cpu int8 onnxruntime: published, and no file of this registry" in result.err
+    assert [item["unit"] for item in result.json["lost"]] == ["cpu int8 onnxruntime"]
     refused = built.run("promote", "tiny", "tiny:stable", "--proven-only")
     assert refused.code == 1 and "tiny@1 is damaged; restore it, or build again" in refused.err
     assert "to repair engines, build again; restore other files" in built.run("registry", "fsck").err

@@ -29,8 +29,8 @@ def test_it_publishes_proven_unproven_and_refused_engines(built: Project) -> Non
     assert "use fp16" in units(outcome, "reason")["sm_75 fp32"]
     assert outcome["version"] == "1"
     for engine in outcome["engines"]:
-        wanted = {"target", "precision", "backend", "digest", "size", "status", "reason", "checks"}
-        assert wanted <= engine.keys()
+        expected = {"target", "precision", "backend", "digest", "size", "status", "reason", "checks"}
+        assert expected <= engine.keys()
     assert outcome["metrics"]["fp32"]["accuracy"] == 1.0
     statement = built.run("show", "tiny", "--provenance").json
     assert {item["digest"]["sha256"] for item in statement["subject"]} == {
@@ -41,9 +41,9 @@ def test_it_publishes_proven_unproven_and_refused_engines(built: Project) -> Non
 def test_the_same_spec_again_is_cached_and_takes_under_three_seconds_of_cpu(built: Project) -> None:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, "-m", "enginesmith", "build", built.spec, "--registry", built.registry, "--json"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
+    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    outcome = json.loads(done.stdout)
+    outcome = json.loads(result.stdout)
     assert outcome["cached"] is True and outcome["version"] == "1"
     assert sum(after[:2]) - sum(before[:2]) < 3
     assert [item["version"] for item in built.run("list", "tiny", "--json").json] == ["1"]
@@ -58,29 +58,29 @@ def test_a_cached_run_imports_nothing_heavy(built: Project) -> None:
         "print([m for m in ('torch', 'onnx', 'onnxruntime', 'tensorrt_rtx', 'ray', 'prefect', 'numpy', 'matplotlib',"
         " '_strptime', 'prometheus_client', 'opentelemetry') if m in sys.modules], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.splitlines()[-1] == "[]"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stderr.splitlines()[-1] == "[]"
 
 
 def test_a_channel_that_did_not_move_is_not_said_to_serve(built: Project) -> None:
     built.change_spec(publication={"channel": "stable"})
-    done = built.run("build", built.spec)
-    assert "everything was cached; report:" in done.out and "channel stable did not move" in done.err
+    result = built.run("build", built.spec)
+    assert "everything was cached; report:" in result.out and "channel stable did not move" in result.err
 
 
-def test_one_changed_golden_value_proves_anew_and_builds_nothing(built: Project) -> None:
+def test_a_changed_golden_value_proves_again_and_builds_nothing(built: Project) -> None:
     data = arrays(built.folder / "golden.npz")
     data["x"][0, 0] += 0.001
     np.savez(built.folder / "golden.npz", **data)
-    done = built.build()
-    assert rebuilt(done.json) == set()
-    assert done.json["version"] == "2" and done.json["cached"] is False
-    assert "prove cpu int8 onnxruntime: done" in done.err and "calibrate: cached" in done.err
+    result = built.build()
+    assert rebuilt(result.json) == set()
+    assert result.json["version"] == "2" and result.json["cached"] is False
+    assert "prove cpu int8 onnxruntime: done" in result.err and "calibrate: cached" in result.err
 
 
 def test_another_compiler_version_rebuilds_its_engines_alone(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     def upgraded(*names: str) -> dict[str, str]:
-        return {name: "99.0" if name == "tensorrt-rtx" else found for name, found in versions_of(*names).items()}
+        return {name: "99.0" if name == "tensorrt-rtx" else result for name, result in versions_of(*names).items()}
 
     monkeypatch.setattr("builders.backends.tensorrt.build.versions_of", upgraded)
     plan = {f"{u['target']} {u['precision']}": u for u in built.run("plan", built.spec, "--json").json["units"]}
@@ -110,13 +110,13 @@ def test_going_back_to_an_older_model_finds_its_version(built: Project) -> None:
 def test_a_metric_below_its_floor_fails_the_engines_and_publishes_nothing(project: Project) -> None:
     data = arrays(project.folder / "golden.npz")
     np.savez(project.folder / "golden.npz", x=data["x"], label=(data["label"] + 1) % 10)
-    done = project.build("--target", "cpu")
-    assert done.code == 1 and done.json["version"] is None
-    assert {engine["status"] for engine in done.json["engines"]} == {"failed"}
-    assert "accuracy" in done.json["engines"][0]["reason"]
-    assert not any("attribution" in engine for engine in done.json["engines"]), "labels are wrong, and no node is"
+    result = project.build("--target", "cpu")
+    assert result.code == 1 and result.json["version"] is None
+    assert {engine["status"] for engine in result.json["engines"]} == {"failed"}
+    assert "accuracy" in result.json["engines"][0]["reason"]
+    assert not any("attribution" in engine for engine in result.json["engines"]), "labels are wrong, and no node is"
     assert project.run("list", "--json").json == []
-    page = Path(done.json["report"])
+    page = Path(result.json["report"])
     text = page.read_text()
     assert "2 engines failed; there is none to pull" in text and "tiny@" not in text and "enginesmith pull" not in text
     assert project.run("report", page.with_suffix(".json"), "--out", project.folder / "again.html").code == 0
@@ -176,10 +176,10 @@ def test_other_bytes_of_the_same_model_publish_nothing_and_move_no_channel(built
     model = onnx.load(built.folder / "tiny.onnx")
     model.doc_string = "a comment"
     onnx.save(model, built.folder / "tiny.onnx")
-    done = built.build()
-    assert "export: done" in done.err and rebuilt(done.json) == set()
-    assert (done.json["version"], done.json["same_as"], done.json["cached"]) == ("1", "tiny@1", True)
-    assert "tiny: same as tiny@1" in done.err
+    result = built.build()
+    assert "export: done" in result.err and rebuilt(result.json) == set()
+    assert (result.json["version"], result.json["same_as"], result.json["cached"]) == ("1", "tiny@1", True)
+    assert "tiny: same as tiny@1" in result.err
     assert (channel.read_bytes(), sorted((built.registry / "blobs").rglob("*"))) == before
     built.change_spec(timeouts={"proof_s": 999.0})
     assert (
@@ -188,10 +188,10 @@ def test_other_bytes_of_the_same_model_publish_nothing_and_move_no_channel(built
 
 
 def test_validate_takes_groups_and_says_when_it_finds_nothing(built: Project) -> None:
-    found = built.run("validate", "tiny", "--target", "gpu", "--json").json
-    assert {engine["target"] for engine in found["engines"]} == {"sm_75", "sm_89"}
-    done = built.run("validate", "tiny", "--target", "sm_90")
-    assert done.code == 2 and "tiny@1 has no engine for sm_90" in done.err
+    actual = built.run("validate", "tiny", "--target", "gpu", "--json").json
+    assert {engine["target"] for engine in actual["engines"]} == {"sm_75", "sm_89"}
+    result = built.run("validate", "tiny", "--target", "sm_90")
+    assert result.code == 2 and "tiny@1 has no engine for sm_90" in result.err
 
 
 def test_the_path_of_the_report_is_a_path(project: Project) -> None:

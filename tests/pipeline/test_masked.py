@@ -62,15 +62,15 @@ def test_a_pulled_engine_answers_a_padded_prompt_as_the_module_does(built, tmp_p
     ids = np.random.default_rng(2).integers(VOCABULARY, size=(2, 6))
     mask, places = np.ones((2, 6), np.int64), np.arange(6)[None].repeat(2, 0)
     mask[1, :2] = 0  # the second row's prompt is shorter
-    found = []
+    items = []
     for begin, end in ((0, 4), (4, 5), (5, 6)):
         step = {"input_ids": ids[:, begin:end], "attention_mask": mask[:, :end], "position_ids": places[:, begin:end]}
-        found.append(streams.run(step)["logits"])
+        items.append(streams.run(step)["logits"])
     empty = [torch.zeros(2, HEADS, 0, WIDTH // HEADS)] * len(CACHES)
     with torch.no_grad():
-        wanted = make_masked()(*map(torch.tensor, (ids, mask, places)), *empty)[0].numpy()
+        expected = make_masked()(*map(torch.tensor, (ids, mask, places)), *empty)[0].numpy()
     seen = mask.astype(bool)
-    np.testing.assert_allclose(np.concatenate(found, 1)[seen], wanted[seen], atol=1e-5)
+    np.testing.assert_allclose(np.concatenate(items, 1)[seen], expected[seen], atol=1e-5)
 
 
 def go_on(prompt: list[int], count: int) -> list[int]:
@@ -88,8 +88,8 @@ def test_a_generator_fills_mask_and_places_for_prompts_of_several_lengths(built,
     pulled = enginesmith.pull(f"{built[1].model}@1", registry=built[0], dest=tmp_path, precision="fp32")
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [7, 8]]
     generator = enginesmith.Generator.opened(pulled, ids="input_ids")
-    found = generator.generate([Prompt(each, most=7) for each in prompts])
-    assert found == [go_on(each, 7) for each in prompts]
+    result = generator.generate([Prompt(each, most=7) for each in prompts])
+    assert result == [go_on(each, 7) for each in prompts]
 
 
 def test_a_mask_of_another_length_than_the_sum_is_refused(drafted: dict[str, Any]) -> None:
@@ -111,7 +111,7 @@ def test_a_mask_of_another_length_than_the_sum_is_refused(drafted: dict[str, Any
         ("past_key_values.0.key", 2, "past_sequence_length + 1", "sizes of states are numbers and dims of their own"),
     ],
 )
-def test_a_sum_that_cannot_be_is_told_with_its_key(drafted, name: str, axis: int, total: str, told: str) -> None:
+def test_a_sum_that_cannot_be_is_reported_with_its_key(drafted, name: str, axis: int, total: str, told: str) -> None:
     spec = copy.deepcopy(drafted["spec"])
     spec["inputs"][name]["shape"][axis] = total
     with pytest.raises(SpecError, match=re.escape(told)):

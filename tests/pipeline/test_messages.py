@@ -12,9 +12,9 @@ from tests.pipeline.quantization.small_nets import build
 
 def said(project: Project) -> str:
     """What a build says that fails for bad input."""
-    done = project.build("--quiet")
-    assert done.code == 2, done.err
-    return done.err
+    result = project.build("--quiet")
+    assert result.code == 2, result.err
+    return result.err
 
 
 def test_a_model_of_an_old_opset_is_named_as_the_user_has_it(project: Project) -> None:
@@ -30,14 +30,14 @@ def test_a_model_of_an_old_opset_is_named_as_the_user_has_it(project: Project) -
         ("calibration.npz", "it holds z; the model wants x; "),
     ],
 )
-def test_a_wrong_name_in_data_is_said_with_both_names(project: Project, name: str, told: str) -> None:
+def test_a_wrong_name_in_data_is_reported_with_both_names(project: Project, name: str, told: str) -> None:
     data = arrays(project.folder / name)
     np.savez(project.folder / name, **{"z" if key == "x" else key: array for key, array in sorted(data.items())})
     assert f"{name} has no array 'x': {told}" in said(project)
 
 
 @pytest.mark.parametrize("name", ["golden.npz", "calibration.npz"])
-def test_a_file_that_is_no_spec_says_what_to_run_instead(project: Project, name: str) -> None:
+def test_an_invalid_spec_file_says_what_to_run_instead(project: Project, name: str) -> None:
     err = project.run("build", project.folder / name).err
     assert err.startswith(f"error: {project.folder}/{name}: is a ") and "`enginesmith init`" in err
     assert "codec" not in err and err.count("\n") == 1
@@ -52,6 +52,6 @@ def test_a_disk_that_is_full_after_publication_says_what_is_missing(project, mon
         return replace(self, key, data, expected)
 
     monkeypatch.setattr(FileStore, "replace", full)
-    done = project.build("--target", "cpu", "--quiet")
-    assert done.code == 3
-    assert done.err.startswith("error: tiny@1 is published, but its page could not be written: writing ")
+    result = project.build("--target", "cpu", "--quiet")
+    assert result.code == 3
+    assert result.err.startswith("error: tiny@1 is published, but its page could not be written: writing ")

@@ -283,8 +283,8 @@ def test_files_that_cannot_be_specs(tmp_path: Path, name: str, data: bytes, want
 
 
 def test_a_spec_that_is_no_file_says_so(tmp_path: Path) -> None:
-    for name, wanted in {"gone": "no such file", "gone.onnx": "no such file", ".": "is a folder"}.items():
-        with pytest.raises(SpecError, match=wanted):
+    for name, expected in {"gone": "no such file", "gone.onnx": "no such file", ".": "is a folder"}.items():
+        with pytest.raises(SpecError, match=expected):
             load_spec(tmp_path / name)
 
 

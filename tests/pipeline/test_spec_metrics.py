@@ -49,13 +49,13 @@ def test_several_metrics_are_read_in_order_and_survive_json(project: Project) ->
     [("label", None, "labels"), (None, None, "original"), ("label", "original", "original")],
 )
 def test_labels_count_where_they_are_given_unless_the_original_is_named(project, labels, against, wanted) -> None:
-    (found,) = metrics_of(with_metric(project, CTC | ({"against": against} if against else {}), labels))
-    assert found.against == wanted
+    (result,) = metrics_of(with_metric(project, CTC | ({"against": against} if against else {}), labels))
+    assert result.against == wanted
 
 
 def test_vectors_are_compared_with_the_originals_whatever_is_labelled(project: Project) -> None:
-    (found,) = metrics_of(with_metric(project, {"name": "embeddings", "output": "logits", "floor": 0.9}))
-    assert found.against == "original"
+    (result,) = metrics_of(with_metric(project, {"name": "embeddings", "output": "logits", "floor": 0.9}))
+    assert result.against == "original"
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_metric_decides_for_reduced_precisions_or_those_named(project: Project
             ["golden.metric.floor: 2: must be 1 or less", "golden.metric.blank: 'a': must be a whole number"],
         ),
         ({**CTC, "word_error": 0.1}, ["golden.metric: word_error needs to know where words end; give space: INDEX"]),
-        ({"name": "tokens", "output": "logits"}, ["asks for nothing; give floor: VALUE, equal_sequences: VALUE, or"]),
+        ({"name": "tokens", "output": "logits"}, ["has no limit; give floor: VALUE, equal_sequences: VALUE, or"]),
         ({**CTC, "floor": None, "decides": True}, ["metric ctc decides nothing without a limit; give floor: VALUE"]),
         ({**CTC, "decides": ["int9"]}, ["golden.metric.decides.0: 'int9' is not known; did you mean 'int"]),
         ([CTC, CTC], ["golden: there is a metric ctc of 'logits' before it; leave one out"]),
@@ -101,12 +101,12 @@ def test_a_metric_decides_for_reduced_precisions_or_those_named(project: Project
     ],
 )
 def test_each_mistake_is_a_line_of_its_own(project: Project, metric: Any, wanted: list[str]) -> None:
-    found = mistakes(project, metric)
-    assert len(found) == len(wanted), found
-    assert all(any(text in line for line in found) for text in wanted), found
+    actual = mistakes(project, metric)
+    assert len(actual) == len(wanted), actual
+    assert all(any(text in line for line in actual) for text in wanted), actual
 
 
-def test_what_needs_labels_says_so(project: Project) -> None:
+def test_metrics_that_need_labels_are_refused_without(project: Project) -> None:
     (line,) = mistakes(project, {"output": "logits", "floor": 0.9}, None)
     assert "metric accuracy needs labels; name the array that holds them, or take top_k" in line
     (line,) = mistakes(project, {**CTC, "against": "labels"}, None)

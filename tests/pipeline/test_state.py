@@ -45,14 +45,14 @@ def test_engines_are_proven_step_by_step_and_free_running(built: tuple[Path, Any
         free = {check["stage"] for check in checks if check["case"] == "free running" and check["name"] == "sqnr_db"}
         assert free == stages
         assert all(check["value"] == 0 for check in checks if check["name"] == "calibration overlap")
-        courses = {found["stage"]: found for found in report["free_running"] if found["output"] == "y"}
+        courses = {result["stage"]: result for result in report["free_running"] if result["output"] == "y"}
         assert courses.keys() == stages
         assert [item["case"] for item in courses["engine"]["sequences"]][-1] == "sequences side by side"
         assert all(isinstance(level, float) or level == "inf" for level in courses["export"]["single_db"])
     page = (place / "report.html").read_text()
     assert page.count('<table class="parts">') >= 3 and "worst sequence" in page
     rows = [engine.to_json() for engine in outcome.engines]
-    assert all({found["stage"] for found in row["free_running"]} >= {"export", "engine"} for row in rows)
+    assert all({result["stage"] for result in row["free_running"]} >= {"export", "engine"} for row in rows)
 
 
 def test_a_pulled_engine_answers_sequences_as_the_model_does(built: tuple[Path, Any], tmp_path: Path) -> None:
@@ -67,9 +67,9 @@ def test_a_pulled_engine_answers_sequences_as_the_model_does(built: tuple[Path, 
     held = np.zeros({"h": (1, 3, 16), "past": (3, 0, 8)}[state.input], np.float32)
     for step in range(8):
         rows = np.stack([x[step], x[12 + step], x[24 + step]])
-        wanted = source({"x": rows, state.input: held})
-        held = wanted[state.output]
-        np.testing.assert_allclose(streams.run({"x": rows})["y"], wanted["y"], atol=1e-5)
+        expected = source({"x": rows, state.input: held})
+        held = expected[state.output]
+        np.testing.assert_allclose(streams.run({"x": rows})["y"], expected["y"], atol=1e-5)
 
 
 def record_steps(folder: Path, streams: Any, steps: list[dict[str, np.ndarray]]) -> None:
@@ -86,8 +86,8 @@ def record_steps(folder: Path, streams: Any, steps: list[dict[str, np.ndarray]])
 def replayed_verdict(registry: Path, model: str, traffic: Path) -> str:
     """That of version 1 in fp32 against itself; its observations lie in `out` beside the traffic."""
     reference, pace = parse_reference(f"{model}@1"), ReplayPace(in_flight=1, warmup=2)
-    wanted = CanaryRun(reference, reference, target_named("cpu"), traffic, traffic.parent / "out", "fp32", pace)
-    return run_canary(open_store(registry), wanted, lambda _: None).report.verdict
+    expected = CanaryRun(reference, reference, target_named("cpu"), traffic, traffic.parent / "out", "fp32", pace)
+    return run_canary(open_store(registry), expected, lambda _: None).report.verdict
 
 
 def test_a_canary_compares_recorded_steps_with_their_states(built: tuple[Path, Any], tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_a_canary_compares_recorded_steps_with_their_states(built: tuple[Path, A
     streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled), pulled.description)
     record_steps(tmp_path, streams, [{"x": row[None]} for row in arrays(folder / "golden.npz")["x"][:12]])
     (state,) = load_spec(folder / "model.yaml").states()
-    told = rf"no array for input '{state.input}'.*is a state: record each step with the states"
-    with pytest.raises(DataError, match=told):
+    message = rf"no array for input '{state.input}'.*is a state: record each step with the states"
+    with pytest.raises(DataError, match=message):
         replayed_verdict(registry, outcome.model, tmp_path / "bare.jsonl")
     assert replayed_verdict(registry, outcome.model, tmp_path / "whole.jsonl") == "INSUFFICIENT", "12 steps are few"
     observed = [json.loads(line) for line in (tmp_path / "out/candidate.jsonl").read_text().splitlines()]
@@ -134,7 +134,7 @@ def test_its_golden_set_shows_its_sequences(built: tuple[Path, Any]) -> None:
         (RECURRENT, "state/h/initial", 1e39, "state 'h' is float32, which does not hold 1e+39"),
     ],
 )
-def test_what_does_not_fit_is_told_with_its_key(spec, path, value, told, tmp_path):
+def test_mismatches_are_reported_with_their_key(spec, path, value, told, tmp_path):
     assert_refused(write_stateful(tmp_path / "project", change(spec, path, value)), told)
 
 
@@ -183,13 +183,13 @@ def test_labels_stay_with_their_steps(tmp_path: Path) -> None:
     path = write_stateful(tmp_path / "project", {**labelled, "precisions": ["fp32"]})
     spec, data = load_spec(path), arrays(path.parent / "golden.npz")
     streams = enginesmith.Streams(opens(path.parent / "model.onnx"), spec.tensors(), spec.states())
-    wanted = []
+    expected = []
     for step in range(36):
         if step % 12 == 0:
             streams.reset()
-        wanted.append(streams.run({"x": data["x"][step : step + 1]})["y"].argmax())
-    np.savez(path.parent / "golden.npz", **data, wanted=np.array(wanted))
-    assert len(set(wanted)) > 1
+        expected.append(streams.run({"x": data["x"][step : step + 1]})["y"].argmax())
+    np.savez(path.parent / "golden.npz", **data, wanted=np.array(expected))
+    assert len(set(expected)) > 1
     outcome = enginesmith.build(path, registry=tmp_path / "registry")
     assert [item.entry.status for item in outcome.engines] == ["proven"]
 

@@ -38,19 +38,19 @@ def test_the_whole_is_proven_step_by_step_and_free_running(built: tuple[Path, Ou
     for precision, report in reports.items():
         judged = [check for check in report["checks"] if check["name"] == "sqnr_db" and check["limit"] is not None]
         for case in ("golden", "free running"):
-            found = {check["stage"] for check in judged if (check["case"], check["output"]) == (case, "decoder.y")}
-            assert found == stages[precision]
-        courses = {found["stage"]: found for found in report["free_running"] if found["output"] == "decoder.y"}
+            result = {check["stage"] for check in judged if (check["case"], check["output"]) == (case, "decoder.y")}
+            assert result == stages[precision]
+        courses = {result["stage"]: result for result in report["free_running"] if result["output"] == "decoder.y"}
         assert courses.keys() == stages[precision]
         cases = [item["case"] for item in courses["engine"]["sequences"]]
         assert cases == [*(f"sequence {at}" for at in range(4)), "sequences side by side"]
         single = courses["engine"]["single_db"]  # by token; the first step has three of them
         assert all(isinstance(level, float) or level == "inf" for level in (single[0], *single[3:]))
-    assert {found.stage for engine in outcome.engines for found in engine.free_running} == stages["int8"]
+    assert {result.stage for engine in outcome.engines for result in engine.free_running} == stages["int8"]
     assert "free running" in (place / "report.html").read_text()
 
 
-def test_each_graph_is_proven_on_what_it_meets_in_use(built: tuple[Path, Outcome]) -> None:
+def test_each_graph_is_proven_on_its_inputs_in_use(built: tuple[Path, Outcome]) -> None:
     """The encoder has a sample for each text, the decoder its tokens in the steps of the whole."""
     place = built[0] / "registry" / "models"
     golden = {
@@ -79,13 +79,13 @@ def test_streams_of_a_pulled_ensemble_answer_as_the_models_do(built: tuple[Path,
     streams.hold({"encoder.source": source})
     for begin, end in ((0, 3), (3, 4), (4, 5), (5, 6)):
         x = tokens[:, begin:end]
-        wanted = decoder({"x": x, "memory": memory, "past": past})
-        past = wanted["present"]
-        np.testing.assert_allclose(streams.run({"decoder.x": x})["decoder.y"], wanted["y"], atol=1e-5)
+        expected = decoder({"x": x, "memory": memory, "past": past})
+        past = expected["present"]
+        np.testing.assert_allclose(streams.run({"decoder.x": x})["decoder.y"], expected["y"], atol=1e-5)
     assert runs == ["encoder", *["decoder"] * 4]
     streams.keep([2, 0])
-    wanted = decoder({"x": x[[2, 0]], "memory": memory[[2, 0]], "past": past[[2, 0]]})
-    np.testing.assert_allclose(streams.run({"decoder.x": x[[2, 0]]})["decoder.y"], wanted["y"], atol=1e-5)
+    expected = decoder({"x": x[[2, 0]], "memory": memory[[2, 0]], "past": past[[2, 0]]})
+    np.testing.assert_allclose(streams.run({"decoder.x": x[[2, 0]]})["decoder.y"], expected["y"], atol=1e-5)
     streams.run({"decoder.x": x[[2, 0]]})
     with pytest.raises(DataError, match=r"state 'decoder\.past' has come to decoder\.length=9, and the model takes at"):
         for _ in range(3):
@@ -96,8 +96,8 @@ def test_a_second_run_and_a_plan_find_everything_on_record(built: tuple[Path, Ou
     folder, _ = built
     path, registry = folder / "project" / "told.yaml", folder / "registry"
     assert enginesmith.build(path, registry=registry).cached
-    found = foresee_spec(str(path), RunOptions(str(registry)), Progress(), no_export=True)
-    assert [unit.action for unit in found.units] == ["cached", "cached"]
+    result = foresee_spec(str(path), RunOptions(str(registry)), Progress(), no_export=True)
+    assert [unit.action for unit in result.units] == ["cached", "cached"]
 
 
 def test_an_error_that_is_handed_on_fails_where_single_steps_pass(built: tuple[Path, Outcome], tmp_path: Path) -> None:
@@ -105,8 +105,8 @@ def test_an_error_that_is_handed_on_fails_where_single_steps_pass(built: tuple[P
     store = open_store(str(built[0] / "registry"))
     request = with_fault(ask_proof(store, tmp_path, "told", "fp32"), store, tmp_path, "decoder", "present", 1.02)
     proof = request.run(WorkerContext(tmp_path / "work", store.uri))
-    found = {check.case: check for check in proof.checks if (check.output, check.name) == ("decoder.y", "sqnr_db")}
-    assert found["golden"].passed and not found["free running"].passed and (found["free running"].value or 99) < 60
+    result = {check.case: check for check in proof.checks if (check.output, check.name) == ("decoder.y", "sqnr_db")}
+    assert result["golden"].passed and not result["free running"].passed and (result["free running"].value or 99) < 60
 
 
 def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(built, tmp_path):
@@ -135,7 +135,7 @@ def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(built, t
         ),
     ],
 )
-def test_what_state_does_not_allow_is_told(path: str, value: Any, told: str, tmp_path: Path) -> None:
+def test_keys_that_state_forbids_are_reported(path: str, value: Any, told: str, tmp_path: Path) -> None:
     spec = change(TOLD, path, value)
     if path == "functions":
         spec = change(spec, "connections/f.a", "begun")

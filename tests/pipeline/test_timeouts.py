@@ -78,6 +78,6 @@ def test_the_time_of_every_step_is_the_specs(project: Project, tmp_path: Path, s
 def test_an_endless_loop_ends_at_the_limit_of_the_export(project: Project) -> None:
     onnx.save(onnx.parser.parse_model(ENDLESS), project.folder / "tiny.onnx")
     project.change_spec(timeouts={"export_s": 3}, precisions=["fp32"], targets=["cpu"], calibration=None, golden=None)
-    done = project.build()
-    assert done.code == 1
-    assert "export: still running after its limit of 3 s; raise timeouts.export_s in the spec" in done.err
+    result = project.build()
+    assert result.code == 1
+    assert "export: still running after its limit of 3 s; raise timeouts.export_s in the spec" in result.err

@@ -70,8 +70,8 @@ def laid_out(
     options += [*QUIET, f"--user-data-dir={folder}/profile"]
     command = [str(CHROMIUM), *options, "--window-size=1600,2000", "--dump-dom", f"file://{folder}/frames.html"]
     environment = {**os.environ, "HOME": str(folder)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
-    found: dict[str, dict[str, Any]] = json.loads(
-        html.unescape(done.stdout.split('<pre id="found">')[1].split("</pre>")[0])
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=environment)
+    document: dict[str, dict[str, Any]] = json.loads(
+        html.unescape(result.stdout.split('<pre id="found">')[1].split("</pre>")[0])
     )
-    return found
+    return document

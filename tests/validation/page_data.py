@@ -208,7 +208,7 @@ def attribution() -> dict:
         snippet=f'quantization:\n  overrides:\n    - {{match: "{node.format(0)}", precision: fp16}}',
         quality=(CheckChange(failed, replace(failed, value=21.5, passed=True)),),
     )
-    found = NamedAttribution(
+    actual = NamedAttribution(
         stage="quantization",
         precision="int8",
         finding="blamed",
@@ -223,7 +223,7 @@ def attribution() -> dict:
         name="graph int8 (uint8 activations, fp32 elsewhere)",
         units=("cpu int8 onnxruntime",),
     )
-    return encode_document(found)
+    return encode_document(actual)
 
 
 def version_report() -> dict:

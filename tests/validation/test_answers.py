@@ -170,7 +170,7 @@ def test_float64_beyond_its_squares_is_measured():
     for scale in (1e300, 1e-170):
         frozen = GoldenSet(tuple(Case(c.name, "golden", c.inputs, huge(scale)(c.inputs)) for c in golden().cases))
         double = expected_checks("engine", Fake(huge(2 * scale), "float64"), frozen, LIMITS)
-        found = {check.name: check for check in double}
-        assert not found["sqnr_db"].passed and found["sqnr_db"].value == pytest.approx(0)
+        result = {check.name: check for check in double}
+        assert not result["sqnr_db"].passed and result["sqnr_db"].value == pytest.approx(0)
         right = expected_checks("engine", Fake(huge(scale * (1 + 1e-9)), "float64"), frozen, LIMITS)
         assert not broken(right) and next(c for c in right if c.name == "sqnr_db").value == pytest.approx(180, abs=0.1)

@@ -27,8 +27,8 @@ def widest() -> LatencyReport:
         name = f"{bucket.name} length=128 width=224"
         return replace(bucket, name=name, quantiles=quantiles, runs=199_000, **more)
 
-    found = latency_report(others=0.8)
-    return replace(found, buckets=tuple(map(fill, found.buckets)))
+    result = latency_report(others=0.8)
+    return replace(result, buckets=tuple(map(fill, result.buckets)))
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
@@ -39,9 +39,9 @@ def test_pages_are_whole_at_every_width(tmp_path: Path) -> None:
         "hostile version": render(hostile(version_report())),
         "canary": render_canary(hostile_canary(canary)),
     }
-    found = laid_out(tmp_path, pages)
-    assert len(found) == 15
-    for name, seen in found.items():
+    result = laid_out(tmp_path, pages)
+    assert len(result) == 15
+    for name, seen in result.items():
         page = name.rpartition(" at ")[0]
         assert (seen["overflow"], seen["wide"], seen["cut"], seen["clipped"]) == (0, [], [], []), name
         if page == "version":

@@ -58,14 +58,14 @@ def broken(reference, candidate, limits, seed):
     ids=["int8", "bf16", "held at 6"],
 )
 def test_rounding_before_relu_raises_no_alarm(precision, step, after):
-    budget, found = default_budget("quantization", precision), []
+    budget, result = default_budget("quantization", precision), []
     for seed in SEEDS:
-        found += broken(Net(seed, after=after), Net(seed, rounded(step), after), budget, seed)
-    assert found == []
+        result += broken(Net(seed, after=after), Net(seed, rounded(step), after), budget, seed)
+    assert result == []
 
 
 def test_nor_where_limits_follow_from_honest_rounding():
-    found = []
+    items = []
     for seed in SEEDS:
         reference, candidate = Net(seed), Net(seed, rounded(1e-3, 1.0))
         expected, honest = (net.run({"x": samples(seed)})["y"] for net in (reference, Net(seed, rounded(1e-3))))
@@ -73,8 +73,8 @@ def test_nor_where_limits_follow_from_honest_rounding():
         limit = drift.sqnr_db - 12
         budget = Budget(sqnr_db=limit, slice_sqnr_db=limit, centered_sqnr_db=drift.centered_sqnr_db - 12)
         limits = OutputLimits(Budgets(budget), {("y", "golden"): drift, ("y", "edge"): drift})
-        found += broken(reference, candidate, limits, seed)
-    assert found == []
+        items += broken(reference, candidate, limits, seed)
+    assert items == []
 
 
 def dead(column):
@@ -90,8 +90,8 @@ def test_a_dead_column_that_a_few_samples_fill_is_caught(budget):
     few = np.flatnonzero((filled < 8) & (energy > 0.5 * energy.mean()))
     assert len(few)
     for column in few:
-        told = broken(reference, Net(0, after=dead(column)), Budget(slice_sqnr_db=budget.slice_sqnr_db), 0)
-        assert "slice_sqnr_db of y at golden: 0" in told[0] and f"(axis 1, index {column})" in told[0]
+        message = broken(reference, Net(0, after=dead(column)), Budget(slice_sqnr_db=budget.slice_sqnr_db), 0)
+        assert "slice_sqnr_db of y at golden: 0" in message[0] and f"(axis 1, index {column})" in message[0]
 
 
 def test_a_small_column_that_many_samples_fill_is_caught():
@@ -99,8 +99,8 @@ def test_a_small_column_that_many_samples_fill_is_caught():
     small = np.where(np.arange(COLUMNS) == 3, 0.01, 1)
     reference = Net(0, after=lambda y: y * small, bias=1.0)
     for fault in (lambda y: dead(3)(y * small), lambda y: y * small * np.where(np.arange(COLUMNS) == 3, 2, 1)):
-        (told,) = broken(reference, Net(0, after=fault, bias=1.0), INT8, 0)
-        assert "slice_sqnr_db of y at golden" in told and "index 3" in told
+        (message,) = broken(reference, Net(0, after=fault, bias=1.0), INT8, 0)
+        assert "slice_sqnr_db of y at golden" in message and "index 3" in message
 
 
 def test_an_edge_of_samples_that_are_nearly_zero_is_measured_against_the_golden_set():

@@ -35,8 +35,8 @@ class Fake:
         self.outputs = (TensorSpec("y", dtype, ("batch", 10)),)
 
     def run(self, inputs):
-        found = self.function(inputs["x"])
-        return found if isinstance(found, dict) else {"y": found}
+        result = self.function(inputs["x"])
+        return result if isinstance(result, dict) else {"y": result}
 
 
 def offset(x):

@@ -147,7 +147,7 @@ class AotInductor:
 
             from builders.onnx_torch import to_guarded_program
 
-            # A cache of its own under the work folder: builds at the same time share none, and nothing is left behind.
+            # A separate cache in the work folder: concurrent builds share none, and it is deleted with the folder.
             with fresh_cache(dir=str(workdir)), _instructions(level_of(request)):
                 program, faults = to_guarded_program(model, request)
                 if not request.target.is_cpu:
@@ -159,12 +159,12 @@ class AotInductor:
                 try:
                     with torch.no_grad():  # or freezing is passed over
                         compile_package(program, package_path=str(path), inductor_configs=configs)
-                except Exception as error:  # classes of many modules, those of the C++ compiler included
+                except Exception as error:  # exceptions of many modules, including the C++ compiler's
                     raise EnginesmithError(f"AOTInductor cannot compile it: {_words(error)}") from error
         return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
-        """CPUs are at hand. GPUs: whether one of that compute capability is here, and torch has CUDA."""
+        """True for CPUs. For GPUs: whether this machine has that compute capability, and torch has CUDA."""
         if target.is_cpu:
             return None
         if "+cpu" in self.versions().get("torch", "+cpu"):
@@ -183,7 +183,7 @@ class AotInductor:
             yield session
 
     def _configs(self) -> dict[str, Untyped]:
-        """Inductor's settings: every one that shapes the code, so that none is taken from environment variables."""
+        """All Inductor settings that affect the generated code, so that no environment variable affects it."""
         return {
             "aot_inductor.package_constants_in_so": True,
             "aot_inductor.precompile_headers": False,  # which pays from the second build in one cache on

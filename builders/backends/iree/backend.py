@@ -104,7 +104,7 @@ class Iree:
         return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
-        """A CPU is always at hand; of GPUs, one of that compute capability must be."""
+        """True for CPUs. For GPUs: whether this machine has that compute capability."""
         return cuda.explain_missing_gpu(target)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""Compiles a graph by IREE, after the rewrites that it needs, and runs what was compiled."""
+"""Compiles a graph with IREE, after the rewrites that IREE needs, and runs the result."""
 
 import re
 import subprocess
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Nodes that IREE 3.13 compiles into something else, written as nodes that compute the same and that it gets right.
 
-# What exporters write for 'from the end', whatever the size.
+# Exporters write this number for 'from the end', for any size.
 _BEYOND = 2**31 - 1
 
 
@@ -118,7 +118,7 @@ def _normalize(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
 
 
 def _power(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
-    """By exponents that are not one constant it takes logarithms: NaN for numbers below zero, and for 0 by 0."""
+    """Rewrite Pow with several exponents: IREE's logarithms give NaN for negative bases and for 0 to the 0."""
     from onnx import helper
 
     base, exponent = write.node.input
@@ -197,9 +197,9 @@ def reason(said: str, names: Names) -> str:
 
 
 def _import(model: Path, module: Path) -> Names:
-    """Write `model` to the file `module` as MLIR bytecode; the model's own names.
+    """Write `model` to the file `module` as MLIR bytecode, and return the model's own names.
 
-    Raises ModelError for a model that the importer refuses, or that IREE would compile into something else.
+    Raises ModelError for a model that the importer refuses, or that IREE would miscompile.
     """
     import onnx
     from iree.compiler import ir

@@ -18,7 +18,7 @@ from enginesmith.core.text import pluralize
 
 # The file that ONNX Runtime saves: made an engine that stands alone, and read as the graph that was optimized.
 
-# How ONNX Runtime names the fp32 values that stand in for fp16 ones without a kernel.
+# ONNX Runtime's names of fp32 values that replace fp16 ones without a kernel.
 WIDENED = "InsertedPrecisionFreeCast_"
 _INDICES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
@@ -182,7 +182,7 @@ def _chain(
 
 
 def _narrows(chain: tuple[NodeProto, ...], constants: Mapping[str, TensorProto]) -> bool:
-    """Whether the constants that a chain reads, one of them narrow, take 3/4 of its result's bytes at most."""
+    """Whether a chain reads a narrow constant, and its constants need at most 3/4 of its result's bytes."""
     operands = {name: constants[name] for node in chain for name in node.input if name in constants}
     cast_operands = [operands[node.input[0]] for node in chain if node.op_type == "Cast" and node.input[0] in operands]
     result_bytes = 4 * max((math.prod(t.dims) for t in cast_operands if t.data_type != _FLOAT), default=0)
@@ -191,7 +191,7 @@ def _narrows(chain: tuple[NodeProto, ...], constants: Mapping[str, TensorProto])
 
 
 def _gives(chain: tuple[NodeProto, ...], constants: Mapping[str, TensorProto], constant: TensorProto) -> bool:
-    """Whether a chain makes the very bits of a constant."""
+    """Whether the result of a chain is bit-identical to a constant."""
     values = dict[str, Array]()
     for node in chain:
         operands = [values[name] if name in values else to_array(constants[name]) for name in node.input]
@@ -240,7 +240,7 @@ _BIAS_INPUT = 6
 # are equally fast, parts of 1.2 MB gain half as much. Convolutions below `SPLIT_BYTES` gain nothing.
 SPLIT_BYTES = 1_000_000
 PART_BYTES = 600_000
-# The kernel computes so many output channels at a time.
+# Number of output channels that the kernel computes at a time.
 CHANNELS = 64
 _WEIGHT, _PER_CHANNEL = 3, (3, 4, 5, 8)  # weight; weight, its scales and zero points, bias
 # Left out where a session optimises a graph, saves it and applies the layout in one go.

@@ -164,7 +164,7 @@ _TENSORRT_WHEELS = ("tensorrt", *(f"tensorrt-{cuda}-libs" for cuda in ("cu12", "
 
 @dataclass(frozen=True)
 class _OnnxRuntimeGpu(ABC):
-    """What both providers share.
+    """Base class of both providers.
 
     cpu_operators: whether operators that compute more than shapes may run on the CPU, with copies to and fro.
     """
@@ -232,7 +232,7 @@ class _OnnxRuntimeGpu(ABC):
         """The providers of a session with their options, the backend's own first."""
 
     def _find_missing_builder(self) -> str | None:
-        """What a build lacks here."""
+        """The missing prerequisite of a build on this machine."""
         return self._find_misinstallation()
 
     def _find_misinstallation(self) -> str | None:
@@ -286,7 +286,7 @@ class OnnxRuntimeCuda(_OnnxRuntimeGpu):
         return {"onnxruntime": next(iter(packages.values()))} if packages else {}
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
-        """A release as new as the one that wrote it: an engine is an ONNX file, which later releases read."""
+        """An ONNX Runtime at least as new as the one that wrote the engine, an ONNX file."""
         runtimes = later_versions(dict(request.toolchain), "onnxruntime")
         return (for_target(request.target), *(replace(runtime, packages=("onnxruntime-gpu",)) for runtime in runtimes))
 

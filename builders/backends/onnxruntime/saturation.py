@@ -38,9 +38,9 @@ _FACTORS: Mapping[str, tuple[_Place | None, tuple[_Place, ...]]] = {
     "DynamicQuantizeLSTM": (None, ((1, 9), (2, 11))),
     "QAttention": ((0, 6), ((1, 7),)),
 }
-# What reads a dequantized weight and may be fused with it into an integer operator as a file is opened.
+# Readers of a dequantized weight that may be fused with it into an integer operator when the file is opened.
 _FUSED = ("Conv", "Gemm", "MatMul")
-# The type of their first result is that of their first input.
+# Their first result has the type of their first input.
 _MOVING = frozenset(
     ("Concat", "Flatten", "Gather", "Identity", "MaxPool", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
 )
@@ -134,7 +134,7 @@ class _Scope:
         return self.owner(name).kinds.get(name, 0) if name else 0
 
     def constant(self, name: str) -> TensorProto | None:
-        """The constant of a name; None for what is made at run time."""
+        """The constant with this name; None for values computed at run time."""
         return self.owner(name).constants.get(name)
 
     def find_shifted(self, name: str) -> str | None:
@@ -211,7 +211,7 @@ class _Rewrite:
         self._taken |= {tensor.name for graph in walk_graphs(model.graph) for tensor in graph.initializer}
 
     def apply(self, scope: _Scope) -> None:
-        """Rewrite a graph and those in its nodes; constants that nothing reads any more go."""
+        """Rewrite a graph and the graphs in its nodes, and remove unused constants."""
         nodes, fused_names = list[NodeProto](), _list_fused(scope)
         for node in scope.graph.node:
             for body in list_bodies(node):

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 # Fusions whose kernel is slower than its parts. Measured with 1.31 on MiniLM (batch 8, 64 tokens, one thread): 145 ms
 # with both, 131 ms without the first, 128 ms without either; of its int8 engine 80, 73 and 69 ms.
 _SLOWER_FUSIONS = ("SkipLayerNormFusion", "BiasGeluFusion")
-# Threads that wait for the next operator stay awake so long. Asleep at once, they cost a small net 15 to 50 µs a run to
-# wake; ONNX Runtime's default keeps them busy for some 20 ms after each run, on cores that builds share.
+# Time in µs that threads spin while they wait for the next operator. Without spinning, a small net takes 15 to 50 µs
+# longer per run; ONNX Runtime's default spins for about 20 ms after each run, on cores that builds share.
 _SPIN_US = "200"
 _FLOATS = {"float": "float32", "double": "float64"}  # ONNX Runtime's names that differ from numpy's
 # ONNX Runtime's kernels begin there: https://onnxruntime.ai/docs/reference/compatibility.html
@@ -123,7 +123,7 @@ def session_options(level: str, threads: int, without: Sequence[str] = (), of: P
     options = ort.SessionOptions()
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     options.intra_op_num_threads = threads
-    options.log_severity_level = 4  # what it logs as an error it also raises
+    options.log_severity_level = 4  # it also raises the errors that it logs
     disabled_names = ";".join((*_SLOWER_FUSIONS, *without))
     options.add_session_config_entry("optimization.disable_specified_optimizers", disabled_names)
     options.add_session_config_entry("session.intra_op.spin_duration_us", _SPIN_US)
@@ -199,7 +199,7 @@ def _opset(model: Path) -> int | None:
     try:
         import onnx
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-    except ImportError:  # who runs engines need not have it
+    except ImportError:  # optional on nodes that run engines
         return None
     try:
         opset_imports = onnx.load(model, load_external_data=False).opset_import
@@ -269,7 +269,7 @@ class TraceEvent:
 
     @classmethod
     def from_json(cls, event: object) -> "TraceEvent":
-        """An event with a time. Raises DataError for what is none."""
+        """An event with a time. Raises DataError for anything else."""
         return cls(
             find(event, "name", str, ""),
             find(event, "cat", str, ""),
@@ -345,7 +345,7 @@ def read_trace(path: Path, graph_path: Path, inputs: Mapping[str, TensorType], d
 
 
 def _outermost(kernels: Sequence[TraceEvent]) -> list[TraceEvent]:
-    """The kernels without those of bodies, whose time is part of their If's or Loop's."""
+    """The kernels, without kernels inside If and Loop: the time of those nodes includes them."""
     outer_events: list[TraceEvent] = []
     for kernel in kernels:
         if not outer_events or kernel.ended > outer_events[-1].ended or kernel.begun > outer_events[-1].ended:
@@ -354,7 +354,7 @@ def _outermost(kernels: Sequence[TraceEvent]) -> list[TraceEvent]:
 
 
 def _with_inputs(nodes: Sequence[NodeTime], graph_path: Path, inputs: Mapping[str, TensorType]) -> list[NodeTime]:
-    """The nodes with all of their inputs; one that the graph does not show keeps those of its event."""
+    """The nodes with all their inputs; a node that is not in the graph keeps the inputs of its event."""
     from builders.onnx_graphs.outline import load_outline
 
     graph = load_outline(graph_path).graph

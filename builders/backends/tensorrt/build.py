@@ -83,10 +83,10 @@ def has_profile(name: str, profiles: Iterable[ShapeProfile]) -> bool:
 
 
 def monitor(trt: Untyped, asked_to_stop: Callable[[], bool], tell: Callable[[str], None]) -> Untyped:
-    """An `IProgressMonitor` that tells the phases of a build and stops it when asked to. It must outlive the config.
+    """An `IProgressMonitor` that reports build phases and cancels the build on request. It must outlive the config.
 
     TensorRT calls it for every step of every phase, thousands of times a second in some, and a slow one slows the build
-    (pytorch/TensorRT#3215). So a step costs one reading of the clock; the phase is told every `_TELL_S` and
+    (pytorch/TensorRT#3215). So a step costs one reading of the clock; the phase is reported every `_TELL_S` and
     `asked_to_stop` is called every `_ASK_S`. Steps are not counted: they cover little of a build.
     """
 
@@ -193,7 +193,7 @@ def kept_layers(
 OPTIONS = SharedOptions(workspace_mib="workspace_mib", cuda_graphs="cuda_graphs", wide_profile=("profiles", "wide"))
 # The first compute capability that has a precision.
 LEAST = {"bf16": (8, 0), "fp8": (8, 9), "mxfp8": (8, 9), "nvfp4": (10, 0), "nvfp4-weights": (10, 0)}
-# What a generation without it is told of a precision, and the next one.
+# Names of precisions in messages, and the precision to use on a generation without them.
 _NARROW = {"fp8": ("FP8 (e4m3)", "int8"), "mxfp8": ("MXFP8", "int8")}
 _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "uint8", "bool"}
 
@@ -205,7 +205,7 @@ def wheels(api: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TensorRTEdition:
-    """What both editions share.
+    """Base class of both editions.
 
     workspace_mib: scratch memory that one operator may use on the GPU, in MiB; 0 is no limit.
     tf32: whether fp32 operators may round their inputs to TF32 (10 mantissa bits) from sm_80 on. TensorRT's default;

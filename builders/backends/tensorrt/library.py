@@ -22,11 +22,11 @@ _SOURCE = re.compile(r"\s*In \w+ at /[^\s)]+|^\[\w+\.cpp::\w+::\d+\]\s*|^I\w+::\
 _AN_ASSERTION = re.compile(r"^(Assertion failed: )?(false|true|\w+)$")
 
 _NO_MEMORY = r"[Oo]ut of memory|OutOfMemory"
-# A kernel that needs more memory than there is is left out with a warning; when none is left, the error is about
-# implementations and not of memory (facts of TensorRT 10: "Could not find any implementation for node").
+# TensorRT 10 skips kernels that need more memory than available, with a warning. If no kernel remains, its error is
+# "Could not find any implementation for node" and does not mention memory.
 _NO_IMPLEMENTATION = r"[Cc]ould not find any implementation"
 _TACTIC_LACKS_MEMORY = rf"{_NO_MEMORY}|insufficient memory|memory is insufficient|Requested amount of GPU memory"
-# TensorRT's words, and what helps. The first that matches counts.
+# TensorRT's messages and their remedies. The first match applies.
 _REMEDIES: tuple[tuple[str, str], ...] = (
     (r"FP32 GEMM is not supported", "use fp16"),
     (r"HW-specific datatypes", "use fp16, or a newer generation"),

@@ -27,7 +27,7 @@ Key = tuple[int, tuple[tuple[int, ...], ...]]
 
 
 class Lane:
-    """One execution context and what is bound to it.
+    """One execution context and its bindings.
 
     place: prefix of the names of its buffers.  captures: whether it replays a CUDA graph, and so runs at one shape.
     on_host: inputs whose values stay in the host's memory.  must: raises EnginesmithError for False.
@@ -111,7 +111,7 @@ class Lane:
 
 
 class Lanes:
-    """At most `MOST_LANES` lanes; for one more, the one that was used longest ago is closed. make: makes one of a key
+    """At most `MOST_LANES` lanes; a new one closes the least recently used one. make: makes one of a key
     and its running number."""
 
     def __init__(self, make: Callable[[Key, int], Lane]) -> None:
@@ -224,7 +224,7 @@ class EngineSession(Session):
             lane.context.profiler = profiler
 
     def used_bytes(self) -> int:
-        """Bytes of the GPU's memory that are in use by all processes, as its driver tells."""
+        """Bytes of GPU memory used by all processes, from the driver."""
         return self._device.used_bytes()
 
     def close(self) -> None:
@@ -252,7 +252,7 @@ class EngineSession(Session):
         return Lane(context, self._device, prefix, self._graphs, self._on_host, self._must)
 
     def _new_context(self) -> Untyped:
-        # A context holds memory for the largest profile unless it is told to hold what its own one takes.
+        # By default, a context holds memory for the largest profile instead of its own.
         strategies = self._trt.ExecutionContextAllocationStrategy
         strategy = strategies.ON_PROFILE_CHANGE if self._request.profiles else strategies.STATIC
         if not self._own_graphs:

@@ -1,4 +1,4 @@
-"""Compiles a graph by TVM, and runs what was compiled."""
+"""Compiles a graph with TVM, and runs the result."""
 
 import shutil
 import tempfile
@@ -99,7 +99,7 @@ def _no_empty_constants(module: Untyped, proto: Untyped, names: Names) -> None:
 
 
 def _reason(error: Exception, proto: Untyped, names: Names) -> str:
-    """TVM's message with the node that its importer had come to, which only its frames tell."""
+    """TVM's message with the node that the importer was reading, found in the stack frames."""
     message = names.restore(_short(str(error)) or type(error).__name__)
     node, trace = None, error.__traceback__
     while trace is not None:

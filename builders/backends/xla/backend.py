@@ -78,7 +78,7 @@ class Xla:
         return self._open_dim(request) or (None if self.versions() else f"jax is not installed; {self.install}")
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
-        """A jaxlib as new as the one that wrote it: later releases read what an earlier one wrote."""
+        """A jaxlib at least as new as the one that wrote the engine."""
         return (for_target(request.target), *later_versions(dict(request.toolchain), "jaxlib"))
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
@@ -90,7 +90,7 @@ class Xla:
         return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
-        """A CPU is always at hand; for a GPU, whether one of that capability is here, and JAX's plugin for it."""
+        """True for CPUs. For GPUs: whether this machine has that compute capability, and JAX's plugin for it."""
         if target.is_cpu:
             return None
         if reason := cuda.explain_missing_gpu(target):

@@ -39,7 +39,7 @@ _METHODS = {"none": "set", "add": "add", "mul": "multiply", "max": "max", "min":
 
 
 def dtype(numpy_dtype: np.dtype[Any], narrow: bool = False) -> np.dtype[Any]:  # noqa: ARG001 - torch's
-    """The same. Raises ModelError for strings."""
+    """JAX's dtype for numpy's. Raises ModelError for strings."""
     must(numpy_dtype.kind not in "OSU", "it is of strings, which XLA has not")
     return numpy_dtype
 
@@ -140,7 +140,7 @@ def take_along(x: jax.Array, indices: jax.Array, axis: int) -> jax.Array:
 
 
 def select(x: jax.Array, axis: int, index: Any) -> jax.Array:
-    """What is at one index, a negative one from the end, of an axis, which goes."""
+    """The elements at one index of an axis, which is removed. A negative index counts from the end."""
     positions = jnp.asarray(index)
     return take(x, jnp.where(positions < 0, positions + x.shape[axis], positions), axis)
 

@@ -75,7 +75,7 @@ class XlaSession(Session):
             for dtype, shape in zip(dtypes, shapes, strict=True)
         ]
         try:
-            with jax.enable_x64(True):  # without the lock: other threads run what is compiled meanwhile
+            with jax.enable_x64(True):  # without the lock, so that other threads can run compiled functions
                 executable = self._program.lower(self._weights, input_structs).compile()
         except Exception as error:  # XLA's and JAX's classes alike
             message = str(error).strip().splitlines()[0]

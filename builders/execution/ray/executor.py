@@ -28,7 +28,7 @@ from enginesmith.core.errors import EnginesmithError, StepError, UnavailableErro
 from enginesmith.core.text import WorkerThread, pluralize
 from enginesmith.core.types import Untyped
 
-# The thread that hears all Ray tasks of an executor, and ends those that no node can run and those that were lost.
+# The thread that receives events of all Ray tasks of an executor. It ends lost tasks, and tasks that no node can run.
 #
 # A thread per task that polls Ray would cost a core for a few hundred tasks.
 
@@ -45,7 +45,7 @@ LATE_S = 60.0
 
 
 class TaskListener:
-    """Takes in what tasks tell until they end. wait_s: how long a task may wait for a node that suits it to come."""
+    """Receives the events of tasks until they end. wait_s: how long a task may wait for a suitable node."""
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
@@ -190,7 +190,7 @@ def _details(error: BaseException) -> str:
 
 
 def _ready(refs: list[Untyped]) -> list[Untyped]:
-    """The tasks that have something to tell, after a wait of up to `_WAIT_S` for the first.
+    """The tasks with new events, after a wait of up to `_WAIT_S` for the first.
 
     `ray.wait` takes time for each task there is, so over `_MANY` are left to gather for `_GATHER_S`.
     """
@@ -297,7 +297,7 @@ class RayExecutor:
                 try:
                     self._connected_here = self._connect_in_thread()
                 except UnavailableError as error:
-                    # Jobs that waited for this lock do not wait for the cluster once more, each for as long.
+                    # Jobs that waited for this lock share one time limit, instead of waiting one after the other.
                     self._unreachable_since = self._unreachable_since or time.monotonic()
                     remaining_s = self._unreachable_since + self._wait_s - time.monotonic()
                     if not self._address or self._cancelled or remaining_s <= 0:
@@ -386,7 +386,7 @@ def _follow(task: RayTask, watch: Watch, listener: TaskListener) -> object:
 
 def _where(node: str, listener: TaskListener) -> str:
     """A node's name; its id where Ray does not know it any more."""
-    for refresh in (False, True):  # one that came just now is looked for again
+    for refresh in (False, True):  # the second time with a new list, for a node that has just joined
         for candidate in listener.nodes(refresh):
             if candidate.id == node:
                 return candidate.where

@@ -33,7 +33,7 @@ _REACH_S = 5.0
 # Ray has this machine's address in the place of these, also where a cluster listens on loopback alone.
 _LOOPBACK = ("localhost", "127.0.0.1")
 _ANSWER_S = 2.0
-# Free while there is a connection of `connect_ahead` that nobody has taken.
+# Free while a connection of `connect_ahead` is unused.
 _AHEAD = threading.Semaphore(0)
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -326,7 +326,7 @@ def work_here(job: Job[object]) -> list[Event]:
 
 
 def _answer(job: Job[object], function: Untyped) -> TaskAnswer:
-    """What a function returns or raises, as JSON: Ray would wrap an exception."""
+    """The result or exception of a function, as JSON: Ray would wrap an exception."""
     try:
         return TaskAnswer({"value": function()})
     except EnginesmithError as error:
@@ -431,7 +431,7 @@ class RayTask:
 def _remote(is_isolated: bool, streams: bool) -> Untyped:
     import ray
 
-    # Ray itself tries nothing again, which it would not tell: `builders.execution.local` decides that.
+    # Ray's own retries are off, because it does not report them: `builders.execution.local` decides about retries.
     if is_isolated:
         return_count, function = ("streaming", work) if streams else (1, work_through)
         return ray.remote(num_returns=return_count, max_retries=0)(function)

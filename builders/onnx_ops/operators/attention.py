@@ -75,7 +75,7 @@ class _Window(NamedTuple):
 def _bias(
     xp: ArrayLibrary, q: Array, k: Array, mask: Array | None, past: int, filled: Array | None, window: _Window
 ) -> Array | None:
-    """What is added to the scores: 0 or a mask's values where a query attends, -inf where not; None for nothing."""
+    """The bias of the scores: 0 or the mask's value where a query attends, -inf elsewhere; None without a bias."""
     minus_infinity, zero = xp.full((), -math.inf, dtype=q.dtype), xp.zeros((), dtype=q.dtype)
     bias: Array | None = None
     if mask is not None:

@@ -86,7 +86,7 @@ class Recurrence:
         return [gate_sums[:, start : start + hidden_size] for start in range(0, int(gate_sums.shape[1]), hidden_size)]
 
 
-# What the input adds to the gates [batch, gates * hidden], the state before -> the state after, the output first.
+# The input's part of the gates [batch, gates * hidden], the old state -> the new state, with the output first.
 Cell = Callable[[Recurrence, Array, State], State]
 
 

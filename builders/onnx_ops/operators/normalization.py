@@ -249,7 +249,7 @@ def _hardmax(xp: ArrayLibrary, x: Array, axis: int) -> Array:
 def top_k(
     xp: ArrayLibrary, x: Array, k: Numbers, *, axis: int = -1, largest: int = 1, sorted: int = 1  # noqa: A002
 ) -> tuple[Array, Array]:  # fmt: skip
-    """The k greatest or least elements along an axis and their indices; of equals the lower index first."""
+    """The k greatest or least elements along an axis and their indices; ties in index order."""
     del sorted
     must(len(k) == 1, f"k has {len(k)} numbers; it takes one")
     return xp.top_k(x, k[0], axis, bool(largest))

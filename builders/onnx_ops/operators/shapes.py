@@ -32,7 +32,7 @@ def reshape(xp: ArrayLibrary, x: Array, shape: Numbers, *, allowzero: int = 0) -
     sizes = [x.shape[axis] if axis in copies else size for axis, size in enumerate(shape)]
     dims = [size for axis, size in enumerate(x.shape) if axis not in copies]
     stated_sizes = [size for axis, size in enumerate(shape) if axis not in copies and not _is(size, -1)]
-    # The libraries cannot tell what -1 is when a copied size is 0, as that of an empty batch.
+    # The libraries cannot compute -1 if a copied size is 0, as for an empty batch.
     if (
         copies
         and len(stated_sizes) + len(copies) + 1 == len(sizes)
@@ -49,7 +49,7 @@ def _is(size: Any, number: int) -> bool:
 
 @operator("Flatten")
 def flatten(xp: ArrayLibrary, x: Array, *, axis: int = 1) -> Array:  # noqa: ARG001
-    """x with two axes: those before `axis` as one, and the rest as one."""
+    """x reshaped to two axes: the axes before `axis`, and the rest."""
     axis = axis + x.ndim if axis < 0 else axis
     return x.reshape((math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
 

@@ -1,4 +1,4 @@
-"""What a layout is, the plain layout, and the engines of a version that a layout can open."""
+"""The protocol of layouts, the plain layout, and the engines of a version that a layout can open."""
 
 import fcntl
 import os
@@ -47,8 +47,8 @@ class Placed:
     whole: bool
 
 
-# Files that a place has beside what it serves: the lock that its one writer holds; for what the hook has succeeded; and
-# why what is served is trusted no longer.
+# Files in the folder beside the served engine: the writer's lock; the identity of the engine for which the hook
+# succeeded; the reason why the served engine is no longer trusted.
 PlaceFile = Literal["lock", "hooked", "distrusted"]
 
 
@@ -56,18 +56,18 @@ class Place(Protocol):
     """A model in a folder."""
 
     def file(self, kind: PlaceFile) -> Path:
-        """Where a file of the place's own lies."""
+        """Path of a file of this place."""
 
     def served(self) -> str:
-        """The name of what is served; '' for nothing."""
+        """The name of the served engine; '' if none is served."""
 
     def description(self) -> Path | None:
-        """The JSON description of what is served; None for nothing, or where it is gone."""
+        """The JSON description of the served engine; None if none is served, or the file is missing."""
 
     def swap(
         self, store: Store, located: Located, rankings: Sequence[EngineRanking], fetcher: BlobFetcher, keep: int
     ) -> Placed:
-        """Bring the best engine of each ranking, have it served, and delete what was served before but the last `keep`.
+        """Download the best engine of each ranking, switch to it, and delete earlier engines except the last `keep`.
 
         Raises IntegrityError, UnavailableError, UnknownNameError where nothing fits, InputError.
         """
@@ -112,7 +112,7 @@ _Facts = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class PlacedFiles:
-    """The files of what is served, as they were when it was placed. served: its name at that place."""
+    """The files of the served engine when it was placed. served: its name at that place."""
 
     served: str
     files: tuple[tuple[Path, _Facts], ...]
@@ -125,7 +125,7 @@ class PlacedFiles:
 
 
 def placed_files(place: Place, folder: Path) -> PlacedFiles:
-    """What lies in the folder of what a place serves. Raises OSError where that is gone already."""
+    """The files in the folder of the served engine. Raises OSError if the folder is missing."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return PlacedFiles(place.served(), tuple((path, _facts(path)) for path in files))
 
@@ -159,7 +159,7 @@ class SharedFolder:
 # folder stays for servers that have it open.
 
 CURRENT = "current"
-# The file beside `current` that says why what is served is trusted no longer.
+# The file beside `current` with the reason why the served engine is no longer trusted.
 MARK = "distrusted"
 _FILES: Mapping[PlaceFile, str] = {
     "lock": ".enginesmith-watch.lock", "hooked": ".enginesmith-hooked", "distrusted": MARK,
@@ -231,7 +231,7 @@ class PlainPlace:
         return Placed((pulled_engine,), folder, self.dest / CURRENT, replaced_name, is_swapped, folder.name, is_best)
 
     def _download(self, store: Store, located: Located, resolution: Resolution, fetcher: BlobFetcher) -> Pulled:
-        """Download an engine to its folder: a new one appears complete, in an old one what is damaged is replaced."""
+        """Download an engine to its folder. A new folder appears atomically; an existing one is repaired."""
         folder = self.dest / folder_name(located, resolution.chosen)
         download_folder = folder if folder.is_dir() else self.dest / f"{_STAGING}{str(resolution.chosen.digest)[:16]}"
         pulled_engine = download_engine(store, located, resolution, download_folder, fetcher)
@@ -283,7 +283,7 @@ def rank_each(
             raise UnknownNameError(f"{located.manifest.reference} has no engine for a GPU; name a target")
         machines = [Machine(capability) for capability in sorted(capabilities)]
     if len(machines) > 1 and not layout.several:
-        raise InputError("engines for several targets lie together in Triton's layout alone; give --layout triton")
+        raise InputError("this layout holds the engine of one target; give --layout triton, or name one target")
     rankings = [rank_located(store, located, machine, policy, sure=sure) for machine in machines]
     ranked_version, _ = rankings[0]
     return ranked_version, [ranking.rejecting(layout.reject, layout.remedy) for _, ranking in rankings]

@@ -49,7 +49,7 @@ class ModelPackage:
     remedy: ClassVar[str] = "build again with `serve: onnxruntime` in its spec"
 
     def reject(self, entry: EngineEntry) -> str | None:
-        """Why no variant of a package is this engine."""
+        """The reason why a package cannot contain this engine; None if it can."""
         if entry.backend not in _PROVIDERS:
             return f"no execution provider of ONNX Runtime opens engines of {entry.backend}"
         if entry.is_stripped:
@@ -61,7 +61,7 @@ class ModelPackage:
         return None
 
     def check(self, manifest: Manifest, entries: Sequence[EngineEntry]) -> None:
-        """See `Layout`: two engines of one provider, of which ONNX Runtime would take the first anywhere."""
+        """See `Layout`. Rejects two engines of one provider, because ONNX Runtime always takes the first."""
         entries_by_provider: dict[str, EngineEntry] = {}
         for entry in entries:
             earlier_entry = entries_by_provider.setdefault(provider := _PROVIDERS[entry.backend], entry)
@@ -94,7 +94,7 @@ class PackagePlace(SharedFolder):
     def swap(
         self, store: Store, located: Located, rankings: Sequence[EngineRanking], fetcher: BlobFetcher, keep: int
     ) -> Placed:
-        """Write the package of a version, whole or not at all, or mend what is damaged in the one that is there.
+        """Write the package of a version atomically, or repair damaged files of an existing package.
 
         Raises as `Place.swap`, and InputError where the version's package has other engines.
         """
@@ -114,7 +114,7 @@ class PackagePlace(SharedFolder):
                 if not (folder / MANIFEST).is_file() or (folder / MANIFEST).read_bytes() != manifest_bytes:
                     raise InputError(f"{folder} has other engines; delete it, or give another --dest")
             else:
-                for path in staging_folder.iterdir():  # of a process that was killed, for other machines
+                for path in staging_folder.iterdir():  # left by a killed process, for other machines
                     if path.name not in {engine.path.parent.name for engine in pulled_engines}:
                         shutil.rmtree(path, ignore_errors=True)
                 write_whole(staging_folder / MANIFEST, manifest_bytes)

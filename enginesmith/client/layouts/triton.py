@@ -63,7 +63,7 @@ STAGING = "00"
 WARMUP = "warmup"
 _STEM = "model"
 _NUMBER = re.compile(r"[1-9][0-9]{0,18}")
-# Names of versions that are numbers below this stay; the others come to lie from here on, below 2^63.
+# Version names that are numbers below this are kept; others become numbers from here on, below 2^63.
 _HASHED = 10**18
 
 
@@ -112,7 +112,7 @@ class TritonPlace(SharedFolder):
         return self.dest / self.model
 
     def served(self) -> str:
-        """The number that the configuration names; '' without one of ours. Raises InputError for one of others."""
+        """The version number in our configuration; '' without one. Raises InputError for another program's."""
         with suppress(FileNotFoundError):
             config_text = (self.root / CONFIG).read_text(encoding="utf-8")
             try:
@@ -184,7 +184,7 @@ class TritonPlace(SharedFolder):
     def _bring(
         self, store: Store, located: Located, ranking: EngineRanking, fetcher: BlobFetcher, alone: bool
     ) -> Pulled:
-        """Download an engine of a version into a folder that no configuration names yet, or mend the one that is."""
+        """Download an engine into a folder that no configuration names yet, or repair an existing folder."""
 
         def download(resolution: Resolution) -> Pulled:
             engine = resolution.chosen

@@ -74,7 +74,7 @@ def read_warmup(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, WarmupInp
 def _read_case(
     stream: BinaryIO, begin: int, header: Mapping[str, object], prefix: str, inputs: Sequence[TensorSpec]
 ) -> dict[str, WarmupInput]:
-    """The inputs of the case of that prefix; none where it lacks one, or has one of another type."""
+    """The inputs of the case with this prefix; empty if one is missing or has another type."""
     warmup_inputs: dict[str, WarmupInput] = {}
     for spec in inputs:
         tensor_document = header.get(f"{prefix}{spec.name}")
@@ -114,14 +114,14 @@ _TRITON_TYPES = {
 # Names of Triton's platforms and of the files that its backends open.
 _PLAN, _ONNX = "tensorrt_plan", "onnxruntime_onnx"
 _SUFFIXES = {_PLAN: ".plan", _ONNX: ".onnx"}
-# What opens an engine of a backend: Triton's backend, and its platform.
+# Triton's backend and platform for engines of each of our backends.
 _OPENED_BY = {
     "onnxruntime": ("onnxruntime", _ONNX),
     "onnxruntime-cuda": ("onnxruntime", _ONNX),
     "onnxruntime-tensorrt": ("onnxruntime", _ONNX),
     "tensorrt": ("tensorrt", _PLAN),
 }
-# To get an engine that one of these opens.
+# Remedy: how to get an engine that one of these opens.
 REMEDY = (
     "build again with `serve: triton` in its spec, and no backends: ONNX Runtime's engines (fp32, fp16) are built on "
     "any machine, TensorRT's (int8, too) on a worker with that GPU"
@@ -162,7 +162,7 @@ class DynamicBatching:
 
 @dataclass(frozen=True)
 class ServingHints(Excerpt):
-    """What the section `triton` of a version's spec says. labels: output -> file of class names."""
+    """Contents of the section `triton` of a version's spec. labels: output -> file of class names."""
 
     instances: Count = 1
     preferred_batch_sizes: tuple[Count, ...] = ()
@@ -367,7 +367,7 @@ def _name_files(files: Sequence[TritonFile]) -> dict[str, Fields]:
     files_by_capability = {file.capability: file.file for file in files}
     if "" in files_by_capability or len(files_by_capability) < len(files):
         unit_list = ", ".join(file.entry.unit for file in files)
-        raise InputError(f"Triton chooses by compute capability, which tells {unit_list} not apart; pull one of them")
+        raise InputError(f"Triton chooses by compute capability, which is equal for {unit_list}; pull one of them")
     return {"cc_model_filenames": entries(dict(sorted(files_by_capability.items())))}
 
 

@@ -1,4 +1,4 @@
-"""What a watcher does beside a server: hooks after a swap, health checks, reports to a rollout, times of polls."""
+"""Tasks of a watcher beside a server: hooks after a swap, health checks, reports to a rollout, times of polls."""
 
 import json
 import os
@@ -31,10 +31,10 @@ from enginesmith.registry.versions.channel_state import Channel
 
 _MOST_BYTES = 64 << 10
 _JSON = {"Content-Type": "application/json"}
-# What a command printed or a URL answered, and why that is a failure; '' if it is none.
+# Output of a command or response of a URL, and the reason of a failure; '' on success.
 _Ended = tuple[bytes, str]
 
-# What hooks, health checks and reports share: a command that gets the facts of a swap, and a request to a URL.
+# Shared code of hooks, health checks and reports: a command with the facts of a swap, and a request to a URL.
 
 
 def _check_command(line: str, what: str) -> None:
@@ -47,7 +47,7 @@ def _check_command(line: str, what: str) -> None:
 
 
 def _run(line: str, timeout_s: float, facts: Mapping[str, str], what: str, stdout: int = subprocess.PIPE) -> _Ended:
-    """What a command line printed, and why it failed, '' if it did not. All that it started is killed at the limit."""
+    """Output of a command line, and why it failed ('' on success). Its processes are killed at the limit."""
     environment = {**os.environ, **{f"ENGINESMITH_{name.upper()}": value for name, value in facts.items()}}
     try:
         process = run_command(shlex.split(line), timeout_s, environment=environment, stdout=stdout)
@@ -71,7 +71,7 @@ def _check_url(url: str, what: str) -> None:
 def _ask(
     url: str, timeout_s: float, what: str, data: bytes | None = None, headers: Mapping[str, str] | None = None
 ) -> _Ended:
-    """What a URL of `_check_url` answers, and why that is a failure, '' for a 2xx answer.
+    """Response of a URL of `_check_url`, and the reason of a failure; '' for a 2xx response.
 
     data: to post, where a 2xx answer is not read; None gets.
     """
@@ -87,7 +87,7 @@ def _ask(
         with error, suppress(OSError, HTTPException, ValueError):
             return error.read(_MOST_BYTES), failure
         return b"", failure
-    except (OSError, HTTPException, ValueError) as error:  # ValueError: it leads to what is no URL
+    except (OSError, HTTPException, ValueError) as error:  # ValueError: a redirect to an invalid URL
         return b"", f"{what} does not answer: {getattr(error, 'reason', None) or type(error).__name__}"
 
 
@@ -209,7 +209,7 @@ class Post:
 # Seconds between two looks, for each document that a look asks for.
 INTERVAL_S = 120.0
 JITTER = 0.2
-# After errors the interval doubles, up to so many times.
+# After errors the interval doubles, at most this many times.
 MOST_INTERVALS = 8
 
 
@@ -237,7 +237,7 @@ def pause_s(interval_s: float, failures: int) -> float:
 GRACE_S = 20.0
 _RETRY_S = 600.0
 _MOST_WHY = 300
-# Outside of a rollout the time to the next try doubles up to so many times, to 85 hours.
+# Outside of a rollout the time to the next try doubles at most this many times, to 85 hours.
 _MOST_DOUBLINGS = 9
 
 
@@ -389,7 +389,7 @@ class Reporter:
     def _judge(
         self, version: str, facts: Mapping[str, str], error: EnginesmithError | None
     ) -> tuple[reports.Failure, HealthAnswer] | None:
-        """How this node is; None where nothing can be said yet. version: the one that the channel leads it to."""
+        """The health of this node; None if unknown. version: the one that the channel assigns to the node."""
         if self._version != version:
             return ("pull", HealthAnswer(str(error))) if error else None
         if isinstance(error, HookFailed):

@@ -53,7 +53,7 @@ _MAX_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class _Served(Excerpt):
-    """What a description says of the version. manifest: digest of its manifest."""
+    """The version in a description. manifest: digest of its manifest."""
 
     model: Name
     version: Name
@@ -96,7 +96,7 @@ class TrustRecheck:
             self._write_mark(None)
 
     def _read_served(self, store: Store) -> Manifest:
-        """The manifest, from the registry, of the version that the description of what is served names."""
+        """The manifest, from the registry, of the served version."""
         folder = self._place.file("lock").parent
         with reachable(f"reading {folder}"):
             path = self._place.description()
@@ -209,7 +209,7 @@ class ChannelWatcher:
         self._complaint = ""
 
     def once(self) -> Swap:
-        """Look once, and return what is served. Raises what went wrong; `current` then stays as it was."""
+        """Poll once, and return the served engine. Raises on errors; `current` is then unchanged."""
         with self.alone():
             return self.look()
 
@@ -224,7 +224,7 @@ class ChannelWatcher:
         return self.served
 
     def try_look(self) -> bool:
-        """`look`, with errors reported; whether there was none. Raises as `run`."""
+        """Call `look`, and report its errors. Returns whether it succeeded. Raises as `run`."""
         try:
             self.look()
         except EnginesmithError as error:
@@ -245,7 +245,7 @@ class ChannelWatcher:
         return is_wrong_input and self.served is None
 
     def look(self) -> Swap:
-        """Swap if the channel moved, call the hook if that is due for what is served and is trusted, and report."""
+        """Swap if the channel moved, call the hook if it is due and the served engine is trusted, and report."""
         locator = self._locator()
         try:
             swap = self._try(locator)
@@ -264,7 +264,7 @@ class ChannelWatcher:
     def _try(self, locator: VersionLocator) -> Swap:
         try:
             swap = self._follow(locator)
-        except EnginesmithError as error:  # about where the channel leads; what is served is another question
+        except EnginesmithError as error:  # about the channel's version, not the served one
             if not self._ends(error):
                 self._trust_recheck.check(None if isinstance(error, UnavailableError) else locator.store)
             raise
@@ -289,7 +289,7 @@ class ChannelWatcher:
         return self.served
 
     def _is_there(self) -> bool:
-        """Whether what is served lies where it was placed; where not, that is said, and tried until it does."""
+        """Whether the served engine's files exist. If not, this is reported, and downloads are retried."""
         if self._files is None or self._files.are_there(self._place):
             return True
         self._files = self._followed = None
@@ -307,7 +307,7 @@ class ChannelWatcher:
         return is_same_snapshot and previous_channel.served_to(node) == move
 
     def _serve(self, store: Store, located: Located) -> tuple[Swap, bool]:
-        """Download and swap; return what is served then, and whether it is the best engine: False if that is lost."""
+        """Download and swap. Returns the served engine, and whether it is the best one (False if that is lost)."""
         located, rankings = rank_each(store, located, self._machines, self._policy, self._layout, sure=False)
         placement = self._place.swap(store, located, rankings, self._fetcher(), self._keep)
         first_engine = placement.pulled[0]
@@ -343,7 +343,7 @@ class ChannelWatcher:
         return swap, placement.whole
 
     def _call_hook(self, swap: Swap) -> None:
-        """Call the hook for what is served, if it has not succeeded for that before."""
+        """Call the hook for the served engine, unless it has already succeeded for it."""
         if self._hook is None:
             return
         marker_path = self._place.file("hooked")
@@ -361,8 +361,8 @@ class ChannelWatcher:
 
 # Follows several channels at once, each into a folder DEST/MODEL/CHANNEL of its own.
 #
-# A look is a conditional request for each channel, and the interval is as many times longer, so that a node sends no
-# more of them than one that follows a single channel.
+# Each poll sends a conditional request per channel. The default interval is multiplied by the number of channels, so a
+# node sends as many requests as one that follows a single channel.
 
 
 class GroupWatcher:
@@ -382,7 +382,7 @@ class GroupWatcher:
         self._interval_s = INTERVAL_S * len(self._watchers) if interval_s is None else interval_s
 
     def once(self) -> tuple[Swap, ...]:
-        """Look once at each channel; return what is served. Raises the first error, after all were looked at."""
+        """Poll each channel once, and return the served engines. Raises the first error after all polls."""
         errors: list[EnginesmithError] = []
         swaps: list[Swap] = []
         with self._alone():

@@ -132,7 +132,7 @@ class _DeployOptions:
     dry_run: Annotated[bool, Option("Show what would change; change nothing.")] = False
 
     def plan(self, registry: str) -> DeploymentPlan:
-        """What is registered. Raises InputError and UnknownNameError for what Prefect or a flow run would refuse."""
+        """The plan to register. Raises InputError and UnknownNameError if Prefect or a flow run would refuse it."""
         return DeploymentPlan(
             registry=registry,
             name=_check_name("--name", self.name),
@@ -186,7 +186,7 @@ def deploy(options: _DeployOptions, stated_registry: str | None, as_json: bool) 
 
 
 def _check_name(option: str, name: str) -> str:
-    """The name. Raises InputError for one that Prefect does not take."""
+    """Return the name. Raises InputError if Prefect does not accept it."""
     if not name.strip() or set(name) & set(_BANNED):
         raise InputError(f"{option} {name!r}: give a name without any of {' '.join(_BANNED)}")
     return name

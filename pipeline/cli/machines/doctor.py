@@ -138,7 +138,7 @@ def _registry(registry: str) -> DoctorFinding:
 
 @dataclass(frozen=True)
 class BackendRow:
-    """What is known of one backend.
+    """Facts about one backend.
 
     versions: empty when it is not installed.  missing: how to install it then, else None.  builds: precisions by
     target, as if it was installed.  dynamic: whether one engine takes several sizes of an input.  determinism: what two

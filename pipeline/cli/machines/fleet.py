@@ -113,7 +113,7 @@ class _PlanOptions:
     sources: _Sources
 
     def change(self) -> "StateChange":
-        """What happens to the fleet. Raises click's usage error for nothing, InputError for what is no version."""
+        """The change of the fleet. Raises click's usage error without one, InputError for an invalid version."""
         from pipeline.fleet.plan import StateChange, parse_nodes
 
         change = StateChange(
@@ -145,14 +145,14 @@ def plan(options: _PlanOptions, registry: str, as_json: bool) -> None:
 
 
 def _checked(runtimes: Mapping[str, str]) -> dict[str, str]:
-    """The versions of runtimes by package. Raises InputError for what is no version."""
+    """The versions of runtimes by package. Raises InputError for an invalid version."""
     for name, version in runtimes.items():
         check_version(f"runtime {name}", version)
     return {**runtimes}
 
 
 def _send(fleet_state: "Reconciled") -> None:
-    """Send the events for what is missing, each once the Prefect server has the one before."""
+    """Send an event for each missing engine or proof, one after the other."""
     from pipeline.orchestration.fleet import messages
 
     events = messages(fleet_state.work, fleet_state.registry)
@@ -169,7 +169,7 @@ def _send(fleet_state: "Reconciled") -> None:
 
 
 def print_reconciled(fleet_state: "Reconciled") -> None:
-    """Print the groups of nodes, each model's coverage on them, the worst first, and what is to be done."""
+    """Print the groups of nodes, each model's coverage on them, the worst first, and the actions to take."""
     _print_fleet(fleet_state.fleet, fleet_state.unwanted)
     echo()
     if fleet_state.standings:

@@ -36,7 +36,7 @@ _WEIGHTS = (
 )
 _TO_ONNX = "is not read; convert it to ONNX"
 _ENGINE = "is an engine that a compiler made; give the ONNX file that it was made of"
-# What to do with files of other kinds, by how they end.
+# Remedies for files of other kinds, by suffix.
 _OTHERS = {
     **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt", ".safetensors"), _WEIGHTS),
     **dict.fromkeys((".h5", ".hdf5", ".keras", ".pb", ".tflite"), f"{_TO_ONNX} with tf2onnx"),
@@ -111,7 +111,7 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
 
 
 def _describe(model: "FoundModel", given_states: Sequence[str], has_data: bool) -> Iterator[str]:
-    """What a model is, a line for each fact. given_states: those that are inputs like others, as requests have them."""
+    """Facts about a model, one per line. given_states: states that requests contain as ordinary inputs."""
     yield from model.notes
     yield from (f"{tensor.name}: {tensor.dtype} [{', '.join(map(str, tensor.shape))}]" for tensor in model.inputs)
     if given_states:
@@ -201,7 +201,7 @@ def _split_name(text: str) -> tuple[str, Path]:
 
 
 def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
-    """What a model file holds, and where its spec goes."""
+    """Contents of a model file, and the path of its spec."""
     from pipeline.compile.preflight import POINTER, is_pointer
     from pipeline.drafts.model_package import MANIFEST, look_at_package
     from pipeline.drafts.onnx_model import look_at_onnx, look_at_triton
@@ -269,7 +269,7 @@ def _below(file: Path, folder: Path) -> str:
 
 
 def _look_at_entry_point(text: str, out: Path | None, requests: Path | None) -> tuple["FoundModel", Path]:
-    """What an entry point's module says, and where its spec goes: beside the file, or the folder of the package."""
+    """Facts from an entry point's module, and the path of its spec: beside the file, or the folder of the package."""
     from pipeline.drafts.torch_model import look_at_module
 
     module, _, function = text.rpartition(":")

@@ -195,7 +195,7 @@ def _print_run(run_view: "RunView", steps: bool) -> None:
         echo(f"version: {run.model}@{run.version}")
     if reason := run_view.lost or run.reason:
         echo(f"why: {reason}")
-    # States in which a step that is no unit is listed without --all.
+    # Steps that are not units are listed without --all only in these states.
     states = ("waiting", "running", "failed")
     rows = [_row(run_view, item) for item in run.items if item.is_unit or steps or run_view.item_state(item) in states]
     if rows:

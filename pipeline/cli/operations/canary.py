@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _After:
-    """What to do with a verdict."""
+    """Actions after a verdict."""
 
     attach: Annotated[bool, Option("Store the verdict in the registry, for automatic promotion.")] = False
     auto: Annotated[
@@ -74,7 +74,7 @@ class _RunOptions:
     after: _After
 
     def place(self) -> Path:
-        """The folder for what is written."""
+        """The output folder."""
         name = f"canary-{self.candidate}-against-{self.baseline}".replace("@", "-").replace(":", "-")
         return self.out or Path(name)
 

@@ -212,7 +212,7 @@ def write_reports(regression_check: "RegressionCheck", files: Mapping[str, Path]
 
 
 def show_check(regression_check: "RegressionCheck") -> None:
-    """Print the table of what was measured, the findings, and the verdict last."""
+    """Print the table of measurements, the findings, and the verdict."""
     from pipeline.regressions.reports import COLUMNS, MARKS, list_rows
 
     if rows := list_rows(regression_check):

@@ -120,7 +120,7 @@ def rehearse(
 
 
 def show_rehearsal(rehearsal: "Rehearsal", changes: "Sequence[Applied]" = ()) -> None:
-    """Print the table of units, and below it what to do about each version, or what was done."""
+    """Print the table of units, and below it the action for each version, or its result."""
     pin_text = ", ".join(f"{name} {version}" for name, version in rehearsal.pins.items())
     note = "cells: old -> new toolchain; SQNR: the engine against its graph; median: latency at the opt sizes"
     rows = [_row(unit, rehearsal.machine) for unit in rehearsal.units]

@@ -98,7 +98,7 @@ def _print_version(version_view: VersionStatus) -> None:
 
 
 def _print_heading(facts: VersionStatus) -> None:
-    """What a version is, above its engines."""
+    """Print the facts of a version above its engines."""
     manifest, channels = facts.manifest, ", ".join(facts.channels) or "none"
     echo(f"{manifest.reference}  published {manifest.created_at}  channels: {channels}")
     echo(f"manifest {manifest.digest}")

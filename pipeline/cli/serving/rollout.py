@@ -107,7 +107,7 @@ class GivenPlan:
     ] = timedelta(minutes=2)
 
     def read(self) -> RolloutPlan | None:
-        """The plan; None without waves. Raises InputError for what is none, and for options without waves."""
+        """The plan; None without waves. Raises InputError for an invalid plan, and for options without waves."""
         if not self.waves:
             if self.soak or self.gates or self.approve or self.max_unavailable or self.nodes:
                 raise InputError(

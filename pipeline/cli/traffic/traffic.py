@@ -348,7 +348,7 @@ def traffic(place: Path, model: str | None, registry: str, out: Path | None, as_
 
 
 def _model_of(place: Path, spec_address: str | None, registry: str) -> "ModelSpec":
-    """The spec that tells the inputs: of a spec, of a version, or of the model of `place`. Raises InputError."""
+    """The spec that defines the inputs: of a spec, of a version, or of the model of `place`. Raises InputError."""
     from pipeline.intake.registration import spec_at
     from pipeline.operations.validate import spec_of
     from pipeline.traffic.place import model_of_place

@@ -14,7 +14,7 @@ from enginesmith.core.errors import digest_of
 
 @dataclass(frozen=True)
 class Closure:
-    """What functions can reach. modules: by name, a digest of what is reached of each.
+    """Code that functions can reach. modules: by name, a digest of the reached code.
 
     packages: what is imported of others, as `import` names it, the standard library left out.
     read: the modules that this was computed from, with the digest of their source; None for one that was looked for and

@@ -1,4 +1,4 @@
-"""The code that a step's worker can reach, from the source of what is installed.
+"""The code that a step's worker can reach, from the installed source.
 
 What was computed is kept on this machine, because parsing the source takes half a second and reading the result a
 hundredth: in `code/` of the local cache (`local_cache`), one small file for each set of functions. A file counts only
@@ -34,7 +34,7 @@ _LOCK = Lock()
 
 
 def find_code(*roots: Root) -> Closure:
-    """What functions can reach. roots: a step's worker function, and what it finds by a name at run time.
+    """Code that functions can reach. roots: a step's worker function, and functions that it looks up by name.
 
     Raises EnginesmithError where the source cannot be had (`SourceFiles.read`).
     """
@@ -71,7 +71,7 @@ def remember_reach(roots: tuple[str, ...], sources: SourceFiles) -> Closure:
     # Several installations share a cache, and the trees of several Pythons may differ.
     roots_digest = digest_of([roots, str(Path(__file__).parent), sys.version_info[:2]])
     path = cache.folder / "code" / f"{roots_digest}.json"
-    # What computes it counts, too.
+    # The code that computes it counts, too.
     code_digests = {
         name: sources.digest(name) for _, name, _ in pkgutil.iter_modules(closure.__path__, f"{__package__}.")
     }

@@ -93,14 +93,14 @@ class SourceFiles:
 # The digest of a definition is that of its syntax tree: comments, docstrings and layout do not count, and neither does
 # a definition that nothing refers to. What stands under `if TYPE_CHECKING:` is left out, since it never runs.
 
-# What a module runs when it is imported, beside defining things.
+# Statements that a module runs on import, except definitions.
 BODY = ""
 # 'package.module' or 'package.module:function', as jobs and `python -m` name code.
 _NAMED = re.compile(r"\w+(?:\.\w+)+(?::\w*)?")
 
 # A module, and the name in it; None stands for the module itself.
 Target = tuple[str, str | None]
-# What a name refers to; of a module only the attribute, where one is read.
+# The definition that a name refers to; of a module, only the attribute that is read.
 Reference = tuple[Target, str | None]
 
 
@@ -308,7 +308,7 @@ def is_carrier(module: str) -> bool:
 
 
 def reach(roots: Iterable[str], sources: SourceFiles) -> Closure:
-    """What the functions or classes `roots` ('package.module:name') can reach, carriers left out.
+    """Code that the functions or classes `roots` ('package.module:name') can reach, without carriers.
 
     Raises EnginesmithError for a root that is not there, and as `SourceFiles.read`.
     """
@@ -426,7 +426,7 @@ class _ReachWalk:
         return True
 
     def _execute(self, module: Module) -> None:
-        """Reach what runs when a module is imported: its body, and those of what it imports."""
+        """Follow the code that runs when a module is imported: its body, and the bodies of its imports."""
         if module.name in self._run:
             return
         self._run.add(module.name)

@@ -171,7 +171,7 @@ def _shared_dims(ensemble: LoadedEnsemble) -> dict[str, Dim]:
     return dims
 
 
-# Of the actions of its graphs, the one that decides what becomes of the whole is the first of these.
+# The ensemble's action is the first of these that one of its graphs has.
 _DECIDING = ("refused", "failed", "unknown", "build")
 # Of the units of a graph, that counts which comes soonest to an engine.
 _SOONEST = ("cached", "build", "unknown", "failed", "refused")
@@ -179,7 +179,7 @@ _SOONEST = ("cached", "build", "unknown", "failed", "refused")
 
 @dataclass(frozen=True)
 class ForecastGraph:
-    """What a build would do to a graph. exported: None where that is not on record.  selection: as of
+    """Forecast of a graph's build. exported: None if it is not on record.  selection: as of
     `CompiledGraph`."""
 
     forecast: Forecast
@@ -204,7 +204,7 @@ class WholeUnit:
 
 @dataclass(frozen=True)
 class EnsembleForecast:
-    """What a build of an ensemble would do. graphs: by name, in order.  units: of the whole."""
+    """Forecast of an ensemble's build. graphs: by name, in order.  units: of the whole."""
 
     model: str
     graphs: Mapping[str, Forecast]
@@ -232,7 +232,7 @@ class CompiledGraph:
 
 # Exports, builds and publishes a graph by its spec, without moving a channel.
 CompileGraph = Callable[[ModelSpec], CompiledGraph]
-# What a build would do to a graph; of one whose data is not on record with the step that lacks.
+# Forecast of a graph's build, with the missing step if its data is not on record.
 ForeseeGraph = Callable[[ModelSpec, str | None], ForecastGraph]
 
 

@@ -132,7 +132,7 @@ class ProveEnsemble:
 
     @property
     def _compared(self) -> tuple[TensorSpec, ...]:
-        """What graphs give to the whole's outputs or to functions."""
+        """Outputs of graphs that the ensemble's outputs or functions read."""
         boundary_names = {spec.name for spec in self._given}
         function_sources = {source for graph in self._functions for source in graph.sources.values()}
         inner_specs = (spec for spec in tensors_of(self.graphs) if spec.name in function_sources)

@@ -159,7 +159,7 @@ class BuiltEnsemble:
     outputs: tuple[TensorSpec, ...]
 
     def request_proof(self, unit: EnsembleUnit) -> ProveEnsemble:
-        """What proves a unit."""
+        """The request that proves a unit."""
         engines = {name: engine_of(engine) for name, engine in unit.engines.items()}
         return request_proof(self.loaded.spec, unit.precision, engines, self.golden, self.chain, self.outputs)
 

@@ -131,7 +131,7 @@ class WholeData:
 
     @property
     def key(self) -> Json:
-        """What the key of a step holds of it: wherever it lies."""
+        """Its part of a step's key, independent of its location."""
         labels = {"labels": self.labels} if self.labels else {}
         key_fields = {"digest": self.digest, "inputs": encode(self.inputs), "dims": encode(self.dims), **labels}
         if not self.states:
@@ -181,9 +181,9 @@ class GraphSteps:
 
 @dataclass(frozen=True)
 class RolledStep:
-    """A step of the whole. numbers: of its sequence, and of the step.  samples: how many of the whole it is of.
+    """A step of the ensemble. numbers: of its sequence, and of the step. samples: number of its samples.
 
-    tensors: what it is given, without what steps before it gave, and what the graphs answered.
+    tensors: the inputs of the step, without results of earlier steps, and the outputs of its graphs.
     """
 
     numbers: tuple[int, int]
@@ -283,7 +283,7 @@ class ComputedSamples:
 
 @dataclass(frozen=True)
 class ComputeSamples:
-    """Run what is before a graph over the data of the whole, and keep what it takes.
+    """Run the graphs before a graph over the ensemble's data, and keep its inputs.
 
     inputs, sources: of that graph, without its states.  steps: of a graph in an ensemble with state, how its samples
     are steps; None else.
@@ -320,7 +320,7 @@ class ComputeSamples:
 
 
 def _behind_functions(sources: Mapping[str, str], before: Sequence[ChainedGraph]) -> bool:
-    """Whether what these sources give was given by a function, or by a graph behind one."""
+    """Whether these sources depend on a function."""
     graph_indices = {graph.name: index for index, graph in enumerate(before)}
     source_indices = {
         graph_indices[source_parts[0]]

@@ -1,4 +1,4 @@
-"""What is published beside engines: pages and provenance."""
+"""Documents published with engines: pages and provenance."""
 
 import dataclasses
 import importlib.metadata
@@ -45,7 +45,7 @@ MOST_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run found of its units: reports of engines, and builds that gave none."""
+    """Results of a run: reports of engines, and failed builds."""
 
     reports: tuple[Report, ...]
     failures: tuple[BuildFailure, ...] = ()
@@ -126,7 +126,7 @@ def draw_page(document: "VersionDocument | CanaryReport") -> str:
 
 
 def _draw_or_explain(document: VersionDocument) -> str:
-    """The page; where it cannot be drawn, one that says why, since no page is worth a version."""
+    """The page; if drawing fails, a page with the error, so that the version is still published."""
     try:
         return draw_page(document)
     except (IntegrityError, MemoryError) as error:
@@ -195,7 +195,7 @@ def failed_page(
 
 
 def failed_document(store: Store, model: str) -> VersionDocument | None:
-    """What the page of the last run that published nothing is drawn from; None where there is none to read."""
+    """Data for the page of the last run that published nothing; None if it is missing."""
     try:
         return read_version(store.read(failed_data_key(model)) or b"", f"the last failed run of {model}")
     except IntegrityError:
@@ -235,7 +235,7 @@ def _describe(
 STATEMENT = "provenance statement"
 SBOM = "sbom"
 BUILD_TYPE = "urn:enginesmith:build:v1"
-# The image that the build runs in, if any, as the one who starts it says; a digest reference where possible.
+# The image that the build runs in, if any, set by the caller; a digest reference where possible.
 IMAGE = "ENGINESMITH_BUILDER_IMAGE"
 
 # A longer text is not a name of a license, but the license itself.
@@ -335,7 +335,7 @@ def _purl(name: str, version: str) -> str:
 
 def _component(distribution: importlib.metadata.Distribution) -> Json:
     """A distribution as a component; {} for a folder that is none any more."""
-    metadata = distribution.metadata  # is read anew each time
+    metadata = distribution.metadata  # is read again each time
     name, version = (str(metadata[field] or "") if metadata else "" for field in ("Name", "Version"))
     if not (name and version):
         return {}
@@ -345,7 +345,7 @@ def _component(distribution: importlib.metadata.Distribution) -> Json:
 
 
 def _licenses(metadata: importlib.metadata.PackageMetadata) -> list[Json]:
-    """An SPDX expression where there is one (PEP 639), else what is said in words; [] for nothing short."""
+    """The SPDX expression (PEP 639), else the license text; [] if there is no short one."""
     if expression := metadata["License-Expression"]:
         return [{"expression": str(expression)}]
     classifiers = [str(line) for line in metadata.get_all("Classifier") or ()]

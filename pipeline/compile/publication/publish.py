@@ -1,4 +1,4 @@
-"""Publishes what was approved: the draft of a manifest, its blobs, the version."""
+"""Publishes approved units: the draft of a manifest, its blobs, the version."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ SELECTING = (
     "how many rows an output has follows from the data, as where a graph selects boxes itself: rounding selects "
     "others; let a task metric judge (golden.metric with decides, docs/guides/bring-a-model.md)"
 )
-# What a version is made with, whichever compilers its engines come from.
+# Packages that make every version, with any compiler.
 TOOLS = ("enginesmith", "torch", "onnx", "onnxscript", "onnxruntime", "numpy")
 HINTS = RANDOM_INPUTS, UNMEASURED, SELECTING
 
@@ -88,7 +88,7 @@ class VersionDraft:
 
 
 def draft_version(judgement: Judged, work: Work) -> VersionDraft:
-    """What a run publishes of what it found. Raises OSError for a file of the spec that is gone."""
+    """The draft of a run's version. Raises OSError if a file of the spec is missing."""
     spec, export, plan = work.spec, judgement.exported, judgement.plan
     blake3_digests = {record.digest: record.blake3 for unit in judgement.units if (record := unit.built.record)}
     label_files = {label_source(output): spec.file(name) for output, name in spec.triton.labels.items()}
@@ -115,7 +115,7 @@ def draft_version(judgement: Judged, work: Work) -> VersionDraft:
 
 
 def _hint(spec: ModelSpec, export: Exported, unit: JudgedUnit) -> Iterator[str]:
-    """What data would show, or mend, of a unit whose checks failed; nothing of another."""
+    """A hint which data would explain or fix a unit's failed checks; '' if none failed."""
     checks = unit.report.checks if unit.report and unit.entry.status == "failed" else ()
     if checks and export.golden_inputs is None:
         yield RANDOM_INPUTS
@@ -151,7 +151,7 @@ def _draft_manifest(spec: ModelSpec, judgement: Judged, labels: Mapping[str, str
         created_at=now(),
         content=content_digest,
         spec=document,
-        # What stands beside the engines changes nothing about what they are either.
+        # Documents beside the engines do not change their content either.
         sources=sources | _blobs_beside(graphs) | layers(judged_units),
         provenance=provenance | list_refitted(judged_units),
         toolchain=versions(*TOOLS),
@@ -195,7 +195,7 @@ def _blobs_beside(graphs: Collection[Graph]) -> dict[str, str]:
 
 
 def layers(judged_units: Sequence[JudgedUnit]) -> dict[str, str]:
-    """Blobs with what compilers tell of the layers, per engine."""
+    """Blobs with the compilers' layer information, per engine."""
     unit_extras = [(unit.built.unit.name, record.extras) for unit in judged_units if (record := unit.built.record)]
     return {f"{LAYERS} {unit}": extras["layers"] for unit, extras in unit_extras if "layers" in extras}
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Suspect:
-    """What is taken apart: the graph of `built`, or its engine. units: names of the units whose it is.
+    """The subject of an attribution: the graph of `built`, or its engine. units: names of the units that use it.
 
     cases: of failed checks beside the golden set, which has passed.
     """
@@ -57,7 +57,7 @@ class Suspect:
 
 
 def find_suspects(judged_units: Sequence[JudgedUnit]) -> list[Suspect]:
-    """What broke a limit: each graph once, whatever it was built for, and each engine that can be taken apart."""
+    """Graphs and engines that broke a limit: each graph once, and each engine that can be attributed."""
     suspects: dict[tuple[str, str], Suspect] = {}
     for result in judged_units:
         unit, failed_checks = result.built.unit, result.report.failed if result.report else ()
@@ -179,7 +179,7 @@ def _judge_trials(
     before: Sequence[Check],
     check: Callable[[Session, "GoldenSet"], Sequence[Check]],
 ) -> Callable[[Path], Sequence[Check]]:
-    """What gives the checks of a trial's ONNX file. before: those of the graph as it is.  check: makes all of them.
+    """A function that checks a trial's ONNX file. before: those of the graph as it is.  check: makes all of them.
 
     Most trials fail by far, or on an edge that failed before; only those that do not run on everything.
     """
@@ -304,7 +304,7 @@ def _propose(
     judge: "Callable[[ModelProto], Sequence[Check]]",
     clock: Clock,
 ) -> "Proposal":
-    """What to leave in float so that the graph passes. model: the float ONNX file.
+    """The nodes to leave in float so that the graph passes. model: the float ONNX file.
 
     before: the checks of the graph as it is.  judge: makes the checks of a graph.
     """

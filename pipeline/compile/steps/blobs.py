@@ -1,4 +1,4 @@
-"""What the requests have in common: blobs as verified files, engines as sessions, and checks as a proof."""
+"""Shared code of the requests: blobs as verified files, engines as sessions, and checks as a proof."""
 
 import json
 import math
@@ -118,7 +118,7 @@ def golden_set(store: Store, digest: str, workdir: Path) -> "GoldenSet":
 
 
 def this_machine() -> str:
-    """What the bits of an answer depend on beside the software: the kind of CPU, and how many cores share a sum."""
+    """Hardware that affects the bits of outputs: the kind of CPU, and the number of cores that share a sum."""
     return f"{this_kind().name}, {os.cpu_count()} cores"
 
 

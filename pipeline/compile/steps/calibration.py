@@ -64,7 +64,7 @@ class ObservePart:
     samples: CalibrationSamples
 
     def run(self, context: WorkerContext) -> Observed:
-        """What the samples showed. Raises DataError when the data has changed since the step was keyed."""
+        """Statistics of the samples. Raises DataError if the data has changed since the step's key was computed."""
         from builders.onnx_graphs.outline import load_outline
         from pipeline.quantization.insertion_points import activations, prepare_model, tensors_to_measure
         from pipeline.quantization.statistics.observe import observe as observe_samples
@@ -95,7 +95,7 @@ class ObservePartRemotely:
     part: ObservePart
 
     def run(self, context: WorkerContext) -> Observed | None:
-        """What the samples showed; None where they are not there."""
+        """Statistics of the samples; None without samples."""
         samples = self.part.samples
         data_exists = Path(samples.root, samples.data.partition(":")[0]).exists()
         return self.part.run(context) if data_exists else None

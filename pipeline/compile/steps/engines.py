@@ -38,7 +38,7 @@ from pipeline.values import Built, Recorded, ReducedWorkspace, Unit
 if TYPE_CHECKING:
     from pipeline.spec.model import ModelSpec
 
-# What compilers of small and middling models take.
+# Memory that compilers need for small and medium models.
 USUAL_MEMORY_MIB = 1024
 # No compiler takes less.
 LEAST_MEMORY_MIB = 256
@@ -229,7 +229,7 @@ def build(unit: Unit, work: Work) -> Built:
 
 def _failure(unit: Unit, work: Work, error: EnginesmithError) -> BuildFailure:
     kind, log = (error.kind, error.log) if isinstance(error, StepError) else ("error", "")
-    reason = str(error).removeprefix(f"{unit.name}: ")  # who shows it names the unit
+    reason = str(error).removeprefix(f"{unit.name}: ")  # the caller adds the unit's name
     work.context.progress.emit(Finished(unit.name, "failed", reason.splitlines()[0]))
     return BuildFailure(unit.name, kind, reason, scrubber()(log), reproduce(unit, work.spec, work.context.store.uri))
 

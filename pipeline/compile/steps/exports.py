@@ -59,7 +59,7 @@ class FrozenGolden:
 
 @dataclass(frozen=True)
 class ExportOutcome:
-    """What an export gave. model: None where it was known."""
+    """Result of an export. model: None if it was recorded."""
 
     model: OnnxModel | None
     golden: FrozenGolden
@@ -317,7 +317,7 @@ def export(work: Work) -> Exported:
     try:
         keys = _ExportKeys.of(work)
     except ModelError:
-        check_files(spec)  # tells the other mistakes too
+        check_files(spec)  # reports the other mistakes too
         raise
     model, golden = keys.recall(context)
     if model and golden:
@@ -379,7 +379,7 @@ class _ExportKeys:
         }
 
     def recall(self, context: RunContext) -> tuple[OnnxModel | None, FrozenGolden | None]:
-        """What is on record; a golden set only with its model."""
+        """The recorded results; a golden set only with its model."""
         model = context.recall("export", self.model, OnnxModel)
         return model, context.recall("golden", self.golden(model.digest), FrozenGolden) if model else None
 

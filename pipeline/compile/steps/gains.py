@@ -21,7 +21,7 @@ from pipeline.quantization.search.rates import ERROR, name_rates
 from pipeline.values import Exported, Graph, ModelShapes
 from validation.latency.machine import machine
 
-# Of its speed, and of the bytes of its weights, over those of the unit in floats.
+# Ratios of speed and of weight bytes to the unit in floats.
 LEAST_SPEEDUP, MOST_BYTES = 1.02, 0.9
 
 
@@ -58,8 +58,8 @@ class RaceGraphs:
 
 @dataclass(frozen=True)
 class RacedGraphs:
-    """What a race showed. speedup: by the median difference within rounds.  lost: whether it is surely below
-    `LEAST_SPEEDUP`.  source: the times in words."""
+    """Result of a race. speedup: by the median difference within rounds. lost: whether it is surely below
+    `LEAST_SPEEDUP`. source: the times as text."""
 
     speedup: float
     lost: bool
@@ -68,8 +68,8 @@ class RacedGraphs:
 
 @dataclass(frozen=True)
 class Gain:
-    """What a quantized unit gains. text: the figure and its source.  is_local: whether it says what was seen here, so
-    that another build may see something else."""
+    """Gain of a quantized unit. text: the figure and its source. is_local: whether it was measured here, so that
+    another build may differ."""
 
     is_enough: bool
     text: str

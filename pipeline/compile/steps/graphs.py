@@ -208,7 +208,7 @@ class WriteGraph:
         observations: "Observations",
         share: float | None,
     ) -> "QuantizationRecord":
-        """What quantizing did, tensor by tensor. models: the float model and the written one."""
+        """Record of the quantization, per tensor. models: the float model and the written one."""
         from pipeline.quantization.record import Evidence, record
         from pipeline.quantization.search.trial import SearchDocument
         from pipeline.quantization.statistics.observations import Observations
@@ -244,7 +244,7 @@ class CheckGraph:
     answers: str | None = None
 
     def run(self, context: WorkerContext) -> Proof:
-        """The checks, that of the samples among them."""
+        """The checks, including the check of the samples."""
         from builders.onnx_graphs.outline import load_outline
         from builders.reference import ReferenceSession, threads_for
         from validation.comparison.decisions import decision_checks

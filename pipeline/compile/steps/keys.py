@@ -57,7 +57,7 @@ def code_key(*roots: Root) -> Json:
 
 
 def package_versions(*packages: str) -> dict[str, str]:
-    """Installed versions by distribution, of packages as `import` names them, and of what stands behind those."""
+    """Installed versions by distribution, for import names of packages, and for their underlying libraries."""
     backing_packages = [name for package in packages for name in _BEHIND.get(package, ())]
     return versions(*(_DISTRIBUTIONS.get(name, name) for name in (*packages, *backing_packages)))
 
@@ -65,13 +65,13 @@ def package_versions(*packages: str) -> dict[str, str]:
 def step_limits(
     spec: "ModelSpec", step: Literal["export", "calibration", "quantization", "proof", "attribution"]
 ) -> ProcessLimits:
-    """What the process of a step that works on the model may use: the spec's time, most of the machine's memory."""
+    """Process limits of a step that works on the model: the spec's time, most of the machine's memory."""
     remedies = f"raise timeouts.{step}_s in the spec", "run it on a machine with more memory"
     return ProcessLimits(getattr(spec.timeouts, f"{step}_s"), HOST_MEMORY_MIB, *remedies)
 
 
 def engine_limits(spec: "ModelSpec", step: Literal["build", "proof", "latency"]) -> ProcessLimits:
-    """What the process of a step that builds or runs an engine may use: the spec's time, and build.memory_mib."""
+    """Process limits of a step that builds or runs an engine: the spec's time, and build.memory_mib."""
     if step == "build":
         key, timeout_s = "build.timeout_s", spec.build.timeout_s
     else:

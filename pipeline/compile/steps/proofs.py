@@ -336,7 +336,7 @@ def repeats_bits(request: BuildRequest, graph: Path) -> bool:
 
 
 def reads_nan(graph: Path) -> bool:
-    """Whether a graph has an operator that tells NaN or infinities from numbers."""
+    """Whether a graph has an operator that detects NaN or infinities."""
     from builders.onnx_graphs.bodies import walk_nodes
     from builders.onnx_graphs.outline import load_outline
 
@@ -390,7 +390,7 @@ def prove_engine(check: CheckEngine, work: Work, afresh: bool = False) -> Proof:
         **encode(replace(check, answers=None)),  # the proof is the same without them
         "engine": check.engine.digest,
         "request": request.key,
-        # What the proof depends on of this machine.
+        # Properties of this machine that affect the proof.
         "machine": [this_kind().name] if request.target.is_cpu else sorted({gpu.name for gpu in gpus()}),
         **code_key(CheckEngine, backend_root(request.backend)),
         **({"at": now()} if afresh else {}),
@@ -400,7 +400,7 @@ def prove_engine(check: CheckEngine, work: Work, afresh: bool = False) -> Proof:
 
 
 def engine_check(engine: EngineBlob, spec: "ModelSpec", golden: str) -> CheckEngine:
-    """What proves an engine by its spec. golden: digest of the golden set."""
+    """The request that proves an engine by its spec. golden: digest of the golden set."""
     precision = engine.request.precision
     return CheckEngine(
         engine,

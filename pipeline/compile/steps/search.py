@@ -84,7 +84,7 @@ class SearchedKind:
 
 @dataclass(frozen=True)
 class SearchResults:
-    """What a search chose, for each kind in the order of the request."""
+    """Results of a search, for each kind in the order of the request."""
 
     found: tuple[SearchResult, ...]
 
@@ -108,7 +108,7 @@ class SearchQuantization:
     most_s: float
 
     def run(self, context: WorkerContext) -> SearchResults:
-        """What was chosen. Raises DataError for labels that are no classes, InputError for rules that match no node."""
+        """The results. Raises DataError for labels that are not classes, InputError for rules that match no node."""
         # For numpy, which is imported below: groups are fitted side by side, and threads of a product wait awake.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         import onnx
@@ -286,7 +286,7 @@ def _search(
         job = Job("choose", replace(request, kinds=missing_kinds), context.store.uri, limits)
         results = context.run_job(context.local, name, job).found
         for kind, result in zip(missing_kinds, results, strict=True):
-            # One that was done is on record for every limit on the time, one that was not for this one.
+            # A complete search is recorded for every time limit, an incomplete one only for this limit.
             key = {name: value for name, value in keys[kind].items() if result.ended or name != "most_s"}
             blobs = [result.model, result.ranges, result.choice, result.smoothed]
             context.remember("choose", key, encode_fields(result), blobs)

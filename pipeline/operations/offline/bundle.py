@@ -69,7 +69,7 @@ def choose_engines(
 
 
 def own_runs(spec: ModelSpec) -> str:
-    """What a spec asks that takes runs of its own, and cannot be proven by recorded answers; '' for nothing."""
+    """The promise in a spec that recorded answers cannot prove, because it needs more runs; '' without one."""
     spec_terms = {"promises a contract": contract_of(spec), "lets servers pad": padding_rules(spec)}
     return next((promise for promise, terms in spec_terms.items() if terms), "")
 
@@ -78,7 +78,7 @@ def require_carriable(manifest: Manifest, spec: ModelSpec, engines: Collection[E
     """Raise InputError for a version with `own_runs`, and for engines without weights of their own."""
     if obstacle := own_runs(spec):
         raise InputError(
-            f"{manifest.reference} {obstacle}, which takes runs that are judged while they are made; "
+            f"{manifest.reference} {obstacle}, and recorded answers cannot prove that; "
             "run `enginesmith validate` on a node with its GPU that reaches the registry"
         )
     if stripped_units := [entry.unit for entry in engines if entry.is_stripped]:
@@ -232,7 +232,7 @@ def _import_entry(store: Store, results: Results, trial: OfflineTrial) -> Valida
                     f"{manifest.reference} {trait}, which takes runs of its own; `enginesmith validate "
                     f"{manifest.reference}` on a node with that GPU shows it"
                 )
-            # Other sizes and repeated calls are made as long as time allows, which nobody can foresee there.
+            # Other sizes and repeated calls run as long as time allows, which is not known in advance.
             check = replace(version.check(entry), calls=None, recorded=answers)
             job = Job(name, check, store.uri, engine_limits(version.spec, "proof"))
             report = version.judge(entry, _prove(entry, trial, job), store, cpu)

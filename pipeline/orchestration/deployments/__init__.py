@@ -1,2 +1,2 @@
-"""What `enginesmith prefect deploy` registers with a Prefect server: work pool, deployments with triggers, concurrency
-limits."""
+"""Objects that `enginesmith prefect deploy` registers with a Prefect server: work pool, deployments with triggers,
+concurrency limits."""

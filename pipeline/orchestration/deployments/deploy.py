@@ -1,4 +1,4 @@
-"""Registers what a `DeploymentPlan` says with a Prefect server: what is missing is made, what differs is changed."""
+"""Registers a `DeploymentPlan` with a Prefect server: creates missing objects, and updates different ones."""
 
 import importlib
 import json

@@ -156,7 +156,7 @@ class DeploymentPlan:
         )
 
     def _housekeeping(self) -> tuple[WantedDeployment, ...]:
-        """What runs by the clock alone, about the registry as a whole and the fleet."""
+        """Scheduled flows for the whole registry and the fleet."""
         return (
             WantedDeployment(
                 "collect_garbage",

@@ -25,7 +25,7 @@ def advance_rollouts(
     def send(step: Advance) -> None:
         try:
             send_rollout(step.rollout, step.action, step.why, registry)
-        except UnavailableError as error:  # the step is made, and stands in the rollout's history
+        except UnavailableError as error:  # the step succeeded, and is in the rollout's history
             logger.warning("%s", error)
 
     follower = RolloutFollower(open_store(registry), None, logger.info, send)

@@ -90,7 +90,7 @@ def _state(outcome: CanaryOutcome) -> State[object]:
 
 
 def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: Run) -> State[object]:
-    """Run the canaries that were lost, one after the other: what is timed must not be two at once."""
+    """Run the canaries that were lost, one after the other, because timing must not run in parallel."""
     logger, target = get_run_logger(), target_named(like.target)
     grace = timedelta(seconds=GRACE_S + 2 * (like.duration or 0.0))
     report_lines, failure_count = [], 0

@@ -1,4 +1,4 @@
-"""The flow of many models: several are compiled at a time, and one that fails does not stop the others."""
+"""The flow of many models: compiles several at a time; a failed model does not stop the others."""
 
 from typing import Literal
 

@@ -33,9 +33,9 @@ P = ParamSpec("P")
 RETRIES = 3
 _BACKOFF_S = 2.0
 _JITTER = 0.5
-# The slot of a holder that was killed is free again after so many seconds.
+# Seconds until the slot of a killed holder is free again.
 _SLOT_S = 120.0
-# A free slot is given within so many seconds; a longer wait is shown.
+# Seconds in which a free slot is assigned; a longer wait is shown.
 _AT_ONCE_S = 2.0
 
 

@@ -50,7 +50,7 @@ def validate_pending(
     options = RunOptions(executor=executor, ray_address=ray_address, wait_for_nodes_s=wait_for_nodes_s)
     with start_executors(options, signals=False) as executors:
         context = RunContext(store, executors.local, executors.builder, FlowProgress(get_run_logger()))
-        # One version after the other: engines are timed, too, and two at once would time each other.
+        # One version at a time: engines are timed, and concurrent ones would disturb each other.
         pending_list = [pending_version] if pending_version else list_pending(store, model, gpu)
         runner = PrefectRunner()
         proofs: list[Validated] = []

@@ -1,1 +1,1 @@
-"""The chart's RayCluster, brought to what is wanted while builds run: what the chart's Job `RELEASE-ray-apply` does."""
+"""Updates the chart's RayCluster while builds run: the code of the chart's Job `RELEASE-ray-apply`."""

@@ -1,4 +1,4 @@
-"""Bringing a RayCluster to what is wanted: `python -m pipeline.orchestration.kuberay.apply FILE --owner CONFIGMAP`.
+"""Update a RayCluster to a given state: `python -m pipeline.orchestration.kuberay.apply FILE --owner CONFIGMAP`.
 
 Helm does not apply it itself. Ray's autoscaler writes `replicas` into the same list that Helm would send, and the
 numbers that an upgrade or a rollback sends are those of another time; here they are read and written in one step that
@@ -132,7 +132,7 @@ class Kubernetes:
 
 
 class RayHead:
-    """What Ray's head knows of its workers. address: host and port of its GCS."""
+    """Ray's head, and its view of the workers. address: host and port of its GCS."""
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -37,7 +37,7 @@ class ChannelStatus:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._looks: dict[tuple[str, str], _Look] = {}  # the one that was read longest ago first
+        self._looks: dict[tuple[str, str], _Look] = {}  # the least recently read one first
 
     def texts(self, listing: Iterable[ListedModel]) -> dict[str, str]:
         """By model a line for each channel, of models that have one. Those beyond `MOST_MODELS` and `MOST_BYTES` are

@@ -158,7 +158,7 @@ def serve_metrics(registry: "CollectorRegistry", address: HttpAddress) -> Iterat
 MOST_MODELS = 500
 # Runs that are read, the newest.
 MOST_RUNS = 500
-# Versions that a look reads or checks, those that changed first, then those that were not looked at for longest.
+# Versions that a poll reads or checks: changed ones first, then the least recently polled.
 MOST_LOOKED_AT = 500
 # How old the times of registrations may be; an alert waits for an hour.
 REGISTRATIONS_S = 600.0
@@ -266,7 +266,7 @@ class Looker:
         models = [
             poll.view if model in drift_models else replace(poll.view, drift={}) for model, poll in self._known.items()
         ]
-        # As `view_of` takes them. One that halts is not among those that run any more.
+        # Arguments of `view_of`. A halted rollout is no longer running.
         channel_keys = sorted({*running_rollouts(self._store), *self._rollouts})
         rollouts = dict(side_by_side(lambda key: _rollout(self._store, *key), channel_keys))
         self._rollouts = {

@@ -193,7 +193,7 @@ BEAT_S, FAR_BEAT_S = 10.0, 30.0
 FIRST_S = 0.5
 # The share of the thread's time that writing may take.
 SHARE = 0.01
-# So many seconds the end of a run waits for its last write.
+# Maximum seconds that the end of a run waits for its last write.
 PATIENCE_S = 10.0
 # Seconds between two writes of what builds took, which are written at the end too.
 LEARN_S = 30.0

@@ -17,15 +17,15 @@ from enginesmith.registry.store.base import Store
 # Whole lines are scrubbed before anything is cut, as a cut through a secret would hide it from the scrubber. A line
 # that has not ended yet is not shown.
 
-# Of one job the first and the last so many bytes are kept.
+# Number of first and of last bytes of a job that are kept.
 HEAD_BYTES = 1 << 20
 TAIL_BYTES = 3 << 20
-# So many characters of a job are shown while it runs.
+# Number of characters of a job that are shown while it runs.
 LIVE_BYTES = 16 << 10
-# A line is cut here; the margin is cut off after scrubbing, since a secret may lie across the first cut.
+# Maximum length of a line. The margin is cut after scrubbing, because a secret may cross the first cut.
 LONGEST_LINE = 64 << 10
 MARGIN = 4 << 10
-# So many characters are scrubbed at once: line by line would cost more than the rest of watching a build.
+# Number of characters scrubbed at once: scrubbing line by line would cost more than the rest of watching a build.
 PIECE = 64 << 10
 _KEY_BEGINS, _KEY_ENDS = "-----BEGIN ", "-----END "
 _LINE_END = re.compile(r"(?<=[\n\r])")

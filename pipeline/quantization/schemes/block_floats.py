@@ -305,7 +305,7 @@ class _Writer:
         self.nodes: list[NodeProto] = []
 
     def write(self, weights: Mapping[str, Floats]) -> None:
-        """Let the nodes of these names read a stored weight [depth, channels], and dequantized activations."""
+        """Connect the nodes with these names to a stored weight [depth, channels] and to dequantized activations."""
         graph = self.model.graph
         for node in graph.node:
             if node.name in weights:

@@ -69,7 +69,7 @@ _PASSING = _ARITHMETIC | _INDEXING | _MOVING | {"Cast", "Dropout", "Identity"}
 # Results that leave fp16 for quite ordinary inputs (a square passes it at 256, an exponential at 11.1).
 _EXPLOSIVE = {"CumSum", "Exp", "Pow", "ReduceL2", "ReduceProd", "ReduceSumSquare"}
 
-# Results that grow with each factor, and those that no inputs make large.
+# Operators whose results grow with each factor, and operators with bounded results.
 _MULTIPLYING = {"Einsum", "MatMul", "Mul"}
 _BOUNDED = {
     *("Erf", "GroupNormalization", "HardSigmoid", "InstanceNormalization", "LayerNormalization"),

@@ -32,7 +32,7 @@ class _Kernel:
 
 @dataclass(frozen=True)
 class CostModel:
-    """The costs of a float model at given sizes of its inputs. Formats of products are names of precisions, by node.
+    """Costs of a float model at fixed input sizes. Formats of products are precisions, by node name.
 
     weights: bytes of the constants, by name.  readers: names of the nodes that read a tensor.
     """

@@ -72,10 +72,10 @@ def _plain_budget(limits: GraphLimits) -> Budget:
 def make_edges(
     runs: Sequence[Tensors], inputs: Sequence[TensorSpec], dims: Sequence[Dim], outputs: Sequence[Tensors] = ()
 ) -> list[dict[str, Array]]:
-    """Samples of the runs at the sizes of a golden set's edges, one by one: of a batch, each counts.
+    """Samples of the runs, resized to the edge sizes of a golden set; each sample of a batch is one result.
 
-    outputs: of the runs; those of edges are taken to have as many bytes per byte of input. What would be beyond
-    `MOST_EDGE_BYTES` is left out.
+    outputs: of the runs; they estimate the output bytes per input byte at the edges. Samples beyond `MOST_EDGE_BYTES`
+    are left out.
     """
     batch_dim = next((dim for dim in dims if dim.name == leading_dim(inputs)), None)
     least_batch = {batch_dim.name: batch_dim.min} if batch_dim else {}
@@ -97,7 +97,7 @@ def _count_bytes(*tensors: Tensors) -> int:
 
 
 class GraphJudge:
-    """Takes what a trial answers, run after run, and counts the checks that it fails. runs: inputs.  edges: inputs of
+    """Receives a trial's outputs, run by run, and counts failed checks. runs: inputs.  edges: inputs of
     the runs behind these, at other sizes. Each keeps the graph's limits itself, without a margin: a golden set need not
     have the hard samples by which its edges would be judged."""
 

@@ -29,9 +29,9 @@ class Section:
 def divide_sections(
     model: ModelProto, groups: Sequence[SmoothingGroup], types: Mapping[str, int], least_count: int = HORIZON
 ) -> list[Section]:
-    """A prepared model's sections, in order; each but the last has at least so many groups. types: of its tensors."""
+    """A prepared model's sections in order, with `least_count` or more groups, but the last. types: of its tensors."""
     node_indices = {node.name: index for index, node in enumerate(model.graph.node)}
-    # A group that is read in many places ends with the last of them.
+    # A group with several readers ends at the last one.
     sorted_groups = sorted(groups, key=lambda group: max(node_indices[node] for node in group.nodes))
     sections, section_groups = list[Section](), list[SmoothingGroup]()
     changed_names = downstream(model, {node for group in groups for node in group.nodes})

@@ -124,7 +124,7 @@ def _judge(
         (channel_sums, judge.rows[:: max(1, 2 * len(judge.rows) // _TRIED_ROWS)]) for channel_sums, judge in pairs
     ]
     energies = [sum(float(np.mean((rows @ weight) ** 2)) for _, rows in samples) or 1.0 for weight in weights]
-    # What makes the sum of the squared errors of a node's channels their mean, relative to its output.
+    # Factor from the sum of squared errors of a node's channels to their mean, relative to its output.
     weight_scales = [1 / math.sqrt(energy * weight.shape[1]) for weight, energy in zip(weights, energies, strict=True)]
     scales = np.repeat(np.array(weight_scales, np.float32), [weight.shape[1] for weight in weights])
     weight_matrix, amax = np.hstack(weights), np.max([np.abs(weight).max(axis=1) for weight in weights], axis=0)

@@ -120,7 +120,7 @@ class ChannelSums:
         low, high = rows.min(axis=0), rows.max(axis=0)
         self.low = np.minimum(self.low, low) if self.sampled_rows else low
         self.high = np.maximum(self.high, high) if self.sampled_rows else high
-        # An odd step: sequence lengths are mostly even, and no position shall be missed in every sequence.
+        # An odd step: sequence lengths are mostly even, and an even step would miss the same positions in all of them.
         self.sampled_rows.append(rows[:: (len(rows) // self.quota) | 1][: self.quota].copy())
         if sum(map(len, self.sampled_rows)) > 2 * ROWS:
             self.sampled_rows, self.quota = [self.rows[::2]], max(1, self.quota // 2)

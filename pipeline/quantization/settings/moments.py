@@ -93,9 +93,9 @@ def patches(values: Floats, window: Window, places: NDArray[np.int64]) -> Floats
     `window.places`."""
     pads = window.padding(values.shape[2:])
     padded_values = np.pad(values, ((0, 0), (0, 0), *pads)) if any(map(any, pads)) else values
-    # [n, channels, *starts, *reaches]: all that a window reaches from each place where it can start.
+    # [n, channels, *starts, *reaches]: the values inside the window at each start position.
     spans = sliding_window_view(padded_values, window.reaches, axis=tuple(range(2, values.ndim)))
-    # The kernel reads every value of that, or with a dilation of 2 every second one.
+    # The kernel reads all of these values; with dilation 2, every second one.
     kernel_index: list[Any] = [..., *(slice(None, None, dilation) for dilation in window.dilations)]
     sample, *position = np.unravel_index(places, window.places(values.shape))
     offsets = [index * stride for index, stride in zip(position, window.strides, strict=True)]
@@ -114,16 +114,16 @@ def as_weight(matrices: Floats, shape: Sequence[int]) -> Floats:
 
 
 MOST_BYTES = 128 << 20
-# Layers of one pass, whose activations a run gives all at once. The first layers have large ones and small matrices.
+# Maximum number of layers of one pass. Their activations are in memory together; those of the first layers are large.
 MOST_LAYERS = 8
-# Values of one tensor in all runs, that a later pass begins at.
+# Maximum number of values, over all runs, of a tensor that a later pass starts from.
 MOST_HELD = 96 << 20
-# Patches drawn for each value in one, and at least. `benchmarks/bench_calibration.py` measures their effect.
+# Number of patches per value of a patch, and its minimum. `benchmarks/bench_calibration.py` measures their effect.
 PATCHES_PER_VALUE = 3
 LEAST_PATCHES = 8192
-# At most so many come out of one sample, where there are as many samples as that takes.
+# Maximum number of patches from one sample, if there are enough samples.
 PATCHES_PER_SAMPLE = 256
-# Patches that are held before they are multiplied: one product of many is cheaper than many of few.
+# Number of patches that are multiplied together: one large product is cheaper than many small ones.
 HELD_PATCHES = 512
 # Values of patches that are drawn at once.
 DRAWN_VALUES = 1 << 21
@@ -308,7 +308,7 @@ def _choose_runs(runs: Sequence[Run], batch: Iterable[Layer], first_values: Mapp
 
 
 def _draw(values: Floats, layer: Layer, quota: int, seed: int) -> Iterator[Floats]:
-    """`quota` patches, or all there are, from places drawn evenly; [rows, groups, values] at a time."""
+    """Yield `quota` patches, or all, from uniformly random places, as blocks [rows, groups, values]."""
     total = math.prod(layer.window.places(values.shape))
     if quota >= total:
         positions = np.arange(total)

@@ -20,7 +20,7 @@ from pipeline.quantization.graph import consumers
 
 # Samples to fit settings on, and samples to judge the model on.
 FITTED, JUDGED = 384, 96
-# Weights begin at multiples of a page in a file, as mapped files are read best.
+# Weights begin at page boundaries of a file, because memory-mapped files are read fastest from there.
 _ALIGNED = 4096
 
 # Number of samples, and the inputs of one run.
@@ -155,7 +155,7 @@ def _openable(model: ModelProto) -> Iterator[Path | bytes]:
     model_path.write_bytes(copy.SerializeToString())
     try:
         yield model_path
-    finally:  # what is open stays mapped
+    finally:  # open files stay mapped
         for model_file in (model_path, *folder.glob(f"{LOOSE}*")):
             model_file.unlink()
 

@@ -49,21 +49,21 @@ from pipeline.quantization.statistics.observations import TensorStatistics
 #
 # SmoothQuant (Xiao et al., "SmoothQuant: Accurate and Efficient Post-Training Quantization for Large Language Models",
 # 2022): s = reach(x)^a / reach(W)^(1-a), with the strength a chosen per group. Where possible the division is folded
-# into constants of what makes x, at no cost at run time: behind a LayerNormalization into its scale and bias; behind a
-# projection into the columns of its weight and its bias, through everything that leaves channels apart and only scales
-# with them: a Relu, a bias, Reshape and Transpose around attention heads, and the product of attention weights and
-# values, which mixes positions only. So the factors of an attention's result end up in its value projection.
+# into constants of the producer of x, at no cost at run time: into the scale and bias of a LayerNormalization, or into
+# the weight columns and bias of a projection. Operators between it and x may be there if they keep channels separate
+# and scale with them: a Relu, a bias, Reshape and Transpose around attention heads, and the product of attention
+# weights and values. So the factors of an attention's result are folded into its value projection.
 #
-# Elsewhere (a residual connection reads x too; a Gelu makes it) the division is a Mul by a constant vector in front of
-# QuantizeLinear: element-wise, beside a product that does a hundred times the work, and open to being fused into the
-# kernel that quantizes.
+# Elsewhere (x is also read by a residual connection, or produced by a Gelu) the division is a Mul by a constant vector
+# before QuantizeLinear. It is element-wise, costs about a hundredth of the product, and can be fused into the
+# quantizing kernel.
 
 # Values of a that are tried; None: no smoothing.
 STRENGTHS: tuple[float | None, ...] = (None, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 
 # f(x / s) = f(x) / s for every positive s.
 _HOMOGENEOUS = ("Relu", "LeakyRelu", "Identity")
-# Channels and weights that are (nearly) zero would give factors without bound.
+# Lower limit of factors: channels and weights near zero would give unbounded ones.
 _LEAST = 1e-5
 
 _Step = tuple[str, tuple[int, ...], list[tuple[str, int, int]]]
@@ -369,7 +369,7 @@ def fit_convolutions(
 
 
 def _find_start(model: ModelProto, waists: Sequence[tuple[int, str]], tensors: set[str]) -> str | None:
-    """The last waist of a model that stands before these tensors; None where there is none, or are no tensors."""
+    """The last waist of a model before the first of these tensors; None without such a waist or without tensors."""
     indices = (index for index, node in enumerate(model.graph.node) if not tensors.isdisjoint(node.output))
     first_index = next(indices, -1)
     return next((name for index, name in reversed(waists) if index <= first_index), None)

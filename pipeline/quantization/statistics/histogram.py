@@ -26,7 +26,7 @@ from enginesmith.core.errors import digest_of_bytes
 
 # One for each pattern of the 16 leading bits of a float32.
 BINS = 1 << 16
-# Values measured at a time: passes after the first find them, and 8 bytes more of each, in a core's cache.
+# Number of values measured at a time: later passes find them, and 8 more bytes of each, in the core's cache.
 CHUNK = 1 << 15
 _SIGN, _INFINITY = 0x8000, 0x7F80
 

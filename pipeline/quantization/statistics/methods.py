@@ -171,7 +171,7 @@ def _integral(u: Floats) -> Floats:
 
 
 def _search(cost: Callable[[float], float], reach: float) -> float:
-    """The bound in (0, reach] with the least cost; the larger one of equals."""
+    """The bound in (0, reach] with the least cost; the larger one in a tie."""
     if reach < np.finfo(np.float32).tiny:
         return reach
     coarse_bounds = [reach * MSE_RATIO**step for step in range(MSE_STEPS)]

@@ -64,8 +64,8 @@ class EnsembleFunction(SpecPart):
         return f"{inside(file)}:{name}"
 
     def at(self, name: str, folder: Path, sources: Mapping[str, str]) -> state.EnsembleFunction:
-        """It with digests of its files. name: in the spec.  folder: of that.  sources: what gives its inputs. Raises
-        ModelError for a file that cannot be read."""
+        """A copy with digests of its files. name: in the spec.  folder: of the spec.  sources: what gives its inputs.
+        Raises ModelError for a file that cannot be read."""
         digests = {
             str(path.relative_to(folder)): digest_of_file(path) for path in source_files(folder, folder / self.file)
         }
@@ -315,7 +315,7 @@ class EnsembleSpec(SpecFile):
                 yield loc, f"takes {source!r}; the name of an input of the whole is 1 to 64 of A-Z a-z 0-9 _ -"
 
     def _contributing(self) -> set[str]:
-        """The graphs that an output which the spec names is computed from."""
+        """The graphs that contribute to an output in the spec."""
         contributors = {name.partition(".")[0] for name in self.outputs or ()}
         for name in reversed(self.order()):
             input_sources = (source for _, source in self._given(name) if name in contributors)

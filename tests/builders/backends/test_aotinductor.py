@@ -119,11 +119,11 @@ def _names(folder: Path) -> list[str]:
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 4), (8, 5), (2, 16)])
 def test_it_gives_what_the_graph_gives_at_any_size_of_any_profile(session, model, n, m):
     expected = OrtSession(model, optimized=False).run(arrays(n, m))
-    made = session.run(arrays(n, m))
-    assert list(made) == ["y", "ones", "sizes"]
+    result = session.run(arrays(n, m))
+    assert list(result) == ["y", "ones", "sizes"]
     for name, array in expected.items():
-        assert made[name].dtype == array.dtype
-        np.testing.assert_allclose(made[name], array, atol=1e-6, err_msg=name)
+        assert result[name].dtype == array.dtype
+        np.testing.assert_allclose(result[name], array, atol=1e-6, err_msg=name)
 
 
 @compiled
@@ -171,8 +171,8 @@ engine = Engine(decode(saved["request"], BuildRequest), Path(saved["path"]), "",
 with AotInductor().open(engine) as session:
     print(session.run({"ids": np.zeros((1, 1), "int64"), "x": np.zeros((1, 4), "float32")})["sizes"].tolist())
 """
-    said = subprocess.run([sys.executable, "-c", code, str(tmp_path / "engine.json")], capture_output=True, text=True)
-    assert said.stdout.strip() == "[1, 1]", said.stderr
+    result = subprocess.run([sys.executable, "-c", code, str(tmp_path / "engine.json")], capture_output=True, text=True)
+    assert result.stdout.strip() == "[1, 1]", result.stderr
 
 
 @compiled
@@ -242,8 +242,8 @@ def test_a_compiler_that_fails_is_an_error_with_its_words(model, tmp_path):
 
 
 def test_versions_are_those_of_torch_compiler_and_level_and_change_the_build_key(monkeypatch):
-    found = AotInductor().versions()
-    assert set(found) == {"torch", "c++", "cpu"} and found["cpu"] == host_level()
+    versions = AotInductor().versions()
+    assert set(versions) == {"torch", "c++", "cpu"} and versions["cpu"] == host_level()
     assert request(AotInductor(cpu="x86-64-v3")).key != request(AotInductor(cpu="x86-64-v4")).key
     before = request().key
     monkeypatch.setattr(module, "compiler_version", lambda command: "99.1")

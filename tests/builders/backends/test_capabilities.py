@@ -76,15 +76,15 @@ def excepted(name: str, exceptions: dict[str, str]) -> bool:
 
 
 def test_no_other_file_imports_a_backend_or_its_compiler():
-    found = {name: sorted(filter(is_known, modules)) for name, (modules, _) in sources().items()}
-    assert {name: modules for name, modules in found.items() if modules and not excepted(name, IMPORTS)} == {}
+    result = {name: sorted(filter(is_known, modules)) for name, (modules, _) in sources().items()}
+    assert {name: modules for name, modules in result.items() if modules and not excepted(name, IMPORTS)} == {}
 
 
 def test_no_other_file_names_a_backend():
     """The toy's, which is in a distribution of its own, is in no file at all."""
     names = {*OURS, *(name.replace("-", "_") for name in OURS), "toy", "toy-compiler"}
-    found = {name: sorted(map(str, texts & names)) for name, (_, texts) in sources().items()}
-    assert {name: told for name, told in found.items() if told and not excepted(name, NAMES)} == {}
+    result = {name: sorted(map(str, texts & names)) for name, (_, texts) in sources().items()}
+    assert {name: message for name, message in result.items() if message and not excepted(name, NAMES)} == {}
 
 
 def test_what_judges_engines_of_a_fleet_looks_for_no_backend():
@@ -96,9 +96,9 @@ def test_what_judges_engines_of_a_fleet_looks_for_no_backend():
 
 
 def test_no_other_file_names_an_option():
-    found = {name: sorted(map(str, texts & OPTIONS)) for name, (_, texts) in sources().items()}
-    found.pop("enginesmith/core/capabilities.py", None)
-    assert {name: told for name, told in found.items() if told} == {}
+    result = {name: sorted(map(str, texts & OPTIONS)) for name, (_, texts) in sources().items()}
+    result.pop("enginesmith/core/capabilities.py", None)
+    assert {name: message for name, message in result.items() if message} == {}
 
 
 def test_every_exception_is_needed():
@@ -111,11 +111,11 @@ def test_every_exception_is_needed():
 @pytest.mark.parametrize("name", sorted(OURS))
 def test_an_option_with_a_shared_meaning_is_an_option(name):
     options = discovery.capabilities_of(name).options
-    known = discovery.option_fields(discovery.load(name))
+    option_fields = discovery.option_fields(discovery.load(name))
     for field in fields(SharedOptions):
-        told = getattr(options, field.name)
-        option = told[0] if isinstance(told, tuple) else told
-        assert not option or option in known, f"{name} has no option {option}"
+        message = getattr(options, field.name)
+        option = message[0] if isinstance(message, tuple) else message
+        assert not option or option in option_fields, f"{name} has no option {option}"
 
 
 def test_backends_that_share_a_graph_have_one_scheme_of_quantization():

@@ -63,9 +63,9 @@ def test_an_onnx_file_is_opened_by_what_is_as_new_as_its_maker(built, fits):
 
 @pytest.fixture
 def engine(tmp_path) -> Engine:
-    wanted = replace(ort_request(), toolchain=discovery.toolchain_of(OnnxRuntime()))
-    wanted = replace(wanted, options=discovery.options_of(OnnxRuntime()))
-    return OnnxRuntime().build(wanted, graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+    expected = replace(ort_request(), toolchain=discovery.toolchain_of(OnnxRuntime()))
+    expected = replace(expected, options=discovery.options_of(OnnxRuntime()))
+    return OnnxRuntime().build(expected, graphs.mlp(tmp_path / "model.onnx"), tmp_path)
 
 
 def test_open_engine_opens_with_the_backend_and_the_options_of_the_request(engine):

@@ -44,13 +44,13 @@ def own_request(target="cpu", precision="fp32", backend=IREE, **changes):
         ("sm_89", "int4", "in blocks, .*; use int8"),
     ],
 )
-def test_what_it_lacks_is_refused_with_the_remedy(installed, target, precision, words):
+def test_unsupported_requests_are_refused_with_a_remedy(installed, target, precision, words):
     assert re.search(words, IREE.refuses(own_request(target, precision)))
 
 
 @pytest.mark.parametrize("target", ["cpu", "t4", "sm_80", "a10", "l4", "sm_120"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_what_it_has_is_not_refused(installed, target, precision):
+def test_supported_requests_are_accepted(installed, target, precision):
     assert IREE.refuses(own_request(target, precision)) is None
 
 
@@ -116,7 +116,7 @@ def test_an_operator_it_lacks_is_named_with_its_node(compiler, tmp_path):
         IREE.build(own_request(), model, tmp_path)
 
 
-def test_an_engine_that_is_none_is_refused_in_words(compiler, tmp_path):
+def test_an_invalid_engine_is_refused_with_a_message(compiler, tmp_path):
     engine = IREE.build(own_request(), graphs.one_node(tmp_path / "m.onnx", "Relu", shape=(2, 8)), tmp_path)
     engine.path.write_bytes(b"x" * engine.size_bytes)
     with pytest.raises(EnginesmithError, match=r"IREE cannot load engine\.vmfb: .*; build it again"), IREE.open(engine):

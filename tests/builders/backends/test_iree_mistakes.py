@@ -66,14 +66,14 @@ def test_a_loop_that_may_stop_is_not(begins, again):
     ],
 )
 def test_a_scan_of_fixed_sizes_from_the_first_row_on_is_taken_and_no_other(size, more, words):
-    found = reasons(
+    actual = reasons(
         model(
             f"""g (float[3] start, float[{size}, 3] x) => (float[3] last, float[{size}, 3] y) {{
                 last, y = Scan <num_scan_inputs = 1{more}, body = b (float[3] s, float[3] e) =>
                     (float[3] t, float[3] o) {{ t = Add(s, e) o = Neg(s) }}> (start, x) }}"""
         )
     )
-    assert [reason for reason in found if words in reason] if words else found == []
+    assert [reason for reason in actual if words in reason] if words else actual == []
 
 
 def inferred(text: str, opset: int = 20, **weights) -> onnx.ModelProto:
@@ -121,9 +121,9 @@ GRU = 'GRU <hidden_size = 3, activations = ["{}", "{}"]> (x, w, r)'
         (inferred("(float[1,1,4,4] x, float[1,3,3,2] p) => (float[1,1,3,3] y) { y = GridSample(x, p) }"), "far out"),
     ],
 )
-def test_an_operator_that_comes_out_wrong_is_refused_by_name_with_the_remedy(graph, words):
-    (found,) = reasons(graph)
-    assert words in found and ";" in found
+def test_a_miscompiled_operator_is_refused_by_name_with_the_remedy(graph, words):
+    (result,) = reasons(graph)
+    assert words in result and ";" in result
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_an_operator_that_comes_out_wrong_is_refused_by_name_with_the_remedy(gra
         inferred("(float[2, 3, 4] x) => (float[2, 3, 4] y) { y = Hardmax <axis = 2> (x) }", 11),
     ],
 )
-def test_what_it_gets_right_is_not_refused(graph):
+def test_correctly_compiled_graphs_are_accepted(graph):
     assert reasons(graph) == []
 
 
@@ -196,17 +196,17 @@ BASES, EXPONENTS = (
 )
 def test_what_is_rewritten_computes_the_same(text, opset, weights, feed):
     """Whether IREE gets it right then, the torture graphs say."""
-    given = inferred(text, opset, **{name: np.asarray(array) for name, array in weights.items()})
-    written = onnx.ModelProto.FromString(given.SerializeToString())
+    inputs = inferred(text, opset, **{name: np.asarray(array) for name, array in weights.items()})
+    written = onnx.ModelProto.FromString(inputs.SerializeToString())
     rewrite_for_iree(written.graph, opset)
     assert [node.op_type for node in written.graph.node] != [
-        node.op_type for node in given.graph.node
+        node.op_type for node in inputs.graph.node
     ] or "fixed, " in text
     onnx.checker.check_model(written)
-    fed = {value.name: np.asarray(feed[value.name]) for value in given.graph.input}
-    with_both = [InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]) for m in (given, written)]
-    wanted, got = (session.run(None, fed)[0] for session in with_both)
-    np.testing.assert_allclose(got, wanted, rtol=1e-6)
+    fed = {value.name: np.asarray(feed[value.name]) for value in inputs.graph.input}
+    with_both = [InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]) for m in (inputs, written)]
+    expected, got = (session.run(None, fed)[0] for session in with_both)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -240,16 +240,16 @@ def test_unsigned_numbers_come_back_unsigned(backend, tmp_path):
     inputs = {"x": np.array([200, 1], "uint8"), "w": np.array([50, 255], "uint8")}
     run = Run(inputs, {"y": np.array([250, 0], "uint8")})
     item = Item("sum", lambda folder: saved(made, folder), lambda inputs, outputs: [run])
-    found = attempt(backend, target_for(backend), item, tmp_path)
-    assert found.kind == "passed", found
+    result = attempt(backend, target_for(backend), item, tmp_path)
+    assert result.kind == "passed", result
 
 
 def test_operators_at_their_edges_are_right_or_refused(backend, tmp_path):
     refused = ["averages_of_windows_beyond_the_edge", "division_of_unsigned_numbers"]
     right = ["power_of_numbers_below_zero_by_an_input", "normalization_of_zeros", "clip_of_unsigned_numbers"]
-    found = {name: attempt(backend, target_for(backend), torture_item(name), tmp_path) for name in (*refused, *right)}
-    assert {name for name in found if found[name].kind == "refused"} == set(refused), found
-    assert {name for name in found if found[name].kind == "passed"} == set(right), found
+    result = {name: attempt(backend, target_for(backend), torture_item(name), tmp_path) for name in (*refused, *right)}
+    assert {name for name in result if result[name].kind == "refused"} == set(refused), result
+    assert {name for name in result if result[name].kind == "passed"} == set(right), result
 
 
 def test_the_error_names_the_node_and_comes_before_the_compiler(backend, tmp_path, monkeypatch):
@@ -264,13 +264,13 @@ def test_the_error_names_the_node_and_comes_before_the_compiler(backend, tmp_pat
 def test_what_runs_on_is_refused_and_what_need_not_stop_is_right(backend, tmp_path):
     refused = [name for name in GRAPHS if name.startswith("loop_that") or name == "loop_until_the_data_says_stop"]
     right = ["loop_as_often_as_an_input_says", "loop_within_a_loop"]
-    found = {name: attempt(backend, target_for(backend), torture_item(name), tmp_path) for name in (*refused, *right)}
-    assert {found[name].kind for name in refused} == {"refused"} and len(refused) == 5, found
-    assert found["loop_within_a_loop"].kind == "passed", found
+    result = {name: attempt(backend, target_for(backend), torture_item(name), tmp_path) for name in (*refused, *right)}
+    assert {result[name].kind for name in refused} == {"refused"} and len(refused) == 5, result
+    assert result["loop_within_a_loop"].kind == "passed", result
 
 
 @pytest.mark.parametrize("name", [name for name in GRAPHS if name.startswith("slice_backwards")])
 def test_a_slice_backwards_begins_at_the_last_entry(backend, tmp_path, name):
     """It read what lies in front of the tensor."""
-    found = attempt(backend, target_for(backend), torture_item(name), tmp_path)
-    assert found.kind == "passed", found
+    result = attempt(backend, target_for(backend), torture_item(name), tmp_path)
+    assert result.kind == "passed", result

@@ -90,8 +90,8 @@ def wide():
 def test_int32_biases_are_written_as_the_floats_that_they_stand_for(make, outside, tmp_path):
     path = tmp_path / "graph.onnx"
     onnx.save(make(), path, save_as_external_data=outside, location="data", size_threshold=0)
-    found = judge_faults(list_faults(path, "tensorrt"), request())
-    assert found.refusal is None and found.written == {"int32-codes"} and "(DequantizeLinear)" in found.notes[0]
+    actual = judge_faults(list_faults(path, "tensorrt"), request())
+    assert actual.refusal is None and actual.written == {"int32-codes"} and "(DequantizeLinear)" in actual.notes[0]
     written, _ = without_faults(request(), path, tmp_path)
     feed = {"x": np.random.default_rng(1).normal(size=(2, 4)).astype("f")}
     options = SessionOptions()
@@ -135,12 +135,12 @@ def test_gathers_of_float16_give_float16():
 @pytest.mark.parametrize("opset", [16, 20])
 def test_linear_grid_sample_is_written_as_gathers_and_the_plan_says_why(compiler, opset, tmp_path):
     model = sampling("linear" if opset == 20 else "bilinear", opset=opset)
-    found = verdict(model, tmp_path, compiler=compiler)
-    assert found.refusal is None and len(found.notes) == 1
-    assert "node 'y' (GridSample)" in found.notes[0] and "written as other operators" in found.notes[0]
-    assert f"reported of {compiler} " in found.notes[0] and "NVIDIA/TensorRT/issues/4813" in found.notes[0]
+    actual = verdict(model, tmp_path, compiler=compiler)
+    assert actual.refusal is None and len(actual.notes) == 1
+    assert "node 'y' (GridSample)" in actual.notes[0] and "written as other operators" in actual.notes[0]
+    assert f"reported of {compiler} " in actual.notes[0] and "NVIDIA/TensorRT/issues/4813" in actual.notes[0]
     path, notes = without_faults(request(compiler), tmp_path / "graph.onnx", tmp_path)
-    assert notes == found.notes
+    assert notes == actual.notes
     assert "GridSample" not in {node.op_type for node in onnx.load(path).graph.node}
 
 
@@ -171,9 +171,9 @@ def test_the_parser_of_rtx_takes_linear_and_cubic_for_what_they_are(tmp_path):
     ],
 )
 def test_what_cannot_be_written_otherwise_is_refused_with_node_remedy_and_source(model, of, words, tmp_path):
-    found = verdict(model, tmp_path, **of)
-    assert found.refusal and words in found.refusal and ";" in found.refusal
-    assert "https://github.com/" in found.refusal and "node '" in found.refusal
+    actual = verdict(model, tmp_path, **of)
+    assert actual.refusal and words in actual.refusal and ";" in actual.refusal
+    assert "https://github.com/" in actual.refusal and "node '" in actual.refusal
     with pytest.raises(ModelError, match="tensorrt does not compute the model: node "):
         without_faults(request(**of), tmp_path / "graph.onnx", tmp_path)
 
@@ -186,10 +186,10 @@ def test_what_cannot_be_written_otherwise_is_refused_with_node_remedy_and_source
         (attention(), {"version": "10.16.1", "precision": "fp16"}, "up to 10.16"),
     ],
 )
-def test_where_it_is_not_known_it_is_told_and_built(model, of, words, tmp_path):
-    found = verdict(model, tmp_path, **of)
-    assert found.refusal is None and words in found.notes[0] and "https://" in found.notes[0]
-    assert without_faults(request(**of), tmp_path / "graph.onnx", tmp_path) == (tmp_path / "graph.onnx", found.notes)
+def test_an_unknown_fault_is_reported_and_the_graph_is_built(model, of, words, tmp_path):
+    actual = verdict(model, tmp_path, **of)
+    assert actual.refusal is None and words in actual.notes[0] and "https://" in actual.notes[0]
+    assert without_faults(request(**of), tmp_path / "graph.onnx", tmp_path) == (tmp_path / "graph.onnx", actual.notes)
 
 
 @pytest.mark.parametrize(
@@ -207,10 +207,10 @@ def test_where_it_is_not_known_it_is_told_and_built(model, of, words, tmp_path):
         (choosing("Identity"), {"version": "11.2.1", "target": "sm_86"}),
     ],
 )
-def test_what_is_right_is_left_alone(model, of, tmp_path):
-    found = verdict(model, tmp_path, **of)
-    assert found.refusal is None and not found.written
-    assert not [note for note in found.notes if "up to 10.16" not in note]
+def test_what_is_right_is_not_changed(model, of, tmp_path):
+    actual = verdict(model, tmp_path, **of)
+    assert actual.refusal is None and not actual.written
+    assert not [note for note in actual.notes if "up to 10.16" not in note]
 
 
 def test_operators_that_a_parser_was_seen_not_to_read_are_refused_of_that_version_and_told_of_later_ones(tmp_path):

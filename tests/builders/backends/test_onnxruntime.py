@@ -119,7 +119,7 @@ def test_bf16_fp8_and_gpus_are_refused_with_the_remedy():
 @pytest.mark.parametrize(
     ("content", "words"), [(b"", "No graph"), (b"garbage", "parsing failed"), (None, "doesn't exist")]
 )
-def test_a_file_that_is_no_model_is_a_model_error(tmp_path, content, words):
+def test_an_invalid_model_file_is_a_model_error(tmp_path, content, words):
     path = tmp_path / "model.onnx"
     if content is not None:
         path.write_bytes(content)

@@ -56,7 +56,7 @@ def image(batch):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_a_provider_lacks_is_refused_with_the_remedy(backend, gpu_wheel):
+def test_unsupported_requests_of_a_provider_are_refused_with_a_remedy(backend, gpu_wheel):
     made = backend()
     assert made.refuses(request(made)) is made.refuses(request(made, precision="fp16")) is None
     assert "use onnxruntime" in made.refuses(request(made, "cpu")) and "run on GPUs" in made.runs(L4_CPU)
@@ -85,8 +85,8 @@ def test_wheels_installed_over_each_other_are_refused(gpu_wheel, monkeypatch):
     made = OnnxRuntimeTensorRT()
     gpu_wheel.unlink()
     assert "onnxruntime was installed over onnxruntime-gpu" in made.refuses(request(made))
-    found = {"onnxruntime": "1.30.0", "onnxruntime-gpu": "1.31.1"}
-    monkeypatch.setattr(onnxruntime_gpu, "versions_of", lambda *names: {n: found[n] for n in names if n in found})
+    entries = {"onnxruntime": "1.30.0", "onnxruntime-gpu": "1.31.1"}
+    monkeypatch.setattr(onnxruntime_gpu, "versions_of", lambda *names: {n: entries[n] for n in names if n in entries})
     assert "onnxruntime-gpu 1.31.1 and onnxruntime 1.30.0" in made.refuses(request(made))
 
 
@@ -109,7 +109,7 @@ def test_the_cuda_engine_is_the_whole_graph_in_one_file_the_same_each_time(tmp_p
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage"])
-def test_a_file_that_is_no_model_is_a_model_error(tmp_path, content):
+def test_an_invalid_model_file_is_a_model_error(tmp_path, content):
     (tmp_path / "model.onnx").write_bytes(content)
     with pytest.raises(ModelError, match="no valid ONNX model"):
         OnnxRuntimeCuda().build(request(OnnxRuntimeCuda()), tmp_path / "model.onnx", tmp_path)
@@ -117,8 +117,8 @@ def test_a_file_that_is_no_model_is_a_model_error(tmp_path, content):
 
 def test_options_reach_the_provider(gpu_wheel):
     made = OnnxRuntimeCuda(tf32=True, convolution_search="heuristic", memory_mib=3)
-    wanted = {"device_id": "1", "use_tf32": "1", "cudnn_conv_algo_search": "HEURISTIC", "gpu_mem_limit": "3145728"}
-    assert made.providers(request(made), 1) == [(CUDA, wanted)]
+    expected = {"device_id": "1", "use_tf32": "1", "cudnn_conv_algo_search": "HEURISTIC", "gpu_mem_limit": "3145728"}
+    assert made.providers(request(made), 1) == [(CUDA, expected)]
     assert OnnxRuntimeCuda().providers(request(made), 0)[0][1]["use_tf32"] == "0"
     (first, options), (second, _) = OnnxRuntimeTensorRT(workspace_mib=1).providers(request(made, precision="int8"), 1)
     assert (first, second) == (TENSORRT, CUDA)
@@ -184,12 +184,12 @@ def test_an_engine_opens_on_the_gpu_of_its_capability_or_not_at_all(tmp_path, ba
         pass
 
 
-def test_an_engine_of_other_versions_is_refused_where_its_tensorrt_engines_would_not_load(tmp_path, gpu_wheel):
+def test_a_tensorrt_engine_of_another_onnxruntime_version_is_refused(tmp_path, gpu_wheel):
     made = OnnxRuntimeTensorRT()
-    wanted = dataclasses.replace(request(made), toolchain=(("onnxruntime-gpu", "1.30.0"),))
+    expected = dataclasses.replace(request(made), toolchain=(("onnxruntime-gpu", "1.30.0"),))
     with (
         pytest.raises(EnginesmithError, match=r"needs onnxruntime-gpu 1\.30\.0, found 1\.31\.1; install that"),
-        made.open(Engine(wanted, tmp_path / "engine.onnx", "0" * 64, 1, ".onnx")),
+        made.open(Engine(expected, tmp_path / "engine.onnx", "0" * 64, 1, ".onnx")),
     ):
         pass
 

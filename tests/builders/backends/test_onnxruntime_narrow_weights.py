@@ -43,7 +43,7 @@ def test_weights_that_came_narrow_stay_narrow_and_say_so(dtype: str, times: floa
     assert not engine.requires or all("session" not in str(item).lower() for item in engine.requires)
 
 
-def test_a_float_weight_and_a_layout_that_is_saved_stay_as_they_are(tmp_path: Path) -> None:
+def test_a_float_weight_and_a_layout_that_is_saved_stay_unchanged(tmp_path: Path) -> None:
     plain = net("float[n,64] x", "float[n,96] y", "y = MatMul(x, w)", {"w": np.ones((64, 96))})
     assert not any("narrow" in note for note in built(plain, tmp_path).notes)
     wide = built(stored_as("int8"), tmp_path, "all")

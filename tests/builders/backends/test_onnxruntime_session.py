@@ -60,7 +60,7 @@ def save(path: Path, node: onnx.NodeProto, opset: int, shape: tuple[int, ...] = 
 
 
 @pytest.mark.parametrize("opset", [1, 5])
-def test_an_opset_that_is_too_old_is_said_with_the_one_to_export_with(tmp_path: Path, opset: int) -> None:
+def test_an_opset_that_is_too_old_is_reported_with_the_one_to_export_with(tmp_path: Path, opset: int) -> None:
     path = save(tmp_path / "old.onnx", helper.make_node("Relu", ["x"], ["y"]), opset)
     with pytest.raises(ModelError, match=f"no operator Relu of opset {opset}; .* opset 7 or later") as caught:
         OrtSession(path)
@@ -71,15 +71,15 @@ def test_a_path_of_its_source_is_in_no_error_of_a_run(tmp_path: Path) -> None:
     path = save(tmp_path / "odd.onnx", helper.make_node("Reshape", ["x", "shape"], ["y"]), 20, (-1, 7))
     with OrtSession(path, name="models/mine.onnx") as session, pytest.raises(ModelError) as caught:
         session.run({"x": np.zeros((3, 2), np.float32)})
-    said = str(caught.value)
-    assert said.startswith("models/mine.onnx: onnxruntime failed while running: Reshape node: ") and "{3,2}" in said
-    assert not [word for word in ("onnxruntime_src", "::", "[ONNXRuntimeError]", "was false") if word in said]
+    output = str(caught.value)
+    assert output.startswith("models/mine.onnx: onnxruntime failed while running: Reshape node: ") and "{3,2}" in output
+    assert not [word for word in ("onnxruntime_src", "::", "[ONNXRuntimeError]", "was false") if word in output]
 
 
 def test_a_name_as_long_as_a_book_is_no_book_to_read(tmp_path: Path) -> None:
     # A pattern that tries every start takes minutes.
     long = RuntimeError(f"Graph output ({'n' * 100_000}) does not exist")
-    said = why_unreadable(long, tmp_path / "gone")
-    assert said.startswith("onnxruntime cannot read it: Graph output (nnn") and len(said) < 5000
+    output = why_unreadable(long, tmp_path / "gone")
+    assert output.startswith("onnxruntime cannot read it: Graph output (nnn") and len(output) < 5000
     unknown = RuntimeError("acme:Act(-1) is not a registered function/op")
     assert "no operator acme:Act " in why_unreadable(unknown, tmp_path / "gone")

@@ -31,10 +31,10 @@ def convolution(
     }
     side = shape[2] // 2
     node = helper.make_node("QLinearConv", ["x", *values], ["y"], name="conv", pads=[side] * 4, group=group)
-    given = [helper.make_tensor_value_info("x", TensorProto.UINT8, [1, shape[1] * group, 5, 5])]
+    items = [helper.make_tensor_value_info("x", TensorProto.UINT8, [1, shape[1] * group, 5, 5])]
     result = [helper.make_tensor_value_info("y", TensorProto.UINT8, [1, shape[0], 5, 5])]
     weights = [numpy_helper.from_array(array, name) for name, array in values.items()]
-    graph = helper.make_graph([node], "net", given, result, weights)
+    graph = helper.make_graph([node], "net", items, result, weights)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
@@ -42,8 +42,8 @@ def run(model: onnx.ModelProto) -> np.ndarray:
     shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
     x = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    found: np.ndarray = session.run(None, {"x": x})[0]
-    return found
+    result: np.ndarray = session.run(None, {"x": x})[0]
+    return result
 
 
 @pytest.mark.parametrize("bias", [True, False])

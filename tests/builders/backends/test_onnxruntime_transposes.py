@@ -49,13 +49,13 @@ def test_recurrent_layers_build_in_fp16_and_the_files_open_with_any_options(cell
     onnx.save(model, tmp_path / "fp32.onnx")
     onnx.save(cast_float(model, "fp16")[0], tmp_path / "fp16.onnx")
     command = f"import pathlib, {__name__} as t; t.build_in_fp16(pathlib.Path('{tmp_path}/fp16.onnx'))"
-    done = run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-500:]
+    result = run([sys.executable, "-c", command], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-500:]
     x = {"x": np.random.default_rng(2).normal(size=(2, 7, 6)).astype(np.float32)}
     expected = OrtSession(tmp_path / "fp32.onnx", optimized=False).run(x)["z"]
     for level in LEVELS:
-        found = OrtSession(tmp_path / level / "engine.onnx").run(x)["z"]
-        np.testing.assert_allclose(found, expected, atol=0.02)
+        actual = OrtSession(tmp_path / level / "engine.onnx").run(x)["z"]
+        np.testing.assert_allclose(actual, expected, atol=0.02)
 
 
 def chain(perm: str, more: str = "", outputs: str = "float[b,a,5] z") -> ModelProto:

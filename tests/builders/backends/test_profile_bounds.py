@@ -66,9 +66,9 @@ def test_profiles_are_written_with_all_fields():
 def test_arrays_come_in_the_requests_order_contiguous_and_scalars_stay_scalars():
     inputs = (TensorSpec("b", "float32", ()), TensorSpec("a", "float32", (3, 2)))
     request = graphs.request("cpu", inputs=inputs, profiles=())
-    given = {"a": np.arange(6, dtype="f").reshape(2, 3).T, "b": np.array(1, "f")}
-    (scalar, matrix), _ = request_checks.checked_inputs(check(request), given)
-    assert scalar.shape == () and matrix.flags.c_contiguous and (matrix == given["a"]).all()
+    entries = {"a": np.arange(6, dtype="f").reshape(2, 3).T, "b": np.array(1, "f")}
+    (scalar, matrix), _ = request_checks.checked_inputs(check(request), entries)
+    assert scalar.shape == () and matrix.flags.c_contiguous and (matrix == entries["a"]).all()
 
 
 @pytest.mark.parametrize(

@@ -28,15 +28,15 @@ def test_an_engines_nodes_are_timed_with_shapes_and_packed_weights(tmp_path):
     with backend.open(engine) as session:
         (spec,) = session.inputs
     shape = tuple(3 if isinstance(dim, str) else dim for dim in spec.shape)
-    found = backend.profile(engine, {spec.name: np.ones(shape, np.float32)}, 8, tmp_path)
-    assert found.runs == 4 and found.seconds > 0
-    products = [node for node in found.nodes if "MatMul" in node.op_type or "Gemm" in node.op_type]
-    assert products, [node.op_type for node in found.nodes]
+    result = backend.profile(engine, {spec.name: np.ones(shape, np.float32)}, 8, tmp_path)
+    assert result.runs == 4 and result.seconds > 0
+    products = [node for node in result.nodes if "MatMul" in node.op_type or "Gemm" in node.op_type]
+    assert products, [node.op_type for node in result.nodes]
     for node in products:  # the kernel has packed the weight, and the trace does not show it
         weight = "uint8" if this_kind().saturates else "int8"  # of an engine that is opened to be exact there
         assert any(dtype == weight and len(seen) == 2 for dtype, seen in node.inputs), node
         assert node.outputs[0][1][0] == 3
-    assert sum(node.seconds for node in found.nodes) < found.seconds
+    assert sum(node.seconds for node in result.nodes) < result.seconds
 
 
 def event(name, at, lasts, kind="Node", **told):
@@ -67,11 +67,11 @@ def one_run(at, product, relu):
 def test_times_are_means_over_the_quicker_runs_and_bodies_are_part_of_their_node(tmp_path):
     events = [*one_run(0, 40, 9), *one_run(200, 10, 4), *one_run(400, 20, 6), *one_run(600, 50, 30)]
     events[15]["dur"] = 900  # the last run was interrupted
-    found = read_trace(*write_trace(tmp_path, events), {"x": ("float32", (1, 4))}, discard=1)
-    assert [(node.name, node.op_type) for node in found.nodes] == [("product", "MatMul"), ("Relu_1", "Relu")]
-    assert [node.seconds for node in found.nodes] == pytest.approx([15e-6, 5e-6])
-    assert found.nodes[0].inputs == (("float32", (1, 4)), ("float32", (4, 2)))
-    assert found.nodes[1].inputs == found.nodes[0].outputs == (("float32", (1, 2)),)
+    trace = read_trace(*write_trace(tmp_path, events), {"x": ("float32", (1, 4))}, discard=1)
+    assert [(node.name, node.op_type) for node in trace.nodes] == [("product", "MatMul"), ("Relu_1", "Relu")]
+    assert [node.seconds for node in trace.nodes] == pytest.approx([15e-6, 5e-6])
+    assert trace.nodes[0].inputs == (("float32", (1, 4)), ("float32", (4, 2)))
+    assert trace.nodes[1].inputs == trace.nodes[0].outputs == (("float32", (1, 2)),)
 
 
 def test_a_trace_of_another_form_is_named(tmp_path):
@@ -115,8 +115,8 @@ class FakeSession(EngineSession):
 
 def test_layers_are_timed_after_a_warm_up():
     trt = load_runtime(TensorRTRTX())
-    found = profile_layers(trt, FakeSession(), {}, 4)
-    assert found.nodes == [
+    actual = profile_layers(trt, FakeSession(), {}, 4)
+    assert actual.nodes == [
         NodeTime("/encoder/MatMul_3 + /encoder/Add", "MatMul", 2e-3),
         NodeTime("Reformatting CopyNode", "Reformatting CopyNode", 5e-4),
     ]

@@ -93,7 +93,7 @@ def test_one_optimization_profile_per_bucket(tmp_path):
         ("cpu", "fp32", "use onnxruntime"),
     ],
 )
-def test_what_the_hardware_lacks_is_refused_with_the_remedy(target, precision, words):
+def test_requests_beyond_the_hardware_are_refused_with_a_remedy(target, precision, words):
     assert words in RTX.refuses(graphs.request(target, precision))
 
 
@@ -128,7 +128,7 @@ def test_full_tensorrt_builds_only_where_its_gpu_is(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage"])
-def test_what_is_no_model_is_refused_though_the_parser_takes_it(tmp_path, content):
+def test_invalid_models_are_refused_though_the_parser_takes_it(tmp_path, content):
     (tmp_path / "model.onnx").write_bytes(content)
     with pytest.raises(ModelError, match=r"model\.onnx is no valid ONNX model"):
         RTX.build(graphs.request("sm_89"), tmp_path / "model.onnx", tmp_path)
@@ -158,8 +158,8 @@ def test_too_small_a_workspace_names_the_option(tmp_path):
 
 
 def test_too_little_memory_is_told_apart_so_that_it_is_tried_again_leaner():
-    said = [("ERROR", "[virtualMemoryBuffer.cpp] Error Code 2: OutOfMemory (Requested size was 17179869184 bytes.)")]
-    assert ran_out_of_memory(said)
+    output = [("ERROR", "[virtualMemoryBuffer.cpp] Error Code 2: OutOfMemory (Requested size was 17179869184 bytes.)")]
+    assert ran_out_of_memory(output)
     none_found = ("ERROR", "Error Code 10: Could not find any implementation for node {ForeignNode[a...b]}.")
     skipped = ("WARNING", "Skipping tactic 0x3e8 due to insufficient memory on requested size of 17179869184 detected")
     assert not ran_out_of_memory([none_found]) and not ran_out_of_memory([skipped])
@@ -172,10 +172,10 @@ def test_too_little_memory_is_told_apart_so_that_it_is_tried_again_leaner():
 
 
 def test_a_branch_that_a_dim_decides_has_the_remedy():
-    said = (
+    output = (
         "IConditionalOutputLayer If_2: Must have inputs with equal ranks when condition is not a build-time constant."
     )
-    assert "remedy: give the dims that decide the branch" in builder_reason("TensorRT", "tensorrt", [("ERROR", said)])
+    assert "remedy: give the dims that decide the branch" in builder_reason("TensorRT", "tensorrt", [("ERROR", output)])
 
 
 def test_only_full_tensorrt_tunes_on_its_target():

@@ -56,9 +56,9 @@ def test_every_name_used_exists_in_tensorrt_rtx():
 
 @pytest.mark.parametrize("release", FULL)
 def test_the_names_that_options_stand_for_exist_in_full_tensorrt(release):
-    wanted = {f"HardwareCompatibilityLevel.{level.upper()}" for level in editions._LEVELS}
-    wanted |= {f"ProfilingVerbosity.{name}" for name in editions._VERBOSITY.values()}
-    assert wanted <= NAMES[release]
+    expected = {f"HardwareCompatibilityLevel.{level.upper()}" for level in editions._LEVELS}
+    expected |= {f"ProfilingVerbosity.{name}" for name in editions._VERBOSITY.values()}
+    assert expected <= NAMES[release]
 
 
 def test_the_capabilities_of_rtx_are_those_of_its_bindings():
@@ -68,7 +68,7 @@ def test_the_capabilities_of_rtx_are_those_of_its_bindings():
     assert known == {f"{major}{minor}" for major, minor in editions._CAPABILITIES}
 
 
-def test_the_list_is_that_of_the_installed_bindings():
+def test_the_list_matches_the_installed_bindings():
     trt = pytest.importorskip("tensorrt_rtx")
     if f"rtx {trt.__version__}" not in NAMES:
         pytest.skip(f"the list is of another release than {trt.__version__}")
@@ -78,5 +78,5 @@ def test_the_list_is_that_of_the_installed_bindings():
 @pytest.mark.slow
 @pytest.mark.skipif(not WHEELS, reason="ENGINESMITH_TENSORRT_BINDINGS names no folder with bindings wheels")
 @pytest.mark.parametrize("wheel", WHEELS, ids=version_of)
-def test_the_list_is_what_the_wheels_hold(wheel):
+def test_the_list_matches_the_wheels(wheel):
     assert set(names_in_wheel(wheel)) == NAMES[version_of(wheel)]

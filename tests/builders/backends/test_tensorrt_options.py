@@ -156,12 +156,12 @@ def test_a_build_tells_its_phases_and_ends_when_it_is_asked(trt, tmp_path, monke
 
 def test_a_step_costs_one_look_at_the_clock(trt, monkeypatch):
     """pytorch/TensorRT#3215: what a monitor does in each step, the build waits for."""
-    asked, told = [], []
-    watching = monitor(trt, lambda: bool(asked.append(1)), told.append)
+    asked, message = [], []
+    watching = monitor(trt, lambda: bool(asked.append(1)), message.append)
     watching.phase_start("Timing tactics", None, 9)
     for step in range(1000):
         assert watching.step_complete("Timing tactics", step)
-    assert len(asked) == 1 and told == ["compiling: timing tactics"]
+    assert len(asked) == 1 and message == ["compiling: timing tactics"]
 
 
 def refitted(tmp_path, fits=True, num_errors=0, missing=(), takes=True):

@@ -23,8 +23,8 @@ def required(request: BuildRequest) -> tuple[Requirement, ...]:
 
 
 def request_of(backend="tensorrt", options=None, precision="fp16", target="sm_80", built="10.16.1.11"):
-    made = graphs.request(target, precision, backend, options=tuple((options or {}).items()))
-    return dataclasses.replace(made, toolchain=((backend, built),))
+    request = graphs.request(target, precision, backend, options=tuple((options or {}).items()))
+    return dataclasses.replace(request, toolchain=((backend, built),))
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def request_of(backend="tensorrt", options=None, precision="fp16", target="sm_80
 )
 def test_which_release_loads_an_engine(backend, options, built, here, serves):
     (runtime,) = (item for item in required(request_of(backend, options, built=built)) if isinstance(item, Runtime))
-    found = judge(runtime, Machine(runtimes={backend: here}))
-    assert found.state == ("met" if serves else "unmet") and found.rules_out is not serves
+    verdicts = judge(runtime, Machine(runtimes={backend: here}))
+    assert verdicts.state == ("met" if serves else "unmet") and verdicts.rules_out is not serves
 
 
 AMPERE_PLUS = {"hardware_compatibility": "ampere_plus"}

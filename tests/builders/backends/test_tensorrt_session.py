@@ -41,8 +41,8 @@ def session_over(device, engine, profiles=BUCKETS, **opening):
 
 
 def check(opened, batch, seed=0):
-    given = images(batch, seed)
-    np.testing.assert_array_equal(opened.run(given)["logits"], given["image"] * 2)
+    actual = images(batch, seed)
+    np.testing.assert_array_equal(opened.run(actual)["logits"], actual["image"] * 2)
 
 
 def test_each_profile_has_a_context_that_holds_memory_for_it_alone(driver):
@@ -159,9 +159,9 @@ def test_an_input_whose_values_are_shapes_stays_on_the_host_and_is_not_captured(
 
     engine = FakeEngine(driver, make=Reads, on_host=("image",), shaping=("image",))
     with Device(0) as device:
-        given = images(2)
-        engine.given = given["image"]
-        np.testing.assert_array_equal(session_over(device, engine).run(given)["logits"], given["image"] * 2)
+        actual = images(2)
+        engine.given = actual["image"]
+        np.testing.assert_array_equal(session_over(device, engine).run(actual)["logits"], actual["image"] * 2)
         with pytest.raises(EnginesmithError, match=r"'image' says shapes by its values.*cuda_graphs: false"):
             session_over(device, engine, cuda_graphs=True)
 
@@ -189,15 +189,15 @@ def test_a_profiler_reaches_every_context(driver):
 
 def opened_with(driver, tmp_path, backend, engine, **fields):
     """What `open` of a backend makes of an engine of the fake TensorRT; what was done to its runtime."""
-    seen = SimpleNamespace(engine_host_code_allowed=False)
-    seen.deserialize_cuda_engine = lambda data: engine
+    namespace = SimpleNamespace(engine_host_code_allowed=False)
+    namespace.deserialize_cuda_engine = lambda data: engine
     path = tmp_path / "engine.plan"
     path.write_bytes(b"plan")
-    trt = SimpleNamespace(**vars(TRT), Runtime=lambda said: seen)
+    trt = SimpleNamespace(**vars(TRT), Runtime=lambda said: namespace)
     made = Engine(graphs.request("sm_89", backend=backend.name, outputs=OUTPUTS), path, "0" * 64, 4, ".plan", **fields)
     with open_engine(trt, Said(), made, backend._configure_opening(Opening(0))) as opened:
         check(opened, 2)
-    return seen
+    return namespace
 
 
 def test_options_reach_the_opening_of_an_engine(driver, tmp_path, monkeypatch):
@@ -217,7 +217,7 @@ def test_options_reach_the_opening_of_an_engine(driver, tmp_path, monkeypatch):
         opened_with(driver, tmp_path, TensorRT(strip_weights=True), engine)
 
 
-def test_rtx_captures_graphs_in_its_own_way(driver, tmp_path):
+def test_rtx_uses_its_own_cuda_graph_capture(driver, tmp_path):
     engine = FakeEngine(driver)
     opened_with(driver, tmp_path, TensorRTRTX(cuda_graphs=True), engine)
     assert engine.contexts[0].strategy.cuda_graph_strategy == "whole graph" and engine.captured == []

@@ -46,12 +46,12 @@ def own_request(target="cpu", precision="fp32", backend=TVM, **changes):
         ("cpu", "int4", "takes no weights in blocks.*; use int8"),
     ],
 )
-def test_what_it_lacks_is_refused_with_the_remedy(installed, target, precision, words):
+def test_unsupported_requests_are_refused_with_a_remedy(installed, target, precision, words):
     assert re.search(words, TVM.refuses(own_request(target, precision)))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8", "int8-dynamic"])
-def test_what_it_has_is_not_refused(installed, precision):
+def test_supported_requests_are_accepted(installed, precision):
     assert TVM.refuses(own_request("cpu", precision)) is None
     assert not TVM.serves(own_request("l4").target)
 
@@ -132,7 +132,7 @@ def test_an_operator_it_lacks_is_named_with_its_node(compiler, tmp_path, graph, 
         TVM.build(own_request(profiles=()), model, tmp_path)
 
 
-def test_an_engine_that_is_none_is_refused_in_words(compiler, tmp_path):
+def test_an_invalid_engine_is_refused_with_a_message(compiler, tmp_path):
     engine = TVM.build(own_request(), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
     engine.path.unlink()  # the loader still has the old one by its name and inode
     engine.path.write_bytes(b"x" * engine.size_bytes)
@@ -157,18 +157,18 @@ def test_an_engine_at_the_place_of_another_answers_for_itself(compiler, tmp_path
     if not links:
         monkeypatch.setattr("pathlib.Path.hardlink_to", lambda *_: (_ for _ in ()).throw(OSError(18, "other device")))
     x = {"x": np.ones(4, "f")}
-    for operator, wanted in (("Neg", -1), ("Relu", 1), ("Exp", np.e)):
+    for operator, expected in (("Neg", -1), ("Relu", 1), ("Exp", np.e)):
         (tmp_path / "engine.so").unlink(missing_ok=True)
         engine = built(f"g (float[4] x) => (float[4] y) {{ y = {operator}(x) }}", tmp_path)
         with TVM.open(engine) as session:
-            np.testing.assert_allclose(session.run(x)["y"], wanted, rtol=1e-6)
+            np.testing.assert_allclose(session.run(x)["y"], expected, rtol=1e-6)
 
 
 def test_a_shape_that_is_an_output_is_an_array(compiler, tmp_path):
     engine = built("g (float[n, 4] x) => (int64[2] s, float[n, 4] y) { s = Shape(x) y = Relu(x) }", tmp_path)
     with TVM.open(engine) as session:
-        found = session.run({"x": np.ones((3, 4), "f")})["s"]
-    assert found.dtype == np.int64 and found.tolist() == [3, 4]
+        result = session.run({"x": np.ones((3, 4), "f")})["s"]
+    assert result.dtype == np.int64 and result.tolist() == [3, 4]
 
 
 def test_a_weight_without_elements_is_a_model_error(compiler, tmp_path):

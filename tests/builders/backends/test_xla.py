@@ -67,8 +67,8 @@ def test_the_file_gives_back_program_and_weights_in_order_with_equal_bytes(tmp_p
         xla_file.write_engine(tmp_path / name, b"program", weights)
     read = xla_file.read_engine(tmp_path / "one")
     assert read.program == b"program"
-    for found, wanted in zip(read.weights, weights.values(), strict=True):
-        assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
+    for result, expected in zip(read.weights, weights.values(), strict=True):
+        assert result.dtype == expected.dtype and np.array_equal(result, expected)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
 
@@ -188,9 +188,9 @@ def fixed(**changes):
 def test_a_shape_that_depends_on_data_is_refused_and_the_node_named(tmp_path):
     node = helper.make_node("NonZero", ["x"], ["y"], name="where")
     model = graphs.save(tmp_path / "m.onnx", [node], [("x", 1, (2, 4))], [("y", 7, (2, "n"))])
-    wanted = fixed(outputs=(TensorSpec("y", "int64", (2, "n")),))
+    expected = fixed(outputs=(TensorSpec("y", "int64", (2, "n")),))
     with pytest.raises(ModelError, match=r"node 'where' \(NonZero\): the shape of its output depends on data"):
-        built(tmp_path, model, wanted)
+        built(tmp_path, model, expected)
 
 
 @pytest.mark.usefixtures("jax")

@@ -35,15 +35,15 @@ def run(program, given):
 @pytest.fixture(scope="session")
 def cases():
     """Those whose inputs and outputs are tensors of numbers: name -> case. Making them takes seconds, and warns."""
-    found = {}
+    entries = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for case in load_model_tests(kind="node"):
             values = [*case.model.graph.input, *case.model.graph.output] if case.model and case.data_sets else []
             tensors = [value.type.tensor_type.elem_type for value in values if value.type.HasField("tensor_type")]
             if values and len(tensors) == len(values) and _of_numbers(case):
-                found[case.name] = case
-    return found
+                entries[case.name] = case
+    return entries
 
 
 def _of_numbers(case):
@@ -95,14 +95,14 @@ def check(made, expected, case):
 
 
 def tried(cases, folder):
-    found, wrong = [], {}
+    result, wrong = [], {}
     for name, case in cases.items():
         try:
-            found.append(outcome(case, folder))
+            result.append(outcome(case, folder))
         except AssertionError as error:
             wrong[name] = str(error)
     assert wrong.keys() <= OTHERWISE, wrong
-    return {kind: found.count(kind) for kind in ("passed", "refused")}
+    return {kind: result.count(kind) for kind in ("passed", "refused")}
 
 
 @pytest.mark.slow

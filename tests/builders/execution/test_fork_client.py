@@ -100,7 +100,7 @@ def test_a_job_with_one_thread_forks_the_process_within_its_own_from_a_copy_of_i
         assert outer["found"]["parent"] == outer["pid"], "spawned"
 
 
-def test_what_runs_within_a_job_ends_with_it(tmp_path):
+def test_child_processes_end_with_their_job(tmp_path):
     hang = {"function": "hang", "arguments": {"path": str(tmp_path / "pid")}}  # notes its pid
     with fork_server(WARM) as start, ThreadPoolExecutor(1) as pool:
         executor = LocalExecutor(1, start)

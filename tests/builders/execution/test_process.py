@@ -120,13 +120,13 @@ def test_an_exception_comes_back_as_type_and_text_with_the_traceback_in_the_log(
     ],
 )
 def test_an_enginesmith_error_comes_back_as_itself(tmp_path, cls, arguments):
-    wanted = getattr(errors, cls)(*arguments)
-    with pytest.raises(type(wanted)) as caught:
+    expected = getattr(errors, cls)(*arguments)
+    with pytest.raises(type(expected)) as caught:
         run_job(job("refuse", {"cls": cls, "arguments": arguments}), tmp_path)
-    assert type(caught.value) is type(wanted)
-    assert str(caught.value) == str(wanted)
+    assert type(caught.value) is type(expected)
+    assert str(caught.value) == str(expected)
     for field in ("lines", "kind", "log"):
-        assert getattr(caught.value, field, None) == getattr(wanted, field, None)
+        assert getattr(caught.value, field, None) == getattr(expected, field, None)
 
 
 def test_every_error_of_the_tree_survives_the_trip(tmp_path):
@@ -161,7 +161,7 @@ def test_a_segmentation_fault_is_a_crash_with_its_signal_and_log(tmp_path):
         ("leave", {"status": 3}, "error", "unit: ended with exit status 3 and no result"),
     ],
 )
-def test_a_signal_or_an_exit_without_a_result_is_named(tmp_path, function, given, kind, words):
+def test_errors_name_the_signal_or_exit_status(tmp_path, function, given, kind, words):
     error = failure(tmp_path, function, given)
     assert error.kind == kind and str(error).startswith(words)
 
@@ -171,7 +171,7 @@ def test_a_value_that_is_not_json_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("function", ["nowhere", "jobs_of_no_module:x"])
-def test_a_function_that_does_not_exist_is_an_error(tmp_path, function):
+def test_a_missing_function_is_an_error(tmp_path, function):
     assert failure(tmp_path, function).kind == "error"
 
 

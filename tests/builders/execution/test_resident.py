@@ -20,13 +20,13 @@ def test_a_process_counts_with_its_children(measure):
     ) as process:
         assert process.stdout and process.stdin
         assert [process.stdout.readline() for _ in range(2)] == ["here\n"] * 2
-        found = measure(process.pid)
-        assert 100 < found < 300
+        drift = measure(process.pid)
+        assert 100 < drift < 300
         assert len(psutil.Process(process.pid).children()) == 1
         process.stdin.write("\n")
 
 
-def test_what_has_ended_counts_nothing():
+def test_ended_processes_do_not_count():
     assert memory.held_mib(2**22 + 1) == memory._by_psutil(2**22 + 1) == 0.0
 
 
@@ -39,12 +39,12 @@ def test_mapped_files_count_nothing_and_shared_memory_does(tmp_path):
     (tmp_path / "weights").write_bytes(bytes(100 << 20))
     with (tmp_path / "weights").open("rb") as stream:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-        found = [memory.held_mib(os.getpid())]
+        items = [memory.held_mib(os.getpid())]
         assert not sum(mapped[::4096])
-        found.append(memory.held_mib(os.getpid()))
+        items.append(memory.held_mib(os.getpid()))
         assert psutil.Process().memory_info().rss > 100 << 20
         mapped.close()
     shared = mmap.mmap(-1, 60 << 20)
     shared[::4096] = b"x" * len(shared[::4096])
-    found.append(memory.held_mib(os.getpid()))
-    assert abs(found[1] - found[0]) < 20 < 50 < found[2] - found[1]
+    items.append(memory.held_mib(os.getpid()))
+    assert abs(items[1] - items[0]) < 20 < 50 < items[2] - items[1]

@@ -48,7 +48,7 @@ def failed(*kinds: str, peak_mib: float = 0.0) -> list[StepError]:
         (PLAIN, ["node-lost", "crash"], True, True),
     ],
 )
-def test_only_what_another_try_may_mend_is_tried_again(job, kinds, clustered, again):
+def test_only_errors_that_a_retry_may_fix_are_retried(job, kinds, clustered, again):
     assert (next_try(job, failed(*kinds), clustered) is not None) is again
 
 
@@ -79,17 +79,17 @@ def test_more_memory_is_twice_as_much_or_the_peak_with_room_within_the_limit(pea
 
 def test_the_last_failure_names_the_earlier_ones():
     left = failed("node-lost", "crash", "crash")
-    said, tries = list[JobEvent](), list[bool]()
+    output, tries = list[JobEvent](), list[bool]()
 
     def attempt(job: Job, other_node: bool) -> None:
         tries.append(other_node)
         raise left.pop(0)
 
     with pytest.raises(StepError) as caught:
-        run_with_retries(PLAIN, said.append, attempt, clustered=True)
+        run_with_retries(PLAIN, output.append, attempt, clustered=True)
     assert str(caught.value) == "unit: crash (after 3 tries; before that: unit: node-lost; unit: crash)"
     assert (caught.value.kind, caught.value.log) == ("crash", "log")
-    assert tries == [False, True, True] and [type(event) for event in said] == [Retrying, Retrying]
+    assert tries == [False, True, True] and [type(event) for event in output] == [Retrying, Retrying]
 
 
 def test_one_failure_is_raised_as_it_is():

@@ -57,7 +57,7 @@ def test_a_folder_in_use_stays_and_one_left_by_a_kill_goes(temporary_folder):
         assert not held.exists()
 
 
-def test_folders_of_others_are_left_alone(temporary_folder):
+def test_folders_of_others_are_not_changed(temporary_folder):
     other = temporary_folder / "enginesmith-notes"
     other.mkdir()
     with workdir():
@@ -65,7 +65,7 @@ def test_folders_of_others_are_left_alone(temporary_folder):
     assert other.exists()
 
 
-def test_no_room_is_said_with_the_remedy(temporary_folder, monkeypatch):
+def test_a_full_disk_is_reported_with_the_remedy(temporary_folder, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(temporary_folder / "missing"))
     with pytest.raises(UnavailableError, match="TMPDIR"), workdir():
         pass

@@ -48,8 +48,8 @@ def test_only_float_weights_are_cut_out(graph):
 
 
 def test_what_is_left_reads_them_as_inputs(graph):
-    given = {"w1f": np.zeros((300, 64), "f"), "w2r": np.zeros((64, 32), "f")}
-    left = cut_varying_part(onnx.load(graph), given).graph
+    entries = {"w1f": np.zeros((300, 64), "f"), "w2r": np.zeros((64, 32), "f")}
+    left = cut_varying_part(onnx.load(graph), entries).graph
     assert [node.op_type for node in left.node] == ["MatMul", "MatMul", "Cast", "Mul"]
     assert [value.name for value in left.input] == ["x", "w1f", "w2r"]
     assert [item.name for item in left.initializer] == ["sizes"]

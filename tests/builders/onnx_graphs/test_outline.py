@@ -53,12 +53,12 @@ def test_weights_of_a_graph_in_two_pieces_keep_their_places(tmp_path):
     with (tmp_path / "graph.onnx").open("ab") as file:
         file.write(onnx.ModelProto(graph=second).SerializeToString())
     light = load_outline(tmp_path / "graph.onnx", 0)
-    found = {item.name: to_array(item) for item in light.graph.initializer}
-    assert found["w"][1, 0] == WIDTH and found["late"].tolist() == [7] * 400
+    result = {item.name: to_array(item) for item in light.graph.initializer}
+    assert result["w"][1, 0] == WIDTH and result["late"].tolist() == [7] * 400
 
 
 @pytest.mark.parametrize("tail", [b"\x3b", b"\x3d\x12\x02ab", b"\x3a\x7f\x00"])
-def test_a_file_that_is_no_model_says_what_parsing_it_says(tmp_path, tail):
+def test_an_invalid_model_file_says_what_parsing_it_says(tmp_path, tail):
     """A group, the graph's number with four bytes for its value, and a graph longer than the file."""
     path = tmp_path / "graph.onnx"
     write(path, graph())

@@ -13,16 +13,16 @@ ODD = ("seq-len", "a/b c", "ü.'\"", "x" * 300, "0", "v1", "n0")
 
 def odd(path):
     """in -> Add(in, w) -> If(cond) of two branches that read an outer value -> out; every name is an odd one."""
-    given, weight, total, cond, out, one, two = ODD
+    arguments, weight, total, cond, out, one, two = ODD
     branches = [
         helper.make_graph([helper.make_node(op, [total], [out], name="n0")], op, [], [vi(out)])
         for op in ("Neg", "Identity")
     ]
     nodes = [
-        helper.make_node("Add", [given, weight], [total], name=one),
-        helper.make_node("If", [cond], [two], name=given, then_branch=branches[0], else_branch=branches[1]),
+        helper.make_node("Add", [arguments, weight], [total], name=one),
+        helper.make_node("If", [cond], [two], name=arguments, then_branch=branches[0], else_branch=branches[1]),
     ]
-    inputs = [(given, TensorProto.FLOAT, ("n-1", 2)), (cond, TensorProto.BOOL, ())]
+    inputs = [(arguments, TensorProto.FLOAT, ("n-1", 2)), (cond, TensorProto.BOOL, ())]
     return graphs.save(path, nodes, inputs, [(two, TensorProto.FLOAT, ("n-1", 2))], [(weight, np.ones(2, "f"))])
 
 
@@ -43,8 +43,8 @@ def all_names(graph):
 def test_every_name_becomes_plain_and_the_model_computes_the_same(tmp_path):
     path = odd(tmp_path / "odd.onnx")
     copy, names = plain(path)
-    found = set(all_names(copy.graph))
-    assert all(name[0] in "vn" and name[1:].isdecimal() for name in found), found
+    actual = set(all_names(copy.graph))
+    assert all(name[0] in "vn" and name[1:].isdecimal() for name in actual), actual
     assert copy.graph.name == "main" and copy.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "d0"
     onnx.save(copy, tmp_path / "plain.onnx")
     x = np.array([[1, -2]], "f")
@@ -79,7 +79,7 @@ def test_an_input_left_out_stays_out_and_external_data_is_taken_in(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage"])
-def test_what_is_no_model_is_refused(tmp_path, content):
+def test_invalid_models_are_refused(tmp_path, content):
     (tmp_path / "m.onnx").write_bytes(content)
     with pytest.raises(ModelError, match=r"m\.onnx is no valid ONNX model"):
         plain(tmp_path / "m.onnx")

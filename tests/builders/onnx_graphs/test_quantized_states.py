@@ -65,11 +65,11 @@ def steps(model: ModelProto, first: dict[str, np.ndarray], pairs: dict[str, str]
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model.SerializeToString(), options)
-    names, held, found = [item.name for item in session.get_outputs()], first, []
+    names, held, result = [item.name for item in session.get_outputs()], first, []
     for x in np.random.default_rng(0).normal(size=(9, 2, 1, 4)).astype(np.float32):
-        found.append(dict(zip(names, session.run(names, {"x": x, **held}), strict=True)))
-        held = {name: found[-1][output] for name, output in pairs.items()}
-    return found
+        result.append(dict(zip(names, session.run(names, {"x": x, **held}), strict=True)))
+        held = {name: result[-1][output] for name, output in pairs.items()}
+    return result
 
 
 @pytest.mark.parametrize(("text", "rows"), [(CACHE, 0), (RECURRENT, 1), (READ_BY_A_BODY, 1)])

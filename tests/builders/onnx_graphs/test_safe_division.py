@@ -45,7 +45,7 @@ def test_by_zero_is_zero_and_the_rest_is_as_before(tmp_path, dtype):
     assert (made["y"].tolist(), made["z"].tolist()) == expected
 
 
-def test_floats_constants_and_sizes_are_left_alone():
+def test_floats_constants_and_sizes_are_not_changed():
     model = parsed("""
         (float[n] x, float[n] by, int64[n, m] k) => (float[n] y, int64[n, m] z, int64[2] s)
         <int64 two = {2}>
@@ -61,9 +61,9 @@ def test_a_division_in_a_branch_by_a_value_from_outside(tmp_path):
     branches = ("t () => (int32[n] q) { q = Div (x, same) }", "e () => (int32[n] p) { p = Mod (x, same) }")
     model = parsed(text % "then_branch = {}, else_branch = {}".format(*branches))
     guard_divisions(model)
-    given = {"x": np.array([6, 7], "i4"), "by": np.array([0, 2], "i4")}
-    assert answers(model, tmp_path / "m.onnx", {**given, "c": np.array(True)})["y"].tolist() == [0, 3]
-    assert answers(model, tmp_path / "m.onnx", {**given, "c": np.array(False)})["y"].tolist() == [0, 1]
+    entries = {"x": np.array([6, 7], "i4"), "by": np.array([0, 2], "i4")}
+    assert answers(model, tmp_path / "m.onnx", {**entries, "c": np.array(True)})["y"].tolist() == [0, 3]
+    assert answers(model, tmp_path / "m.onnx", {**entries, "c": np.array(False)})["y"].tolist() == [0, 1]
 
 
 PROFILE = ShapeProfile((("x", (1,), (4,), (16,)), ("by", (1,), (4,), (16,))))

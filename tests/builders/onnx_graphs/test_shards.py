@@ -92,8 +92,8 @@ def test_vectors_have_shards_of_their_own(tmp_path):
         folder.mkdir()
         model = chain(2, folder)
         biases = [np.full(300, 7 + number * index, np.int8) for number in range(2)]
-        given = [numpy_helper.from_array(np.repeat(array, 4), f"w{n}_bias") for n, array in enumerate(biases)]
-        model.graph.initializer.extend(given)
+        items = [numpy_helper.from_array(np.repeat(array, 4), f"w{n}_bias") for n, array in enumerate(biases)]
+        model.graph.initializer.extend(items)
         save_graph(model, folder / "graph.onnx")
         names.append({*list_shards(folder / "graph.onnx")})
     assert len(names[0]) == len(names[1]) == 2 and len(names[0] & names[1]) == 1

@@ -41,12 +41,12 @@ def test_a_size_that_is_cast_twice_is_the_size_still(tmp_path):
                   s = Shape (x) s32 = Cast <to = 6> (s) n0 = Slice (s32, at, end)
                   shape = Concat <axis = 0> (n0, rest) s64 = Cast <to = 7> (shape) y = Reshape (x, s64) }"""
     onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
-    asked = graphs.request(
+    request = graphs.request(
         "cpu",
         inputs=(TensorSpec("x", "float32", ("n", 4, 6)),),
         outputs=(TensorSpec("y", "float32", ("n", 2, 12)),),
         profiles=(ShapeProfile((("x", (1, 4, 6), (2, 4, 6), (8, 4, 6)),)),),
     )
-    module = to_program(tmp_path / "model.onnx", asked).module()
+    module = to_program(tmp_path / "model.onnx", request).module()
     for n in (1, 5, 8):
         assert tuple(module(torch.ones(n, 4, 6))[0].shape) == (n, 2, 12)

@@ -32,12 +32,12 @@ def layer(path, kind, inputs=(), time="t", **attributes):
     later = [name if name in inputs else "" for name in ("b", "lengths", "h0", "c0")[: 4 if kind == "LSTM" else 3]]
     x = ("x", 1, ("n", time, WIDTH) if attributes.get("layout") else (time, "n", WIDTH))
     start = ("n", ways, HIDDEN) if attributes.get("layout") else (ways, "n", HIDDEN)
-    given = [x, *(("lengths", 6, ("n",)) if name == "lengths" else (name, 1, start) for name in inputs if name != "b")]
+    items = [x, *(("lengths", 6, ("n",)) if name == "lengths" else (name, 1, start) for name in inputs if name != "b")]
     node = helper.make_node(
         kind, ["x", "w", "r", *later], ["y", *states], name="layer", hidden_size=HIDDEN, **attributes
     )
     outputs = [("y", 1, [None] * 4), *((name, 1, [None] * 3) for name in states)]
-    return graphs.save(path, [node], given, outputs, weights)
+    return graphs.save(path, [node], items, outputs, weights)
 
 
 def arrays(path, time=STEPS, batch=BATCH):
@@ -81,9 +81,9 @@ CASES = [
 @pytest.mark.parametrize(("kind", "inputs", "attributes"), CASES)
 def test_a_layer_gives_what_onnxruntime_gives(tmp_path, run, kind, inputs, attributes):
     path = layer(tmp_path / "model.onnx", kind, inputs, **attributes)
-    given = arrays(path)
-    expected = OrtSession(path, optimized=False).run(given)
-    for made, (name, array) in zip(run(path, given), expected.items(), strict=True):
+    actual = arrays(path)
+    expected = OrtSession(path, optimized=False).run(actual)
+    for made, (name, array) in zip(run(path, actual), expected.items(), strict=True):
         assert (made.shape, made.dtype) == (array.shape, array.dtype), name
         np.testing.assert_allclose(made, array, atol=2e-6, rtol=1e-4, err_msg=name)
 
@@ -94,11 +94,11 @@ def test_layout_1_is_layout_0_with_the_batch_first(tmp_path, run, kind):
     """onnxruntime has no kernels for it."""
     inputs = ("b", "h0")
     usual = layer(tmp_path / "usual.onnx", kind, inputs, direction="bidirectional")
-    given = arrays(usual)
-    y, *ends = run(usual, given)
+    actual = arrays(usual)
+    y, *ends = run(usual, actual)
     turned = run(
         layer(tmp_path / "turned.onnx", kind, inputs, direction="bidirectional", layout=1),
-        {name: np.ascontiguousarray(array.swapaxes(0, 1)) for name, array in given.items()},
+        {name: np.ascontiguousarray(array.swapaxes(0, 1)) for name, array in actual.items()},
     )
     np.testing.assert_allclose(turned[0], y.transpose(2, 0, 1, 3), atol=2e-6)
     for one, other in zip(turned[1:], ends, strict=True):
@@ -115,12 +115,12 @@ def test_a_program_loops_over_as_many_steps_as_there_are(tmp_path, kind, inputs)
     profile = ShapeProfile(tuple((spec.name, *(spec.at(size) for size in ends.values())) for spec in specs))
     outputs = [TensorSpec("y", "float32", ("t", 2, "n", HIDDEN)), TensorSpec("h", "float32", (2, "n", HIDDEN))]
     outputs += [TensorSpec("c", "float32", (2, "n", HIDDEN))] if kind == "LSTM" else []
-    asked = graphs.request("cpu", inputs=tuple(specs), outputs=tuple(outputs), profiles=(profile,))
-    module = to_program(path, asked).module()
+    request = graphs.request("cpu", inputs=tuple(specs), outputs=tuple(outputs), profiles=(profile,))
+    module = to_program(path, request).module()
     for time, batch in ((1, 1), (6, 3), (13, 2)):
-        given = arrays(path, time, batch)
-        expected = OrtSession(path, optimized=False).run(given)
-        for made, array in zip(module(*map(to_tensor, given.values())), expected.values(), strict=True):
+        actual = arrays(path, time, batch)
+        expected = OrtSession(path, optimized=False).run(actual)
+        for made, array in zip(module(*map(to_tensor, actual.values())), expected.values(), strict=True):
             np.testing.assert_allclose(made.numpy(), array, atol=2e-6)
 
 

@@ -79,15 +79,15 @@ def _compare(got, expected, rtol: float, atol: float) -> None:
 
 
 def main() -> None:
-    wanted = sys.argv[1] if len(sys.argv) > 1 else ""
-    found = list(outcomes(wanted))
-    for outcome in found:
+    expected = sys.argv[1] if len(sys.argv) > 1 else ""
+    actual = list(outcomes(expected))
+    for outcome in actual:
         if outcome.kind == "failed":
             print(f"FAILED {outcome.case}: {outcome.reason[:600]}")
-    reasons = Counter(outcome.reason.split(": ", 1)[-1][:110] for outcome in found if outcome.kind == "refused")
+    reasons = Counter(outcome.reason.split(": ", 1)[-1][:110] for outcome in actual if outcome.kind == "refused")
     for reason, count in reasons.most_common():
         print(f"{count:5} refused: {reason}")
-    print(len(known_operators(TORCH)), "operators;", dict(Counter(outcome.kind for outcome in found)))
+    print(len(known_operators(TORCH)), "operators;", dict(Counter(outcome.kind for outcome in actual)))
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def test_branches_known_and_chosen_by_data(tmp_path, condition):
         (lambda node: node.input.append("x"), "'block/the_node'.*2 inputs"),
     ],
 )
-def test_what_is_not_known_is_refused_by_name(tmp_path, change, words):
+def test_unknown_operators_are_refused_by_name(tmp_path, change, words):
     path = graphs.one_node(tmp_path / "model.onnx", "Relu")
     model = onnx.load(path)
     change(model.graph.node[0])

@@ -156,11 +156,11 @@ def test_a_guarded_program_tells_of_indices_and_a_plain_one_leaves_them(tmp_path
     asked = request(inputs, (TensorSpec("y", "float32", ("n", 3)),), (both,))
     program, faults = to_guarded_program(tmp_path / "model.onnx", asked)
     assert faults == ("an index is out of range at node 'rows'",)  # the index of 'column' is a constant
-    given = torch.tensor([[0, 3, -4]]), torch.tensor([[0.0, 0.0, 9.0]])
-    y, inside = program.module()(*given)
+    arguments = torch.tensor([[0, 3, -4]]), torch.tensor([[0.0, 0.0, 9.0]])
+    y, inside = program.module()(*arguments)
     assert y.tolist() == [[9, 12, 9]] and inside.tolist() == [True]
-    assert program.module()(given[0] + 1, given[1])[1].tolist() == [False]
-    (plain,) = to_program(tmp_path / "model.onnx", asked).module()(*given)
+    assert program.module()(arguments[0] + 1, arguments[1])[1].tolist() == [False]
+    (plain,) = to_program(tmp_path / "model.onnx", asked).module()(*arguments)
     assert plain.tolist() == y.tolist()
 
 

@@ -39,14 +39,14 @@ _PYBIND = ("pybind11_builtins.", "builtins.")
 
 def public_names(module: object) -> list[str]:
     """'Class', 'Class.attribute', 'Class.Enum.MEMBER' of everything public."""
-    found = []
+    items = []
     for name, value in vars(module).items():
         if name.startswith("_") or isinstance(value, type(sys)):
             continue
-        found.append(name)
+        items.append(name)
         if isinstance(value, type):
-            found += [f"{name}.{inner}" for inner in _of_class(value)]
-    return sorted(found)
+            items += [f"{name}.{inner}" for inner in _of_class(value)]
+    return sorted(items)
 
 
 def _of_class(cls: type) -> Iterable[str]:
@@ -99,8 +99,8 @@ def recorded() -> dict[str, frozenset[str]]:
     releases: dict[str, set[str]] = {}
     current: list[set[str]] = []
     for line in NAMES.read_text().splitlines():
-        if found := re.fullmatch(r"\[(.+)\]", line):
-            current = [releases.setdefault(release, set()) for release in found[1].split(", ")]
+        if result := re.fullmatch(r"\[(.+)\]", line):
+            current = [releases.setdefault(release, set()) for release in result[1].split(", ")]
         elif line and not line.startswith("#"):
             owner, _, members = line.partition(": ")
             for each in current:

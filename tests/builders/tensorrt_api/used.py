@@ -76,13 +76,13 @@ def _own(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _assigned(body: list[ast.AST], known: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    entries: dict[str, str] = {}
     for item in body:
         if not isinstance(item, ast.Assign) or not isinstance(item.targets[0], ast.Name):
             continue
         if (made := _made(item.value)) is not None:
-            found[item.targets[0].id] = made
-    return found
+            entries[item.targets[0].id] = made
+    return entries
 
 
 def _made(value: ast.AST) -> str | None:

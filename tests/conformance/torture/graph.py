@@ -43,8 +43,8 @@ class Graph:
     def sizes(self) -> Sequence[Mapping[str, int]]:
         if self.feeds:
             return self.feeds
-        found = [{dim.name: getattr(dim, end) for dim in self.dims} for end in ("min", "opt", "max")]
-        return [sizes for index, sizes in enumerate(found) if sizes not in found[:index]]
+        items = [{dim.name: getattr(dim, end) for dim in self.dims} for end in ("min", "opt", "max")]
+        return [sizes for index, sizes in enumerate(items) if sizes not in items[:index]]
 
 
 BATCH = (Dim("n", 1, 4, 8),)

@@ -63,7 +63,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_what_was_accepted_before_does_not_let_in_what_is_wrong(wrong: str) -> None:
+def test_accepted_inputs_do_not_admit_invalid_ones(wrong: str) -> None:
     check = InputCheck(SPECS)
     check(given())
     with pytest.raises(DataError) as expected:
@@ -109,8 +109,8 @@ def test_a_session_checks_once_and_gives_its_runtimes_own_call(full: list[int], 
         values = {"x": np.float32([[-1, 0, 2]])}
         for _ in range(3):
             assert session.run(values)["y"].tolist() == [[0, 0, 2]]
-        (found,) = session.prepare_call(values)()  # type: ignore[misc]
-        assert found.tolist() == [[0, 0, 2]] and len(full) == 1
+        (result,) = session.prepare_call(values)()  # type: ignore[misc]
+        assert result.tolist() == [[0, 0, 2]] and len(full) == 1
         with pytest.raises(DataError, match="the model needs float32"):
             session.prepare_call({"x": np.zeros((1, 3))})
         for wrong, kind in ((None, "NoneType"), ([values["x"]], "list"), (3, "int")):

@@ -33,10 +33,10 @@ def test_a_file_is_attached_shown_and_pulled(words: Path, tmp_path: Path) -> Non
     assert json.loads(Path(pulled["description"]).read_bytes()) == item
 
 
-def test_what_is_for_another_target_is_left_out_with_the_reason(words: Path, tmp_path: Path) -> None:
+def test_attachments_for_other_targets_are_left_out_with_the_reason(words: Path, tmp_path: Path) -> None:
     assert "l4" in str(told("registry", "attach", "digits", words, "--kind", "vocabulary", "--target", "l4"))
-    found = said("pull", "digits", "--dest", tmp_path / "dest")
-    assert "not:    attachment words.txt: built for l4" in found and "with:" not in found
+    result = said("pull", "digits", "--dest", tmp_path / "dest")
+    assert "not:    attachment words.txt: built for l4" in result and "with:" not in result
 
 
 def test_a_compile_cache_says_itself_what_it_fits_and_is_measured(words, tmp_path, monkeypatch):
@@ -51,15 +51,15 @@ def test_a_compile_cache_says_itself_what_it_fits_and_is_measured(words, tmp_pat
     monkeypatch.setattr("enginesmith.compile_caches.loading.measure_start", measure)
     arguments = ("registry", "attach", "digits", cache, "--kind", "torch-compile-cache")
     assert "is no file; --measure MODULE:FUNCTION creates it" in str(run(*arguments).exception)
-    found = told(*arguments, "--measure", "net:build", "--target", "cpu")
-    assert found["measured"] == {  # type: ignore[index]
+    result = told(*arguments, "--measure", "net:build", "--target", "cpu")
+    assert result["measured"] == {  # type: ignore[index]
         "cold_cpu_s": 10, "warm_cpu_s": 2, "cold_s": 9, "compiled_again": 0, "warm_of_cold": 0.2,
     }  # fmt: skip
-    assert [item["only"] for item in found["requires"]] == ["arm64", ""]  # type: ignore[index]
+    assert [item["only"] for item in result["requires"]] == ["arm64", ""]  # type: ignore[index]
     assert "warm_of_cold 0.2" in said("show", "digits")
 
 
-def test_what_cannot_be_attached_is_refused_with_the_reason(words: Path) -> None:
+def test_invalid_attachments_are_refused_with_the_reason(words: Path) -> None:
     for arguments, reason in [
         (("digits", words, "--kind", "Two Words"), "words.txt cannot be attached: kind"),
         (("digits", words, "--kind", "torch-compile-cache"), "words.txt is no compile cache"),

@@ -21,10 +21,10 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
         "heavy = {'torch', 'onnx', 'ray', 'prefect', 'numpy', 'pydantic', 'yaml', 'rich', 'boto3'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr == "[]\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stderr == "[]\n"
     for name in (name for table in SECTIONS.values() for name in table):
-        assert f"\n  {name} " in done.stdout
+        assert f"\n  {name} " in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
     ],
 )
 def test_errors_are_one_message_and_an_exit_code(tmp_path: Path, words: list[str], code: int, wanted: str) -> None:
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-m", "enginesmith", *words], capture_output=True, text=True, cwd=tmp_path, check=False
     )
-    assert done.returncode == code, done.stderr
-    assert wanted in done.stderr
-    assert "Traceback" not in done.stderr
+    assert result.returncode == code, result.stderr
+    assert wanted in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 def test_the_further_lines_of_an_error_are_indented(monkeypatch, capsys):
@@ -86,9 +86,9 @@ def test_a_package_that_the_client_does_without_is_named_with_its_extra(missing,
 )
 def test_a_missing_module_of_our_own_and_an_error_of_another_file_are_bugs_and_stay_them(bug, monkeypatch):
     monkeypatch.setattr(cli, "enginesmith", Mock(side_effect=bug))
-    with pytest.raises(type(bug)) as found:
+    with pytest.raises(type(bug)) as error_info:
         cli.main([])
-    assert found.value is bug
+    assert error_info.value is bug
 
 
 def test_a_table_shows_what_others_wrote_as_it_is_and_obeys_none_of_it(capsys: pytest.CaptureFixture[str]) -> None:

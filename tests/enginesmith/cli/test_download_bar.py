@@ -48,7 +48,7 @@ def test_the_speed_is_shown_while_it_runs_and_at_its_end() -> None:
         assert speed in "".join(segment.text for segment in line)
 
 
-def test_nobody_looks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_bar_without_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with download_bar() as progress:
         assert progress is silent
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)

@@ -40,16 +40,16 @@ def brought_by(extra: str) -> frozenset[str]:
     ours = "enginesmith" if extra in _CLIENT_EXTRAS else "enginesmith-pipeline"
     seen, todo = set[tuple[str, str]](), [(ours, extra)]
     while todo:
-        name, wanted = todo.pop()
-        if (plain(name), wanted) in seen:
+        name, expected = todo.pop()
+        if (plain(name), expected) in seen:
             continue
-        seen.add((plain(name), wanted))
+        seen.add((plain(name), expected))
         try:
             needed = [Requirement(text) for text in importlib.metadata.requires(name) or ()]
         except importlib.metadata.PackageNotFoundError:
             continue
         for each in needed:
-            if each.marker is None or each.marker.evaluate({"extra": wanted}):
+            if each.marker is None or each.marker.evaluate({"extra": expected}):
                 todo += [(each.name, more) for more in ("", *each.extras)]
     return frozenset(name for name, _ in seen)
 

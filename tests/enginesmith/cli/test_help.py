@@ -56,8 +56,8 @@ def commands() -> dict[str, click.Command]:
 
 
 def option(command: click.Command, name: str) -> click.Option | None:
-    found = [item for item in command.params if isinstance(item, click.Option) and name in item.opts]
-    return found[0] if found else None
+    items = [item for item in command.params if isinstance(item, click.Option) and name in item.opts]
+    return items[0] if items else None
 
 
 def test_there_are_at_most_300_options() -> None:
@@ -112,11 +112,11 @@ def test_a_global_option_counts_before_and_after_the_commands_name(words: str, e
 
 def test_a_global_options_variable_counts_less_than_the_command_line() -> None:
     variables = {"ENGINESMITH_REGISTRY": "env"}
-    found = [
+    items = [
         CliRunner().invoke(probe(), words, env=variables).output.split()[0]
         for words in (["shown"], ["--registry", "a", "shown"])
     ]
-    assert found == ["env", "a"]
+    assert items == ["env", "a"]
 
 
 @pytest.mark.parametrize(
@@ -141,18 +141,18 @@ def test_options_of_a_dataclass_have_its_types_and_defaults() -> None:
         ratio: Annotated[float, options.Option("Ratio.")] = 0.0
         inner: Inner
 
-    given: list[Outer] = []
+    items: list[Outer] = []
 
     @options.command()
     @options.takes(Outer)
     def show(options: Outer) -> None:
         """Show."""
-        given.append(options)
+        items.append(options)
 
     assert CliRunner().invoke(show, ["--place", "x"]).exit_code == 0
     words = ["--place", "y", "--count", "3", "--kind", "b", "--ratio", "0.5", "--wide", "--name", "p", "--name", "q"]
     assert CliRunner().invoke(show, words).exit_code == 0
-    assert given == [
+    assert items == [
         Outer(place=Path("x"), inner=Inner()),
         Outer(place=Path("y"), count=3, kind="b", ratio=0.5, inner=Inner(wide=True, names=("p", "q"))),
     ]
@@ -229,7 +229,7 @@ def test_one_word_for_each_concept(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(commands()))
-def test_what_ref_spec_and_channel_mean_stands_below_the_command(name: str) -> None:
+def test_help_explains_ref_spec_and_channel_below_the_command(name: str) -> None:
     command = commands()[name]
     text = str(command.help)
     for item in command.params:
@@ -253,13 +253,13 @@ def test_what_ref_spec_and_channel_mean_stands_below_the_command(name: str) -> N
     ],
 )
 def test_several_targets_by_commas_or_one_by_one(words: list[str], targets: str | None, precisions: str | None) -> None:
-    given = {}
+    entries = {}
 
     @options.command()
     @options.takes(options.Selection)
     def command(options: options.Selection) -> None:
         """Keep what it was given."""
-        given.update(vars(options))
+        entries.update(vars(options))
 
     assert CliRunner().invoke(command, words).exit_code == 0
-    assert given == {"targets": targets, "precisions": precisions, "backends": None}
+    assert entries == {"targets": targets, "precisions": precisions, "backends": None}

@@ -151,7 +151,7 @@ def test_a_killed_prefect_run_leaves_no_server_behind(project: Project, home: Pa
     assert psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []
 
 
-def test_a_full_disk_is_said_and_the_same_command_finishes(project: Project, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_same_command_finishes(project: Project, tmp_path: Path) -> None:
     """RLIMIT_FSIZE makes every write past the limit fail, as a full disk does."""
     project.change_spec(targets=["cpu"], precisions=["fp32"], calibration=None)
     code = (
@@ -163,9 +163,9 @@ def test_a_full_disk_is_said_and_the_same_command_finishes(project: Project, tmp
     command = [sys.executable, "-c", code, "build", project.spec, "--registry", project.registry]
     # Python would keep the first 4 KiB of what it compiles, and stumble over them ever after.
     env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
-    assert done.returncode in (1, 3), done.stderr
-    assert "Traceback" not in done.stderr
+    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=tmp_path, env=env, check=False)
+    assert result.returncode in (1, 3), result.stderr
+    assert "Traceback" not in result.stderr
     assert project.run("list", "--json").json == []
     assert project.build().code == 0
     assert project.run("registry", "fsck", "--json").code == 0

@@ -24,9 +24,9 @@ def test_a_repository_is_written_and_told(store: Store, tmp_path: Path, capsys: 
     assert run(store, *dest, "--max-batch-size", "4", "--max-queue-delay", "2ms", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["version"], told["swapped"], told["engines"][0]["unit"]) == ("1", True, "cpu fp32 onnxruntime")
-    found = read_config(Path(told["config"]))
-    assert found["max_batch_size"] == 4
-    assert found["dynamic_batching"] == {"max_queue_delay_microseconds": "2000"}
+    config = read_config(Path(told["config"]))
+    assert config["max_batch_size"] == 4
+    assert config["dynamic_batching"] == {"max_queue_delay_microseconds": "2000"}
     assert run(store, *dest, "--max-batch-size", "4", "--max-queue-delay", "2ms") == 0
     assert "was served already" in capsys.readouterr().out
     with pytest.raises(SystemExit):

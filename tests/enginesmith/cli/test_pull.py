@@ -37,7 +37,7 @@ def test_the_table(published: Store, tmp_path: Path) -> None:
 def test_an_explanation_follows_nothing_and_is_one_document(published: Store) -> None:
     assert run("pull", "--explain", "digits:candidate", "--follow").exit_code == 2
     several = run("pull", "--explain", "digits", "--target", "cpu", "--target", "h100", "--json")
-    assert several.exit_code == 2 and [len(found["candidates"]) for found in json.loads(several.stdout)] == [1, 0]
+    assert several.exit_code == 2 and [len(result["candidates"]) for result in json.loads(several.stdout)] == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from enginesmith.registry.store.base import Store
 from tests.enginesmith.cli.commands import run, said, told
 
 
-def test_gc_shows_first_and_deletes_when_told(three: Store) -> None:
+def test_gc_lists_garbage_and_deletes_it_with_the_option(three: Store) -> None:
     assert "digits@1 is pinned" in said("registry", "pin", "digits@1") and "already" in said(
         "registry", "pin", "digits@1"
     )

@@ -29,17 +29,17 @@ def registry(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("command", ["list", "list --json", "--help", "--version"])
 def test_a_full_stdout_is_one_message_and_exit_code_3(registry: Path, command: str, buffered: str) -> None:
     where = f"--registry {registry}" if command.startswith("list") else ""
-    done = shell(f"{buffered}{ENGINESMITH} {command} {where} > /dev/full")
-    assert done.returncode == 3
-    assert done.stderr.splitlines() == [
+    result = shell(f"{buffered}{ENGINESMITH} {command} {where} > /dev/full")
+    assert result.returncode == 3
+    assert result.stderr.splitlines() == [
         "error: stdout cannot be written: No space left on device; send the output elsewhere and run again"
     ]
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_is_no_error(registry: Path, closed: str) -> None:
-    done = shell(f"{ENGINESMITH} list --json --registry {registry} {closed}")
-    assert (done.returncode, done.stderr) == (0, "")
+    result = shell(f"{ENGINESMITH} list --json --registry {registry} {closed}")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_no_file_gets_the_number_of_a_closed_stream(tmp_path: Path) -> None:
@@ -63,9 +63,9 @@ def test_a_full_stderr_leaves_the_exit_code(registry: Path) -> None:
         ("{} registry history $'m\\xff' --registry $(mktemp -d)", r"'m\udcff' is not UTF-8"),
     ],
 )
-def test_what_the_callers_shell_explains_is_a_message(line: str, message: str) -> None:
-    done = shell(line.format(ENGINESMITH))
-    assert done.returncode == 2 and done.stderr.startswith(f"error: {message}") and done.stderr.count("\n") == 1
+def test_stream_errors_are_one_line_messages(line: str, message: str) -> None:
+    result = shell(line.format(ENGINESMITH))
+    assert result.returncode == 2 and result.stderr.startswith(f"error: {message}") and result.stderr.count("\n") == 1
 
 
 def test_ctrl_c_while_the_command_line_is_imported_has_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,14 +78,14 @@ def test_ctrl_c_while_the_command_line_is_imported_has_no_traceback(monkeypatch:
 def test_a_table_and_json_are_written_in_any_locale(encoding: str) -> None:
     code = "from enginesmith.cli import options, streams, tables; streams.prepare_streams(); "
     code += "tables.print_table(['time'], [['5 \u03bcs']]); options.emit_json('\u2603')"
-    done = shell(f'PYTHONIOENCODING={encoding} {sys.executable} -c "{code}"')
-    assert done.returncode == 0 and json.loads(done.stdout.splitlines()[-1]) == "\u2603"
+    result = shell(f'PYTHONIOENCODING={encoding} {sys.executable} -c "{code}"')
+    assert result.returncode == 0 and json.loads(result.stdout.splitlines()[-1]) == "\u2603"
 
 
 @pytest.mark.parametrize("command", ["debug schema", "--help"])
 def test_a_reader_that_goes_early_is_no_error(command: str) -> None:
-    done = shell(f"{ENGINESMITH} {command} | true")  # has ended before anything is written
-    assert (done.returncode, done.stderr) == (0, "")
+    result = shell(f"{ENGINESMITH} {command} | true")  # has ended before anything is written
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_a_command_does_its_work_after_its_reader_has_gone(tmp_path: Path) -> None:
@@ -95,6 +95,6 @@ def test_a_command_does_its_work_after_its_reader_has_gone(tmp_path: Path) -> No
     )
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    result = subprocess.run([sys.executable, "-c", code], stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
-    assert (done.returncode, done.stderr) == (4, "") and (tmp_path / "done").exists()
+    assert (result.returncode, result.stderr) == (4, "") and (tmp_path / "done").exists()

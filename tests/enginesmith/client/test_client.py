@@ -20,7 +20,7 @@ def published(store: Store) -> Store:
     return store
 
 
-def test_the_client_is_light(published: Store, tmp_path: Path) -> None:
+def test_the_client_imports_few_modules(published: Store, tmp_path: Path) -> None:
     code = (
         "import sys, enginesmith\n"
         "enginesmith.Client\n"
@@ -29,8 +29,8 @@ def test_the_client_is_light(published: Store, tmp_path: Path) -> None:
         f"client.resolve('digits', 'cpu'); client.pull('digits', {str(tmp_path / 'out')!r}, target='cpu')\n"
         "print(*(name for name, module in sys.modules.items() if not hasattr(module, '__path__')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    modules = set(done.stdout.split())
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(result.stdout.split())
     assert not {name.partition(".")[0] for name in modules} & HEAVY and "builders.backends.discovery" not in modules
     ours = {name for name in modules if name.startswith("enginesmith.")}
     assert len(ours) <= 25, sorted(ours)
@@ -46,9 +46,9 @@ def test_resolve_and_pull(published: Store, tmp_path: Path) -> None:
     assert strict.resolve("digits", enginesmith.Machine((8, 9), "l4")).candidates == ()
     with pytest.raises(UnknownNameError, match="only proven engines"):
         strict.pull("digits", tmp_path / "out", target="l4")
-    told: list[int] = []
-    pulled = client.pull("digits", tmp_path / "out", target="cpu", progress=lambda there, _: told.append(there))
-    assert pulled.origin == "registry" and told == [pulled.path.stat().st_size]
+    messages: list[int] = []
+    pulled = client.pull("digits", tmp_path / "out", target="cpu", progress=lambda there, _: messages.append(there))
+    assert pulled.origin == "registry" and messages == [pulled.path.stat().st_size]
     assert client.pull("digits", tmp_path / "out", target="cpu").origin == "there"
     with pytest.raises(UnavailableError):
         enginesmith.Client(tmp_path / "absent").resolve("digits")

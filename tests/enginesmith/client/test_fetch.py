@@ -23,8 +23,8 @@ CONTENTS = [bytes([number]) * (1000 + number) for number in range(2 * SIDE_BY_SI
 
 @pytest.fixture
 def wanted(store: Store, tmp_path: Path) -> list[Wanted]:
-    found = [(store.put_bytes(data), len(data)) for data in CONTENTS]
-    return [Wanted(BlobDigest(digest), size, tmp_path / "out" / digest) for digest, size in found]
+    items = [(store.put_bytes(data), len(data)) for data in CONTENTS]
+    return [Wanted(BlobDigest(digest), size, tmp_path / "out" / digest) for digest, size in items]
 
 
 def test_a_partial_download_is_one_process_s_and_its_lock_goes_with_it(tmp_path: Path) -> None:
@@ -50,12 +50,12 @@ def count_opened(store: Store, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @on_each_store
 def test_all_come_verified_and_the_listener_gets_their_sum(store: Store, wanted: list[Wanted], tmp_path: Path) -> None:
-    told = list[tuple[int, int]]()
-    fetcher = BlobFetcher(BlobCache(tmp_path / "cache"), lambda there, whole: told.append((there, whole)))
+    message = list[tuple[int, int]]()
+    fetcher = BlobFetcher(BlobCache(tmp_path / "cache"), lambda there, whole: message.append((there, whole)))
     fetcher.fetch_all(store, wanted)
     assert [item.dest.read_bytes() for item in wanted] == CONTENTS
     total = sum(map(len, CONTENTS))
-    assert told == sorted(told) and told[-1] == (total, total) and {whole for _, whole in told} == {total}
+    assert message == sorted(message) and message[-1] == (total, total) and {whole for _, whole in message} == {total}
 
 
 def test_as_many_run_at_once_as_the_bound_says_and_no_more(store, wanted, monkeypatch):
@@ -81,7 +81,7 @@ def test_as_many_run_at_once_as_the_bound_says_and_no_more(store, wanted, monkey
     assert max(most) == SIDE_BY_SIDE and [item.dest.read_bytes() for item in wanted] == CONTENTS
 
 
-def test_one_that_fails_ends_the_others(store: Store, wanted: list[Wanted], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download_ends_the_others(store: Store, wanted: list[Wanted], monkeypatch: pytest.MonkeyPatch) -> None:
     meters, spoilt, known, meter = list[pull._Meter](), wanted[0], type(store).open_range, pull._Meter
 
     def note(*arguments: object) -> pull._Meter:
@@ -104,7 +104,7 @@ def test_one_that_fails_ends_the_others(store: Store, wanted: list[Wanted], monk
 
 
 @on_each_store
-def test_what_is_there_is_not_asked_for_again(store, wanted, monkeypatch):
+def test_existing_blobs_are_not_requested_again(store, wanted, monkeypatch):
     BlobFetcher().fetch_all(store, wanted[:3])
     opened = count_opened(store, monkeypatch)
     BlobFetcher().fetch_all(store, wanted)
@@ -113,14 +113,14 @@ def test_what_is_there_is_not_asked_for_again(store, wanted, monkeypatch):
 
 
 def test_they_share_the_memory_and_the_connections_of_one(store, wanted, monkeypatch):
-    found, known = list[object](), pull.download
+    result, known = list[object](), pull.download
 
     def download(*arguments: object, beside: int, **rest: object) -> str:
-        found.append(beside)
+        result.append(beside)
         return known(*arguments, beside=beside, **rest)
 
     monkeypatch.setattr(pull, "download", download)
     BlobFetcher().fetch_all(store, wanted)
     BlobFetcher().fetch_all(store, [])
     BlobFetcher().fetch(store, BlobDigest(store.put_bytes(b"one")), 3, wanted[0].dest)
-    assert found == [SIDE_BY_SIDE] * len(wanted) + [1]
+    assert result == [SIDE_BY_SIDE] * len(wanted) + [1]

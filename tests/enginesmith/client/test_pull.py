@@ -33,18 +33,18 @@ def test_an_engine_lands_with_what_a_server_needs(store: Store, dest: Path) -> N
     pulled = pull(store, DIGITS, CPU, dest)
     assert names_in(dest) == ["digits-1-cpu-fp32.json", "digits-1-cpu-fp32.onnx"]
     assert pulled.path.read_bytes() == b"engine cpu fp32" and pulled.warning is None
-    told = json.loads(pulled.description.read_bytes())
-    assert told["file"] == pulled.path.name and told["digest"] == entry.digest
-    assert told["inputs"] == [{"name": "image", "dtype": "float32", "shape": ["batch", 1, 8, 8]}]
-    assert told["outputs"][0]["name"] == "logits"
-    assert told["profiles"][0]["inputs"][0] == ["image", [1, 1, 8, 8], [8, 1, 8, 8], [32, 1, 8, 8]]
-    assert (told["model"], told["version"], told["channel"], told["status"], told["manifest"]) == (
+    document = json.loads(pulled.description.read_bytes())
+    assert document["file"] == pulled.path.name and document["digest"] == entry.digest
+    assert document["inputs"] == [{"name": "image", "dtype": "float32", "shape": ["batch", 1, 8, 8]}]
+    assert document["outputs"][0]["name"] == "logits"
+    assert document["profiles"][0]["inputs"][0] == ["image", [1, 1, 8, 8], [8, 1, 8, 8], [32, 1, 8, 8]]
+    assert (document["model"], document["version"], document["channel"], document["status"], document["manifest"]) == (
         "digits", "1", "candidate", "proven", published.digest,
     )  # fmt: skip
 
 
 @on_each_store
-def test_pulling_again_copies_nothing_and_mends_what_is_damaged(store: Store, dest: Path) -> None:
+def test_pulling_again_copies_nothing_and_repairs_what_is_damaged(store: Store, dest: Path) -> None:
     publish_engines(store, [engine(store)])
     first = pull(store, DIGITS, CPU, dest)
     assert not first.cached and pull(store, DIGITS, CPU, dest).cached
@@ -59,8 +59,8 @@ def test_an_unproven_engine_comes_with_a_loud_note_or_not_at_all(store: Store, d
     pulled = pull(store, DIGITS, SM89, dest)
     assert "UNPROVEN" in str(pulled.warning) and json.loads(pulled.description.read_bytes())["status"] == "unproven"
     blind = replace(pulled.engine, reason="not measured: y: constant", checks={"passed": 1, "not_measured": 1})
-    told = replace(pulled, resolution=replace(pulled.resolution, chosen=blind)).warning
-    assert told == f"UNPROVEN: {blind.unit} is not proven: not measured: y: constant", "a run would prove nothing"
+    message = replace(pulled, resolution=replace(pulled.resolution, chosen=blind)).warning
+    assert message == f"UNPROVEN: {blind.unit} is not proven: not measured: y: constant", "a run would prove nothing"
     channels.promote(store, manifest, "stable", proven_only=True)
     for refuse in (
         lambda: pull(store, DIGITS, SM89, dest / "b", proven_only=True),
@@ -121,8 +121,8 @@ def test_engines_of_two_backends_have_files_of_their_own(store: Store, dest: Pat
     second = replace(engine(store, data=b"of xla"), backend="xla", suffix=".xla")
     second = replace(second, report=store.put_bytes(canonical_json(report(second).to_json())))
     publish_engines(store, [engine(store), second])
-    found = Client(store.uri).pull_all("digits", dest, target="cpu")
-    assert {each.engine.backend for each in found} == {"onnxruntime", "xla"}
-    for each in found:
-        told = json.loads(each.description.read_bytes())
-        assert (told["file"], told["digest"]) == (each.path.name, each.engine.digest)
+    result = Client(store.uri).pull_all("digits", dest, target="cpu")
+    assert {each.engine.backend for each in result} == {"onnxruntime", "xla"}
+    for each in result:
+        document = json.loads(each.description.read_bytes())
+        assert (document["file"], document["digest"]) == (each.path.name, each.engine.digest)

@@ -35,9 +35,9 @@ def version(store: CountingStore, data: bytes, evidence: bool = True) -> None:
 
 @pytest.fixture
 def store() -> CountingStore:
-    found = CountingStore()
-    version(found, b"one")
-    return found
+    actual = CountingStore()
+    version(actual, b"one")
+    return actual
 
 
 @pytest.fixture
@@ -45,9 +45,9 @@ def client(store: CountingStore, tmp_path: Path) -> Callable[..., Client]:
     """A client as a process that was just started has it."""
 
     def start(cache: Path | None = tmp_path / "cache", **policy: object) -> Client:
-        found = Client("memory://registry", cache=cache, policy=Policy(**policy))  # type: ignore[arg-type]
-        found.__dict__["store"] = store
-        return found
+        actual = Client("memory://registry", cache=cache, policy=Policy(**policy))  # type: ignore[arg-type]
+        actual.__dict__["store"] = store
+        return actual
 
     return start
 
@@ -131,7 +131,7 @@ def test_a_bare_name_finds_candidate(client: Callable[..., Client], store: Count
     assert found.count == 4  # channel `stable` is not there
 
 
-def test_where_no_registry_is_that_is_said(client: Callable[..., Client], store: CountingStore, tmp_path: Path) -> None:
+def test_a_missing_registry_is_reported(client: Callable[..., Client], store: CountingStore, tmp_path: Path) -> None:
     store.remove(CHANNEL)
     store.remove(MARKER)
     with pytest.raises(

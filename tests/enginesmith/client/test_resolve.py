@@ -62,9 +62,9 @@ def test_a_gpu_of_unknown_product_takes_the_general_engine_first() -> None:
 def test_without_evidence_of_speed_the_more_accurate_comes_first(target: str) -> None:
     where, order = parse_targets(target)[0], ("fp32", "fp16", "bf16", "int8-dynamic", "fp8", "int8", "int4")
     for index, best in enumerate(order):
-        found = resolve([entry(target, precision) for precision in reversed(order[index:])], where)
-        assert found.chosen.precision == best
-        assert len(order) - index < 2 or f"more accurate than {target} {order[index + 1]} any" in found.why
+        resolution = resolve([entry(target, precision) for precision in reversed(order[index:])], where)
+        assert resolution.chosen.precision == best
+        assert len(order) - index < 2 or f"more accurate than {target} {order[index + 1]} any" in resolution.why
 
 
 @pytest.mark.parametrize("backends", [("iree", "onnxruntime"), ("onnxruntime", "iree")])
@@ -83,9 +83,9 @@ def test_proven_before_accurate_but_not_before_fit() -> None:
 def test_every_rejection_has_its_reason() -> None:
     entries = [entry("sm_80"), entry("cpu"), entry("sm_89", "int8", "failed"), entry("sm_89", "fp32", "unproven")]
     entries += [entry("sm_89", "bf16"), entry("sm_89")]
-    found = resolve(entries, SM89, "fp16", proven_only=True)
-    assert found.chosen == entries[-1] and found.ranked == (entries[-1],)
-    assert dict(found.rejected) == {
+    resolution = resolve(entries, SM89, "fp16", proven_only=True)
+    assert resolution.chosen == entries[-1] and resolution.ranked == (entries[-1],)
+    assert dict(resolution.rejected) == {
         "sm_80 fp16 any": "built for sm_80; this is sm_89",
         "cpu fp16 any": "built for cpu; this is sm_89",
         "sm_89 int8 any": "precision int8, not fp16",
@@ -117,8 +117,8 @@ def test_the_nearest_rejection_comes_first_with_a_remedy_that_helps(entries, pre
 
 
 def test_the_why_names_what_it_was_preferred_to() -> None:
-    found = resolve([entry("sm_89", "int8", "unproven"), entry("sm_89")], SM89)
-    assert found.why == "built for sm_89; fp16, proven; preferred to sm_89 int8 any (unproven)"
+    resolution = resolve([entry("sm_89", "int8", "unproven"), entry("sm_89")], SM89)
+    assert resolution.why == "built for sm_89; fp16, proven; preferred to sm_89 int8 any (unproven)"
     assert resolve([entry("cpu")], CPU).why == "built for cpu; fp16, proven; the only engine that fits"
     many = resolve([replace(entry("cpu"), backend=f"b{n}") for n in range(6)], CPU)
     assert "and 2 more" in many.why
@@ -142,15 +142,15 @@ ENTRIES = st.builds(
 def test_never_an_engine_that_does_not_fit_and_never_by_order(entries, name, proven_only, random):
     target = parse_targets(name)[0]
     try:
-        found = resolve(entries, target, proven_only=proven_only)
+        resolution = resolve(entries, target, proven_only=proven_only)
     except UnknownNameError:
         assert not [e for e in entries if e.status == "proven" and e.compute_capability == target.compute_capability
                     and e.target != PORTABLE]  # fmt: skip
         return
-    best = found.chosen
+    best = resolution.chosen
     assert best.status == "proven" or (best.status == "unproven" and not proven_only)
     assert best.compute_capability == target.compute_capability or best.target == PORTABLE
-    assert len(found.ranked) + len(found.rejected) == len(entries)
+    assert len(resolution.ranked) + len(resolution.rejected) == len(entries)
     random.shuffle(entries)
     assert resolve(entries, target, proven_only=proven_only).chosen == best
 
@@ -171,8 +171,8 @@ def on_cpus(precision: str, built_for: str = "x86-64-v4-vnni", **on: str) -> Jud
 def test_an_engine_whose_sums_saturate_there_is_given_out_to_no_such_cpu() -> None:
     """Whatever proofs say of it: one that was made there is not to be trusted either."""
     engine = replace(on_cpus("int8", v4_vnni="proven", v3="proven"), requires=(Cpu("cpu"), WideSums()))
-    found = rank_engines([engine], V3, Policy())
-    assert not found.candidates and "its int8 sums saturate on x86-64-v3" in found.rejected[0][1]
+    actual = rank_engines([engine], V3, Policy())
+    assert not actual.candidates and "its int8 sums saturate on x86-64-v3" in actual.rejected[0][1]
     assert rank_engines([replace(engine, requires=(Cpu("cpu"),))], V3, Policy()).candidates
     assert not rank_engines([engine], VNNI, Policy()).candidates[0].remarks
     assert "the CPU is unknown" in rank_engines([engine], Machine(), Policy()).candidates[0].remarks[0]
@@ -181,14 +181,14 @@ def test_an_engine_whose_sums_saturate_there_is_given_out_to_no_such_cpu() -> No
 def test_an_engine_proven_on_one_kind_of_cpu_is_not_proven_on_another() -> None:
     engine = on_cpus("int8", v4_vnni="proven")
     assert rank_engines([engine], VNNI, Policy(proven_only=True)).candidates[0].fit == "built for x86-64-v4-vnni CPUs"
-    found = rank_engines([engine], V3, Policy()).candidates[0]
-    assert found.entry.status == "unproven" and found.fit == "built for x86-64-v4-vnni CPUs, and this is x86-64-v3"
+    result = rank_engines([engine], V3, Policy()).candidates[0]
+    assert result.entry.status == "unproven" and result.fit == "built for x86-64-v4-vnni CPUs, and this is x86-64-v3"
     refused = dict(rank_engines([engine], V3, Policy(proven_only=True)).rejected)
     assert "never run on x86-64-v3, this kind of CPU (proven on x86-64-v4-vnni)" in refused["cpu int8 onnxruntime"]
     assert rank_engines([engine], Machine(), Policy(proven_only=True)).candidates, "a CPU of which nothing is known"
 
 
-def test_what_is_proven_on_this_kind_of_cpu_comes_first() -> None:
+def test_engines_proven_on_this_kind_of_cpu_rank_first() -> None:
     foreign = on_cpus("int8", v4_vnni="proven")
     attested = on_cpus("fp32", v4_vnni="proven", v3="proven")
     own = on_cpus("fp16", "x86-64-v3", v3="proven")
@@ -209,8 +209,8 @@ def spread(
 def rank_timed(engines: list[JudgedEntry], *speeds: MeasuredSpeed | None) -> tuple[list[str], str]:
     """The precisions of engines best first, and the reason; speeds: of each engine."""
     by_digest = {str(item.digest): speed for item, speed in zip(engines, speeds, strict=True) if speed}
-    found = rank_engines(engines, VNNI, Policy(), timed=lambda _: by_digest)
-    return [item.entry.precision for item in found.candidates], found.resolution().why
+    actual = rank_engines(engines, VNNI, Policy(), timed=lambda _: by_digest)
+    return [item.entry.precision for item in actual.candidates], actual.resolution().why
 
 
 def test_an_engine_that_was_shown_to_be_faster_comes_first_and_the_answer_says_by_how_much() -> None:
@@ -244,11 +244,11 @@ def test_without_intervals_that_tell_two_apart_the_more_accurate_comes_first(spe
     assert "more accurate than cpu" in why and "times as long" not in why
 
 
-def test_what_a_busy_machine_shows_ranks_too_and_is_marked() -> None:
+def test_measurements_of_a_busy_machine_rank_and_are_marked() -> None:
     """fp32 1.54 times as fast as int8, on a machine that others used as well."""
     engines = [on_cpus(precision, v4_vnni="proven") for precision in ("fp32", "int8")]
     assert rank_timed(engines, spread(1.0), spread(1.54, busy=True))[0] == ["fp32", "int8"]
     assert rank_timed(engines, spread(1.54, busy=True), spread(1.0, busy=True))[0] == ["int8", "fp32"]
     speeds = {str(item.digest): spread(1.0, busy=item.precision == "int8") for item in engines}
-    found = rank_engines(engines, VNNI, Policy(), timed=lambda _: speeds)
-    assert [item.remarks for item in found.candidates] == [(), ("timed on a busy machine",)]
+    actual = rank_engines(engines, VNNI, Policy(), timed=lambda _: speeds)
+    assert [item.remarks for item in actual.candidates] == [(), ("timed on a busy machine",)]

@@ -69,7 +69,7 @@ def test_outside_of_a_rollout_a_report_costs_two_requests_and_a_look_that_change
     assert found.keys == [f"UNCHANGED {CHANNEL}"]
 
 
-def test_what_a_controllers_look_costs(tmp_path: Path) -> None:
+def test_requests_of_a_controllers_poll(tmp_path: Path) -> None:
     store = CountingStore()
     publish_engines(store, [engine(store, data=b"one")], "one", channel="stable")
     two = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest

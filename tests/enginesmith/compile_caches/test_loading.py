@@ -88,10 +88,10 @@ def test_a_cache_that_nobody_vouches_for_is_not_pulled_and_not_read(store: Store
     assert not (tmp_path / "usual" / "attachments").exists()
     with pytest.raises(InputError, match=r"no compile cache came with .* is code"):
         warm_start(usual, allow_unsigned=True)
-    found = pulled(store, tmp_path / "dest")
-    for given in (found, *found.attachments, found.attachments[0].description):
+    result = pulled(store, tmp_path / "dest")
+    for inputs in (result, *result.attachments, result.attachments[0].description):
         with pytest.raises(UntrustedError, match=r"is code .* allow_unsigned=True"):
-            warm_start(given)
+            warm_start(inputs)
     assert not mark.exists() and os.environ[FOLDER_VARIABLE] == "before"
 
 
@@ -104,9 +104,9 @@ def test_a_signature_that_a_policy_asked_for_is_enough(store: Store, tmp_path: P
     add_signatures(store, manifest, key)
     assert "has not the signatures" in pulled(store, tmp_path / "dest", policy).left_out[0][1]
     add_signatures(store, manifest, key, [digest_of_file(tmp_path / "net.cache")])
-    found = pulled(store, tmp_path / "dest", policy)
-    assert found.attachments[0].signed_by == ("release",)
-    warm = warm_start(found)
+    result = pulled(store, tmp_path / "dest", policy)
+    assert result.attachments[0].signed_by == ("release",)
+    warm = warm_start(result)
     assert os.environ[FOLDER_VARIABLE] == str(warm.folder)
     assert warm.folder.parent.stat().st_mode & 0o077 == 0  # others may not write code there
     assert not mark.exists()  # only torch reads a graph, when it looks for one
@@ -115,14 +115,14 @@ def test_a_signature_that_a_policy_asked_for_is_enough(store: Store, tmp_path: P
 @pytest.mark.parametrize("change", ["cut", "swapped"])
 def test_other_bytes_than_were_published_are_refused(store: Store, tmp_path: Path, mark: Path, change: str) -> None:
     published(store, tmp_path, mark)
-    found = pulled(store, tmp_path / "dest")
-    path = found.attachments[0].path
+    result = pulled(store, tmp_path / "dest")
+    path = result.attachments[0].path
     data = path.read_bytes()
     path.chmod(0o644)
     path.write_bytes(data[:-9] if change == "cut" else bytes([*data[:-30], data[-30] ^ 1, *data[-29:]]))
-    for given in (found, found.attachments[0].description):
+    for inputs in (result, result.attachments[0].description):
         with pytest.raises(IntegrityError, match="was published; pull it again"):
-            warm_start(given, allow_unsigned=True)
+            warm_start(inputs, allow_unsigned=True)
     assert not mark.exists() and os.environ[FOLDER_VARIABLE] == "before"
 
 
@@ -143,28 +143,28 @@ def test_a_stale_cache_is_not_pulled_and_the_reason_says_what_differs(store, tmp
 
 def test_a_cache_of_another_kind_of_cpu_is_not_pulled(store: Store, tmp_path: Path, mark: Path) -> None:
     published(store, tmp_path, mark, cpu="arm64")
-    found = pulled(store, tmp_path / "dest")
-    assert not found.attachments and "laid out for arm64 CPUs, and this one is" in found.left_out[0][1]
+    result = pulled(store, tmp_path / "dest")
+    assert not result.attachments and "laid out for arm64 CPUs, and this one is" in result.left_out[0][1]
 
 
 def test_a_machine_that_changed_after_the_pull_is_seen(store, tmp_path, mark, monkeypatch):
     published(store, tmp_path, mark)
-    found = pulled(store, tmp_path / "dest")
+    result = pulled(store, tmp_path / "dest")
     monkeypatch.setenv("CXX", "no-such-compiler")
-    for given in (found, found.attachments[0].description):
+    for inputs in (result, result.attachments[0].description):
         with pytest.raises(StaleCacheError, match=r"made with C\+\+ compiler .*, and absent is here; pull the one"):
-            warm_start(given, allow_unsigned=True)
+            warm_start(inputs, allow_unsigned=True)
 
 
 def test_an_engine_and_another_attachment_are_no_cache(store: Store, tmp_path: Path) -> None:
     manifest = publish_engines(store, [engine(store)]).manifest
     (tmp_path / "words.txt").write_text("one two")
     attach(store, manifest, tmp_path / "words.txt", "vocabulary")
-    found = pulled(store, tmp_path / "dest", Policy())
-    other = found.attachments[0]
-    for given in (found, found.description, found.path, other, other.description, tmp_path / "none.json"):
+    result = pulled(store, tmp_path / "dest", Policy())
+    other = result.attachments[0]
+    for inputs in (result, result.description, result.path, other, other.description, tmp_path / "none.json"):
         with pytest.raises(InputError, match="compile cache"):
-            warm_start(given, allow_unsigned=True)
+            warm_start(inputs, allow_unsigned=True)
 
 
 def test_a_cache_for_a_gpu_asks_for_its_driver_and_runtimes() -> None:
@@ -175,7 +175,7 @@ def test_a_cache_for_a_gpu_asks_for_its_driver_and_runtimes() -> None:
     facts = (("driver", "580.65.06"),)
     requires = (Gpu("l4", (8, 9)), Runtime("triton", "3.5.0"), Installation(facts))
     ada, hopper = Machine((8, 9), runtimes={"triton": "3.5.0"}), Machine((9, 0))
-    assert [found.state for found in evaluate(requires, ada)] == ["met", "met", "unknown"]
+    assert [result.state for result in evaluate(requires, ada)] == ["met", "met", "unknown"]
     assert evaluate(requires, hopper)[0].state == "unmet"
     assert "driver" in list_facts(cuda=True) and "driver" not in list_facts(cuda=False)
 
@@ -210,8 +210,8 @@ def test_a_process_out_of_a_cache_compiles_nothing_and_is_measured(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET.format(factor=2))
     cache = tmp_path / "net.cache"
-    found = measure_start("net:build", cache)
-    assert found.compiled_again == 0 and 0 < found.to_json()["warm_of_cold"] < 1
+    result = measure_start("net:build", cache)
+    assert result.compiled_again == 0 and 0 < result.to_json()["warm_of_cold"] < 1
     requires = read_requirements(cache)
     assert requires[0] == Cpu("cpu", this_kind().name) and requires[-1] == Installation(FACTS)
     before = cache.read_bytes()
@@ -233,7 +233,7 @@ def test_a_cache_is_the_same_bytes_of_equal_files_and_holds_no_locks(tmp_path: P
 
 
 @pytest.mark.parametrize("damage", ["cut", "no requirements", "method"])
-def test_a_file_that_is_no_cache_is_refused(tmp_path: Path, damage: str) -> None:
+def test_an_invalid_cache_file_is_refused(tmp_path: Path, damage: str) -> None:
     cache = tmp_path / "net.cache"
     with zipfile.ZipFile(cache, "w", zipfile.ZIP_LZMA if damage == "method" else zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("files/a" if damage == "no requirements" else "requires.json", "[]")

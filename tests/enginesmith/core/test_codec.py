@@ -121,7 +121,7 @@ class Area:
         object.__setattr__(self, "area", self.width * self.height)
 
 
-def test_what_follows_from_other_fields_is_written_and_worked_out_anew() -> None:
+def test_derived_fields_are_written_and_computed_again() -> None:
     assert encode(Area(2.0, 3.0)) == {"width": 2.0, "height": 3.0, "area": 6.0}
     assert decode({"width": 2.0, "height": 3.0, "area": "anything"}, Area).area == 6.0
 
@@ -223,7 +223,7 @@ def test_what_a_field_may_not_be_is_named_with_its_path_and_what_it_must_be(chan
         parse_as(canonical_json({**BLOB, **change}), 1000, Document)
 
 
-def test_a_newer_format_is_said_before_what_is_new_in_it() -> None:
+def test_a_newer_format_is_reported_before_what_is_new_in_it() -> None:
     with pytest.raises(NewerFormatError, match=r"^format is 4; this enginesmith reads 3: upgrade enginesmith$"):
         decode({"format": 4, "lump": 1}, Document, "")
     with pytest.raises(Malformed, match=r"^format is missing$"):

@@ -46,6 +46,6 @@ def test_a_time_at_the_ends_of_the_calendar_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["1900-01-01T00:00:00+14:00", "8999-12-31T23:59:59-14:00"])
 def test_the_longest_time_may_be_added_to_any_that_is_read(text: str) -> None:
     assert is_time(text)
-    found = read_stamp(text)
-    assert stamp(found) == found.astimezone(UTC).isoformat(timespec="microseconds")
-    assert found - LONGEST < found < found + LONGEST + timedelta(days=1)
+    actual = read_stamp(text)
+    assert stamp(actual) == actual.astimezone(UTC).isoformat(timespec="microseconds")
+    assert actual - LONGEST < actual < actual + LONGEST + timedelta(days=1)

@@ -110,37 +110,37 @@ CPU = Machine(cpu="x86-64-v3")
     ],
 )
 def test_each_requirement_is_met_unmet_or_unknown_and_says_why(requirement, machine, state, words) -> None:
-    (found,) = evaluate((requirement,), machine)
-    assert (found.state, found.words.startswith(words), bool(found.words)) == (state, True, bool(words))
-    assert found.rules_out is (state == "unmet" and not isinstance(requirement, Product))
+    (result,) = evaluate((requirement,), machine)
+    assert (result.state, result.words.startswith(words), bool(result.words)) == (state, True, bool(words))
+    assert result.rules_out is (state == "unmet" and not isinstance(requirement, Product))
 
 
 @pytest.mark.parametrize(("here", "state"), [("1.30", "unmet"), ("1.31.1", "met"), ("1.32", "met")])
 def test_what_is_only_a_remark_rules_nothing_out_and_is_said_of_every_other_version(here: str, state: str) -> None:
     saved = Runtime("ort", "1.31.1", loads=(("1.31.1", ""),), strict=False, remark="saved by ort")
-    (found,) = evaluate((saved,), Machine(runtimes={"ort": here}))
-    assert (found.state, found.rules_out) == (state, False)
-    assert found.words == ("" if here == "1.31.1" else f"saved by ort 1.31.1; {here} is here")
+    (result,) = evaluate((saved,), Machine(runtimes={"ort": here}))
+    assert (result.state, result.rules_out) == (state, False)
+    assert result.words == ("" if here == "1.31.1" else f"saved by ort 1.31.1; {here} is here")
 
 
 def test_a_machine_here_asks_its_own_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("enginesmith.core.hardware.cpu_kinds.platform.machine", lambda: "x86_64")
     monkeypatch.setattr("enginesmith.core.hardware.cpu_kinds.machine_flags", lambda: frozenset(["popcnt"]))
-    (found,) = evaluate((Instructions("x86-64", ("popcnt", "amx_int8")),), Machine(here=True))
-    assert found.words == "compiled for x86-64, and this CPU has no amx_int8"
+    (result,) = evaluate((Instructions("x86-64", ("popcnt", "amx_int8")),), Machine(here=True))
+    assert result.words == "compiled for x86-64, and this CPU has no amx_int8"
 
 
 def test_what_is_installed_here_is_looked_up_for_what_is_required_alone(monkeypatch) -> None:
-    asked: list[str] = []
+    requests: list[str] = []
     monkeypatch.setattr(
         "enginesmith.core.hardware.machine._find_installed_version",
-        lambda name: asked.append(name) or {"b": "2"}.get(name),
+        lambda name: requests.append(name) or {"b": "2"}.get(name),
     )
-    wanted = (Runtime("a", "1", packages=("b", "c")), Runtime("known", "1"), LIBRARY)
-    machine = Machine(runtimes={"known": "1"}, here=True).with_installed(wanted)
-    assert machine.runtimes == {"known": "1", "b": "2"} and asked == ["a", "b"]
+    expected = (Runtime("a", "1", packages=("b", "c")), Runtime("known", "1"), LIBRARY)
+    machine = Machine(runtimes={"known": "1"}, here=True).with_installed(expected)
+    assert machine.runtimes == {"known": "1", "b": "2"} and requests == ["a", "b"]
     there = Machine()
-    assert there.with_installed(wanted) is there
+    assert there.with_installed(expected) is there
 
 
 @pytest.mark.parametrize("name", ["cpu", "x86-64-v3", "l4", "sm_120"])

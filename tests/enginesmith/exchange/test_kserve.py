@@ -37,12 +37,12 @@ def strict(schema: Any) -> Any:
         return [strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {key: strict(value) for key, value in schema.items()}
+    result = {key: strict(value) for key, value in schema.items()}
     if isinstance(schema.get("properties"), dict) and not schema.get("x-kubernetes-preserve-unknown-fields"):
-        found.setdefault("additionalProperties", False)
+        result.setdefault("additionalProperties", False)
     if schema.get("x-kubernetes-int-or-string"):
-        found.pop("anyOf", None)
-    return found
+        result.pop("anyOf", None)
+    return result
 
 
 @cache
@@ -50,8 +50,8 @@ def validator_of(kind: str, version: str) -> jsonschema.Draft202012Validator:
     folder = os.environ.get(VARIABLE)
     for path in Path(folder).rglob(f"serving.kserve.io_{kind.lower()}s.yaml") if folder else ():
         crd = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        (found,) = (each for each in crd["spec"]["versions"] if each["name"] == version and each["served"])
-        schema = strict(found["schema"]["openAPIV3Schema"])
+        (result,) = (each for each in crd["spec"]["versions"] if each["name"] == version and each["served"])
+        schema = strict(result["schema"]["openAPIV3Schema"])
         schema["properties"]["metadata"] = {"type": "object"}
         return jsonschema.Draft202012Validator(schema)
     pytest.skip(f"{VARIABLE} names no folder with the CRD of {kind}")
@@ -78,9 +78,9 @@ def test_a_uri_is_pulled_by_the_clients_image_and_an_image_needs_none(store: Sto
 
 
 def test_names_are_those_of_kubernetes(store: Store) -> None:
-    found = deployment(store)
+    result = deployment(store)
     for model, name in (("digits.v2_a", "digits-v2-a"), ("2d", "m-2d"), ("a-", "a")):
-        service = replace(found, manifest=replace(found.manifest, model=model)).to_objects()[-1]
+        service = replace(result, manifest=replace(result.manifest, model=model)).to_objects()[-1]
         assert service["metadata"]["name"] == name
 
 

@@ -66,7 +66,7 @@ def test_killed_at_every_call_it_goes_on(tmp_path: Path) -> None:
         assert work(dest).present >= len(known) - 1 and verify(dest).sound and manifest.blobs(), step
 
 
-def test_what_is_damaged_does_not_travel(store: Store, tmp_path: Path) -> None:
+def test_damaged_blobs_are_not_copied(store: Store, tmp_path: Path) -> None:
     manifest = publish(store)
     dest = open_store(tmp_path / "other", create=True)
     flip(store, str(manifest.engines[0].digest))
@@ -93,13 +93,13 @@ def test_another_version_of_that_name_stays(store: Store, tmp_path: Path) -> Non
 def test_channels_take_their_evidence_along_and_meet_the_other_sites_policy(store: Store, tmp_path: Path) -> None:
     one, two = publish(store, "a"), publish(store, "b")
     channels.promote(store, one, "stable")
-    found = passed(store, two, one)
-    channels.promote(store, two, "stable", canaries=[found])
+    result = passed(store, two, one)
+    channels.promote(store, two, "stable", canaries=[result])
     dest = open_store(tmp_path / "other", create=True)
     policies.write(dest, None, "stable", ChannelPolicy(canary=True))
     mirror(store, [parse_reference("digits:stable")], dest, with_channels=True)
     stable = channel_state.read_channel(dest, "digits", "stable")
-    assert dest.has(found.report) and stable is not None and stable.move.canary == (found.report,)
+    assert dest.has(result.report) and stable is not None and stable.move.canary == (result.report,)
     policies.write(dest, None, "stable", ChannelPolicy(("sm_90",)))
     third = publish(store, "c")
     channels.promote(store, third, "stable")

@@ -70,8 +70,8 @@ class Objects:
     clock: int = 1_700_000_000_000_000
 
     def check(self, name: str, query: dict[str, str], match: str = "ifGenerationMatch") -> None:
-        found = self.objects.get(name)
-        generation = found.generation if found else 0
+        result = self.objects.get(name)
+        generation = result.generation if result else 0
         if match in query and int(query[match]) != generation:
             raise RefusedError(412, "At least one of the pre-conditions you specified did not hold.")
 
@@ -127,8 +127,8 @@ class Handler(BaseHTTPRequestHandler):
             with self.store.lock:
                 self.answer(*self.do(self.command, parts.path, query, body))
         except RefusedError as error:
-            told = {"error": {"code": error.status, "message": str(error), "errors": [{"message": str(error)}]}}
-            self.answer(error.status, {}, b"" if error.status == 304 else json.dumps(told).encode())
+            entries = {"error": {"code": error.status, "message": str(error), "errors": [{"message": str(error)}]}}
+            self.answer(error.status, {}, b"" if error.status == 304 else json.dumps(entries).encode())
 
     do_GET = do_POST = do_PUT = do_DELETE = handle_all
 
@@ -141,24 +141,24 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def do(self, method: str, path: str, query: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
-        if found := _REWRITE.fullmatch(path):
-            return self.rewrite(unquote(found[2]), unquote(found[4]), query)
-        if found := _OBJECT.fullmatch(path):
-            _check_bucket(found[1])
-            name = unquote(found[2])
+        if result := _REWRITE.fullmatch(path):
+            return self.rewrite(unquote(result[2]), unquote(result[4]), query)
+        if result := _OBJECT.fullmatch(path):
+            _check_bucket(result[1])
+            name = unquote(result[2])
             stored = self.store.find(name)
             self.store.check(name, query)
             if method == "DELETE":
                 del self.store.objects[name]
                 return 204, {}, b""
             return self.media(stored, query) if query.get("alt") == "media" else _json(stored.resource(name))
-        if found := _LIST.fullmatch(path):
-            _check_bucket(found[1])
+        if result := _LIST.fullmatch(path):
+            _check_bucket(result[1])
             return _json(self.store.listing(query))
-        if (found := _UPLOAD.fullmatch(path)) and method == "POST":
-            _check_bucket(found[1])
+        if (result := _UPLOAD.fullmatch(path)) and method == "POST":
+            _check_bucket(result[1])
             return self.begin(query, body)
-        if found and "upload_id" in query:
+        if result and "upload_id" in query:
             return self.chunk(query["upload_id"], body)
         raise RefusedError(501, "not here")
 
@@ -173,13 +173,13 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"X-Goog-Generation": str(stored.generation), "Content-Type": "application/octet-stream"}
         if query.get("ifGenerationNotMatch") == str(stored.generation):
             raise RefusedError(304, "unchanged")
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if wanted is None:
+        expected = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if expected is None:
             return 200, headers, stored.data
-        start, size = int(wanted[1]), len(stored.data)
+        start, size = int(expected[1]), len(stored.data)
         if start >= size:
             raise RefusedError(416, "The requested range cannot be satisfied.")
-        data = stored.data[start : int(wanted[2] or size) + 1]
+        data = stored.data[start : int(expected[2] or size) + 1]
         return 206, {**headers, "Content-Range": f"bytes {start}-{start + len(data) - 1}/{size}"}, data
 
     def begin(self, query: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -204,13 +204,13 @@ class Handler(BaseHTTPRequestHandler):
         session = self.store.sessions[upload]
         if session.done is not None:
             return _json(session.done)
-        found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", self.headers["Content-Range"])
-        assert found is not None, self.headers["Content-Range"]
+        result = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", self.headers["Content-Range"])
+        assert result is not None, self.headers["Content-Range"]
         have = len(session.data)
-        if int(found[1]) > have:
+        if int(result[1]) > have:
             raise RefusedError(400, "bytes are missing before these")
-        session.data += body[have - int(found[1]) :]
-        if len(session.data) < int(found[3]):
+        session.data += body[have - int(result[1]) :]
+        if len(session.data) < int(result[3]):
             return 308, {"Range": f"bytes=0-{len(session.data) - 1}"}, b""
         session.done = self.store.store(session.about, session.query, bytes(session.data))
         return _json(session.done)

@@ -17,7 +17,7 @@ def test_a_key_that_is_given_twice_is_refused_with_its_line(tmp_path, line):
 
 
 @pytest.mark.parametrize("line", ['{"at": 0, "at": 1}', '{"at": NaN}'])
-def test_a_last_line_without_its_end_is_no_half_one_where_all_of_it_is_there(tmp_path, line):
+def test_a_complete_last_line_needs_no_newline(tmp_path, line):
     path = tmp_path / "traffic.jsonl"
     path.write_text(f'{{"format": 1}}\n{line}')
     with pytest.raises(DataError, match=r"traffic\.jsonl:2: is not JSON"):

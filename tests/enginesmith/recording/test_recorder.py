@@ -29,13 +29,13 @@ def inputs(seed=0, batch=2):
     return {"x": rng.normal(size=(batch, 3)).astype(np.float32), "ids": np.arange(batch)}
 
 
-def test_what_was_recorded_comes_back_to_the_bit(tmp_path):
+def test_recorded_arrays_are_read_bit_identical(tmp_path):
     path = tmp_path / "traffic.jsonl"
     with enginesmith.Recorder(path) as recorder:
         assert recorder.append(inputs(1), at=1000.5) and recorder.append(inputs(2, 1), at=1000.0)
-    found = read_traffic(path, SPECS)
-    assert [request.at for request in found.requests] == [0.0, 0.5]
-    for seed, batch, request in ((2, 1, found.requests[0]), (1, 2, found.requests[1])):
+    traffic = read_traffic(path, SPECS)
+    assert [request.at for request in traffic.requests] == [0.0, 0.5]
+    for seed, batch, request in ((2, 1, traffic.requests[0]), (1, 2, traffic.requests[1])):
         for name, array in inputs(seed, batch).items():
             assert request.inputs[name].dtype == array.dtype and np.array_equal(request.inputs[name], array)
     assert path.stat().st_mode & 0o777 == 0o600, "inputs are users' data"
@@ -80,12 +80,12 @@ def test_half_a_line_of_a_killed_writer_is_taken_back(tmp_path):
         stream.write('{"at": 12, "inputs": {"x"' + "y" * 100_000)
     with Recorder(path) as recorder:
         assert recorder.append(inputs())
-    found = read_traffic(path, SPECS)
-    assert len(found.requests) == 2 and not found.cut
+    traffic = read_traffic(path, SPECS)
+    assert len(traffic.requests) == 2 and not traffic.cut
 
 
 @pytest.mark.parametrize("data", [b"PK\3\4\n\0", b"import torch\nx", b'{\n  "a": 1\n}'])
-def test_a_file_of_something_else_stays_as_it_is(tmp_path, data):
+def test_a_file_of_something_else_stays_unchanged(tmp_path, data):
     (tmp_path / "model.py").write_bytes(data)
     with pytest.raises(InputError, match="is left as it is"):
         Recorder(tmp_path / "model.py")
@@ -146,8 +146,8 @@ def test_an_observation_that_no_reader_takes_is_lost_and_the_others_are_read(tmp
     with ObservationLog(tmp_path / "log.jsonl") as log:
         assert not log.append(**{"latency": 0.01} | bad) and log.lost == 1
         assert log.append(np.float32(0.5), request=np.int64(7), score=np.float32(0.5), size=np.int32(3))
-    found = read_observations(tmp_path / "log.jsonl")
-    assert (found.request, found.size, found.ok, found.ended) == ([7], [3.0], [True], False)
+    observations = read_observations(tmp_path / "log.jsonl")
+    assert (observations.request, observations.size, observations.ok, observations.ended) == ([7], [3.0], [True], False)
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,8 @@ def test_bad_traffic_is_refused_by_its_line(tmp_path, bad, said):
 def test_traffic_by_hand_in_npz_and_too_much_of_it(tmp_path):
     path = tmp_path / "traffic.jsonl"
     path.write_text(json.dumps({"at": 5, "inputs": {"x": [[1, 2, 3]], "ids": [7]}}) + "\n{")
-    found = read_traffic(path, SPECS)
-    assert found.requests[0].inputs["x"].dtype == np.float32 and found.cut and found.timed
+    traffic = read_traffic(path, SPECS)
+    assert traffic.requests[0].inputs["x"].dtype == np.float32 and traffic.cut and traffic.timed
     line = {"latency": 0.25, "inputs": {"x": [[1, 2, 3]], "ids": [7]}}
     path.write_text(f"{json.dumps(line)}\n{json.dumps(line)}\n")
     untimed = read_traffic(path, SPECS)
@@ -222,10 +222,10 @@ def test_traffic_by_hand_in_npz_and_too_much_of_it(tmp_path):
 
 def test_made_up_traffic_is_real_inputs_at_random_arrivals(tmp_path):
     np.savez(tmp_path / "samples.npz", x=np.arange(12.0).reshape(4, 3), ids=np.arange(4))
-    found = list(made_up(tmp_path / "samples.npz", 100.0, 500, 2, 0))
-    gaps = np.diff([at for at, _ in found])
+    actual = list(made_up(tmp_path / "samples.npz", 100.0, 500, 2, 0))
+    gaps = np.diff([at for at, _ in actual])
     assert gaps.mean() == pytest.approx(0.01, rel=0.15) and gaps.std() == pytest.approx(0.01, rel=0.25)
-    assert [list(inputs["ids"]) for _, inputs in found[:3]] == [[0, 1], [2, 3], [0, 1]]
+    assert [list(inputs["ids"]) for _, inputs in actual[:3]] == [[0, 1], [2, 3], [0, 1]]
     np.savez(tmp_path / "samples.npz", x=np.zeros((4, 3)), ids=np.arange(3))
     with pytest.raises(DataError, match="every input needs as many"):
         list(made_up(tmp_path / "samples.npz", 1.0, None, 1, 0))
@@ -238,8 +238,8 @@ def test_labels_among_samples_are_no_inputs_and_are_left_out(tmp_path):
     with Recorder(path, made="golden.npz") as recorder:
         for at, inputs in made_up(tmp_path / "golden.npz", 100.0, None, 1, 0):
             assert recorder.append(inputs, at)
-    found = read_traffic(path, SPECS)
-    assert found.surplus == ("label",) and [set(one.inputs) for one in found.requests] == [{"x", "ids"}] * 4
+    traffic = read_traffic(path, SPECS)
+    assert traffic.surplus == ("label",) and [set(one.inputs) for one in traffic.requests] == [{"x", "ids"}] * 4
     real = path.read_text().replace(', "made": "golden.npz"', "").replace(',"made":"golden.npz"', "")
     path.write_text(real)
     with pytest.raises(DataError, match="no input is named 'label'"):  # what somebody sent is not changed
@@ -249,7 +249,7 @@ def test_labels_among_samples_are_no_inputs_and_are_left_out(tmp_path):
 @pytest.mark.parametrize(
     ("error", "kept"), [(None, ""), (ValueError("a bad stride"), "a bad stride"), ("no file \udcff", "no file ?")]
 )
-def test_an_error_that_is_no_text_does_not_fail_the_request(tmp_path, error, kept):
+def test_an_error_without_text_does_not_fail_the_request(tmp_path, error, kept):
     with ObservationLog(tmp_path / "log.jsonl") as log:
         assert log.append(0.0, ok=False, error=error)
     assert read_observations(tmp_path / "log.jsonl").error == [kept]
@@ -259,9 +259,9 @@ def test_traffic_keeps_when_it_began_and_the_model_it_is_of(tmp_path):
     with Recorder(tmp_path / "a.jsonl", model="digits") as recorder:
         for at in (1_700_000_003.0, 1_700_000_001.0):
             recorder.append({"x": np.zeros((1, 2), np.float32)}, at)
-    found = read_traffic(tmp_path / "a.jsonl", (TensorSpec("x", "float32", (1, 2)),))
-    assert found.start == 1_700_000_001.0 and [one.at for one in found.requests] == [0.0, 2.0]
-    assert found.model == "digits"
+    traffic = read_traffic(tmp_path / "a.jsonl", (TensorSpec("x", "float32", (1, 2)),))
+    assert traffic.start == 1_700_000_001.0 and [one.at for one in traffic.requests] == [0.0, 2.0]
+    assert traffic.model == "digits"
     (tmp_path / "b.jsonl").write_text('{"inputs": {"x": [[1.0, 2.0]]}}\n')
     untimed = read_traffic(tmp_path / "b.jsonl", (TensorSpec("x", "float32", (1, 2)),))
     assert untimed.start == 0.0 and untimed.model == ""

@@ -78,14 +78,14 @@ class CountingStore(MemoryStore):
 
     def stored_size(self, digest: str) -> int | None:
         self._count("HEAD", blob_key(digest))
-        found = self.objects.get(blob_key(digest))
-        return None if found is None else len(found)
+        result = self.objects.get(blob_key(digest))
+        return None if result is None else len(result)
 
     def size(self, digest: str) -> int:
-        found = self.stored_size(digest)
-        if found is None:
+        result = self.stored_size(digest)
+        if result is None:
             raise self._lost(digest)
-        return found
+        return result
 
     def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
         data = self.read(blob_key(digest))
@@ -150,10 +150,10 @@ class CountingStore(MemoryStore):
                     break
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        found = sorted(self._below(prefix.rstrip("/")), key=lambda key: key.split("/"))
-        for _ in range(max(1, -(-len(found) // PAGE))):
+        result = sorted(self._below(prefix.rstrip("/")), key=lambda key: key.split("/"))
+        for _ in range(max(1, -(-len(result) // PAGE))):
             self._count("LIST", prefix)
-        return iter(found)
+        return iter(result)
 
     def children(self, prefix: str = "") -> Iterator[str]:
         folder = prefix.rstrip("/")
@@ -193,13 +193,13 @@ class CountingStore(MemoryStore):
     def _count(self, kind: str, key: str, *, received: int = 0, sent: int = 0) -> None:
         if self.delay_s:
             time.sleep(self.delay_s)
-        found = self.requests
+        result = self.requests
         with self.lock:
-            found.kinds[kind] += 1
-            found.received += received
-            found.sent += sent
+            result.kinds[kind] += 1
+            result.received += received
+            result.sent += sent
             if self.keep_keys:
-                found.keys.append(f"{kind} {key}")
+                result.keys.append(f"{kind} {key}")
         if self.down:
             raise UnavailableError(f"{self.uri} does not answer")
 

@@ -172,7 +172,7 @@ def _publish_killed(proxy: FaultyProxy, store: Store, work: Work, plan: Callable
         work.publish(store)
 
     pid = in_child(wait_and_publish)
-    proxy.plan(lambda request: replace(found, pid=pid) if (found := plan(request)) else None)
+    proxy.plan(lambda request: replace(actual, pid=pid) if (actual := plan(request)) else None)
     os.write(go, b"x")
     status = os.waitpid(pid, 0)[1]
     os.close(ready)
@@ -216,11 +216,11 @@ def die_at_write(step: int) -> None:
 def _check(store: Store, work: Work, name: str, end: str, tally: Tally) -> None:
     """From elsewhere: what was there is there, and publishing again completes."""
     before = [str(number) for number in range(1, work.number)]
-    found = lookup.versions(store, "digits")
-    there = str(work.number) in found
-    assert found == [*before, *([str(work.number)] if there else [])], (name, found)
+    versions = lookup.versions(store, "digits")
+    there = str(work.number) in versions
+    assert versions == [*before, *([str(work.number)] if there else [])], (name, versions)
     channel = channel_state.read_channel(store, "digits", "candidate")
-    assert channel is not None and channel.version in found[-2:], name
+    assert channel is not None and channel.version in versions[-2:], name
     serving = lookup.load(store, "digits", channel.version)
     assert len(store.read_blob(str(serving.engines[0].digest))) == serving.engines[0].size_bytes, name
     assert end not in ("went on", "too late") or channel.version == str(work.number), name

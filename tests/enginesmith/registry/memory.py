@@ -110,10 +110,10 @@ class MemoryStore:
         dest.write_bytes(self.read_blob(digest))
 
     def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-        found = self._do("read blob", lambda: self.objects.get(blob_key(digest)))
-        if found is None:
+        result = self._do("read blob", lambda: self.objects.get(blob_key(digest)))
+        if result is None:
             raise IntegrityError(f"lost blob {digest}")
-        return found
+        return result
 
     def rehash(self, digest: str) -> BlobDigest:
         return BlobDigest(digest_of_bytes(self.read_blob(digest)))
@@ -123,8 +123,8 @@ class MemoryStore:
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
         data = self.read(key)
-        found = "" if data is None else digest_of_bytes(data)
-        return (None if found == tag else data), found
+        result = "" if data is None else digest_of_bytes(data)
+        return (None if result == tag else data), result
 
     def create(self, key: str, data: bytes) -> bool:
         return self._do("create", lambda: self._swap(key, data, None))
@@ -143,8 +143,8 @@ class MemoryStore:
         self._do("remove", lambda: self.objects.pop(check_key(key), None))
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        found = self._do("list", lambda: [key for key in list(self.objects) if key.startswith(prefix)])
-        return iter(sorted(found, key=lambda key: key.split("/")))
+        result = self._do("list", lambda: [key for key in list(self.objects) if key.startswith(prefix)])
+        return iter(sorted(result, key=lambda key: key.split("/")))
 
     def children(self, prefix: str = "") -> Iterator[str]:
         keys = self._do("children", lambda: [key for key in list(self.objects) if key.startswith(prefix)])

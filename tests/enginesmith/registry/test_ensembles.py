@@ -37,12 +37,12 @@ GRAPHS = ("encoder", "decoder")
 
 
 def publish_graphs(store: Store, content: object = "a", statuses: dict[str, str] | None = None) -> dict[str, Manifest]:
-    found = {}
+    entries = {}
     for name in GRAPHS:
         status = (statuses or {}).get(name, "proven")
         entry = engine(store, "sm_89", "fp16", status, data=f"{name} {content}".encode())
-        found[name] = publish_engines(store, [entry], content, channel=None, model=f"pair-{name}").manifest
-    return found
+        entries[name] = publish_engines(store, [entry], content, channel=None, model=f"pair-{name}").manifest
+    return entries
 
 
 def publish_whole(
@@ -102,14 +102,14 @@ def test_a_document_that_names_no_engines_is_refused(data: bytes, store: Store) 
         read_engines(store, store.put_bytes(data))
 
 
-def test_engines_are_no_better_than_those_of_their_graphs(store: Store) -> None:
+def test_an_ensemble_engine_has_the_worst_status_of_its_graphs(store: Store) -> None:
     graphs = publish_graphs(store)
     whole = publish_whole(store, graphs)
     assert judged(store, whole).status == "proven"
     attest(store, graphs["encoder"], report(graphs["encoder"].engines[0], "failed", host="there"))
-    found = judged(store, whole)
-    assert found.status == "failed"
-    assert found.reason.startswith("graph 'encoder': failed when validated later")
+    result = judged(store, whole)
+    assert result.status == "failed"
+    assert result.reason.startswith("graph 'encoder': failed when validated later")
     assert "has no usable engine" in str(policy_refusal(store, whole, "stable"))
 
 
@@ -122,7 +122,7 @@ def test_a_proof_of_its_graphs_alone_is_none_of_the_whole(store: Store) -> None:
     assert judged(store, whole).status == "unproven"
 
 
-def test_a_version_that_is_gone_fails_the_whole(store: Store) -> None:
+def test_a_missing_pinned_version_fails_the_ensemble(store: Store) -> None:
     whole = publish_whole(store, publish_graphs(store))
     store.remove(manifest_key("pair-decoder", "1"))
     assert judged(store, whole).status == "failed"
@@ -139,20 +139,20 @@ def test_an_engine_whose_graph_has_lost_its_own_is_rejected(store: Store) -> Non
     machine = Machine.from_name("l4")
     assert rank_located(store, locate(store, Reference("pair")), machine, Policy())[1].candidates
     store.remove(blob_key(str(graphs["decoder"].engines[0].digest)))
-    found = rank_located(store, locate(store, Reference("pair")), machine, Policy())[1]
-    assert not found.candidates
-    assert found.lost[0][1].startswith("lost: graph 'decoder': published, and no file")
+    result = rank_located(store, locate(store, Reference("pair")), machine, Policy())[1]
+    assert not result.candidates
+    assert result.lost[0][1].startswith("lost: graph 'decoder': published, and no file")
 
 
-def test_what_is_pinned_is_kept_as_long_as_the_ensemble(store: Store) -> None:
+def test_pinned_versions_are_kept_as_long_as_the_ensemble(store: Store) -> None:
     for content in ("a", "b", "c"):
         graphs = publish_graphs(store, content)
         publish_whole(store, graphs, content, channel="candidate" if content == "a" else None)
-    found = find_garbage(store, Rules(versions=1, moves=0))
-    assert sorted(found.versions) == [("pair", "2"), ("pair-decoder", "2"), ("pair-encoder", "2")]
-    assert found.reasons["pair-encoder", "1"] == ("graph of pair@1",)
+    garbage = find_garbage(store, Rules(versions=1, moves=0))
+    assert sorted(garbage.versions) == [("pair", "2"), ("pair-decoder", "2"), ("pair-encoder", "2")]
+    assert garbage.reasons["pair-encoder", "1"] == ("graph of pair@1",)
     engines = {name: load(store, f"pair-{name}", "1").engines[0].digest for name in GRAPHS}
-    assert not found.blobs.keys() & set(engines.values())
+    assert not garbage.blobs.keys() & set(engines.values())
 
 
 def test_what_is_pinned_stays_where_the_ensemble_cannot_go(monkeypatch: pytest.MonkeyPatch) -> None:

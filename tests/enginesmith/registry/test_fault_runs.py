@@ -12,7 +12,7 @@ from tests.enginesmith.registry.fault_runs import run_all
 @on_each_bucket
 # Three faults: an error 500 after a write, lost answers during an upload in parts, SIGKILL during another upload.
 @pytest.mark.parametrize("seed", [18])
-def test_whatever_happens_to_a_publication_nothing_is_lost_and_a_retry_completes(
+def test_an_interrupted_publication_loses_nothing_and_a_retry_completes_it(
     servers, server_kind, s3_environment, tmp_path, seed
 ):
     server = servers.url(server_kind.name)

@@ -68,9 +68,9 @@ def test_in_two_steps_and_not_before_the_grace_is_over(store: Store, monkeypatch
     later = store.now() + timedelta(days=8)
     monkeypatch.setattr(type(store), "now", lambda _: later)
     assert states(store) == dict.fromkeys(names, "due") and left(store) == ["1", "2"]
-    found = collect(store, ONE, delete=True)
-    assert {item.name: item.state for item in found.items} == dict.fromkeys(names, "deleted")
-    assert found.size_bytes("deleted") == sum(item.size_bytes for item in found.items) > 0
+    collection = collect(store, ONE, delete=True)
+    assert {item.name: item.state for item in collection.items} == dict.fromkeys(names, "deleted")
+    assert collection.size_bytes("deleted") == sum(item.size_bytes for item in collection.items) > 0
     assert left(store) == ["2"] and not store.has(engine_of_old)
     assert store.has(new.sources["onnx"])  # of the version that stays, though the other one had it too
     assert store.read(page_key("digits", "1")) is None
@@ -82,9 +82,9 @@ def memory() -> MemoryStore:
     return MemoryStore()
 
 
-def test_what_channels_may_go_back_to_stays(memory: MemoryStore) -> None:
-    found = publish(memory, *"abcdef")
-    for manifest in found[:5]:
+def test_gc_keeps_versions_that_channels_can_roll_back_to(memory: MemoryStore) -> None:
+    result = publish(memory, *"abcdef")
+    for manifest in result[:5]:
         channels.promote(memory, manifest, "stable")
     collect(memory, Rules(versions=1, moves=2), AT_ONCE, delete=True)
     assert left(memory) == ["3", "4", "5", "6"]
@@ -122,7 +122,7 @@ def test_a_number_is_never_given_twice(memory: MemoryStore) -> None:
     assert publish(memory, "c")[0].version == "3"
 
 
-def test_what_a_later_release_adds_beside_a_manifest_is_kept(memory: MemoryStore) -> None:
+def test_documents_that_a_later_release_adds_are_kept(memory: MemoryStore) -> None:
     (one,) = publish(memory, "a")
     entry = one.engines[0]
     signed, named = memory.put_bytes(b"a bill of materials"), memory.put_bytes(b"named by a key")
@@ -176,7 +176,7 @@ def test_a_marked_name_that_is_needed_again_is_taken_off(memory: MemoryStore) ->
         (channel_key("digits", "stable"), "channel digits:stable"),
     ],
 )
-def test_what_cannot_be_read_may_need_anything(memory: MemoryStore, key: str, words: str) -> None:
+def test_gc_stops_at_an_unreadable_document(memory: MemoryStore, key: str, words: str) -> None:
     publish(memory, *"ab")
     memory.create(key, b"{")
     before = set(memory.objects)

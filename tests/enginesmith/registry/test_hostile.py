@@ -88,10 +88,10 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Scene:
-    found = Scene(tmp_path_factory.mktemp("hostile"))
-    show_version(found.store, parse_reference("digits@1"))
-    assert verify(found.store).sound  # or the attacks would be on what is broken already
-    return found
+    actual = Scene(tmp_path_factory.mktemp("hostile"))
+    show_version(actual.store, parse_reference("digits@1"))
+    assert verify(actual.store).sound  # or the attacks would be on what is broken already
+    return actual
 
 
 def everything(scene: Scene) -> None:
@@ -185,9 +185,9 @@ def test_parsers_of_bytes_take_anything(scene: Scene) -> None:
 
 @pytest.mark.parametrize("name", [*NAMES, "digits@../x", "digits:/x", "digits@1/../../x", "digits:a:b"])
 def test_names_never_become_other_paths(scene: Scene, name: str) -> None:
-    found = calm(lambda: parse_reference(name))
-    if found is not None:
-        calm(lambda: locate(scene.store, found))  # type: ignore[arg-type]
+    actual = calm(lambda: parse_reference(name))
+    if actual is not None:
+        calm(lambda: locate(scene.store, actual))  # type: ignore[arg-type]
     for part in ("read", "create", "list"):
         with suppress(EnginesmithError):
             result = getattr(scene.store, part)(name, *([b"x"] if part == "create" else []))

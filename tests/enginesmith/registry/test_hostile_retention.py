@@ -171,8 +171,8 @@ def test_stamps_and_journals(tmp_path: Path) -> None:
     (verifications.folder / blob_digest.name).write_bytes(b"[" * 100_000)
     assert verifications.is_verified(blob_digest, path)
     (tmp_path / "part").write_bytes(bytes(len(blob)))  # a journal that says that all is there
-    found = download(tmp_path / "part", blob_digest, len(blob), source, lambda _: None, part=part)
-    assert found == hashlib.sha256((tmp_path / "part").read_bytes()).hexdigest() != blob_digest.digest
+    result = download(tmp_path / "part", blob_digest, len(blob), source, lambda _: None, part=part)
+    assert result == hashlib.sha256((tmp_path / "part").read_bytes()).hexdigest() != blob_digest.digest
 
 
 def test_oci_layouts_that_are_there_already(scene: Scene) -> None:

@@ -38,8 +38,8 @@ def point(day: int, version: str = "1", relative: float | None = 1.0, **more: ob
 def test_points_are_added_in_the_order_of_time_and_each_once(store: Store) -> None:
     for day in (2, 1, 2):
         append_point(store, SERIES, point(day))
-    (found,) = list_series(store, "digits")
-    assert found.points == (point(1), point(2)) and read_series(store, SERIES) == found
+    (result,) = list_series(store, "digits")
+    assert result.points == (point(1), point(2)) and read_series(store, SERIES) == result
     append_point(store, replace(SERIES, bucket="batch=1"), point(1))
     assert len(list(list_series(store, "digits"))) == 2 and models_with_series(store) == ["digits"]
 
@@ -60,8 +60,8 @@ def test_a_writer_that_lost_a_race_loses_no_point(store: Store, monkeypatch: pyt
 def test_the_oldest_points_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency_series, "MOST_POINTS", 3)
     for day in range(5):
-        found = append_point(store, SERIES, point(day))
-    assert [item.at for item in found.points] == [point(day).at for day in (2, 3, 4)]
+        result = append_point(store, SERIES, point(day))
+    assert [item.at for item in result.points] == [point(day).at for day in (2, 3, 4)]
 
 
 def test_a_new_reference_continues_the_level(tmp_path: Path) -> None:
@@ -91,9 +91,9 @@ def test_a_series_stays_as_long_as_its_model_has_a_version(store: Store) -> None
     store.remove(manifest_key("digits", "1"))
     collect(store, grace=timedelta(0))
     assert models_with_series(store) == ["digits"]
-    found = collect(store, grace=timedelta(0), delete=True)
+    collection = collect(store, grace=timedelta(0), delete=True)
     assert models_with_series(store) == [] and ("series", SERIES.key) in {
-        (item.kind, item.name) for item in found.items
+        (item.kind, item.name) for item in collection.items
     }
 
 

@@ -78,7 +78,7 @@ def test_a_lease_that_a_collection_removed_before_a_late_write_is_there_for_the_
         *(({name: ...}, f"{name} is missing") for name in ("id", "what", "holder", "at", "expires", "seen", "changes")),
     ],
 )
-def test_a_lease_that_cannot_be_read_stops_whoever_asks(change: dict[str, object], message: str) -> None:
+def test_an_unreadable_lease_is_an_error(change: dict[str, object], message: str) -> None:
     """change: fields and their values; ... takes one away, and none has a default."""
     store = MemoryStore()
     key = lease_key(take_lease(store, "publishing").id)
@@ -101,5 +101,5 @@ def test_names_that_one_collection_marked_share_one_mark() -> None:
     since = datetime(2026, 1, 1, tzinfo=UTC)
     shard = MarkShard({f"{number:064x}": Tombstone(since, 1) for number in range(3)})
     store = MemoryStore({mark_shard_key("00"): json.dumps(encode(shard)).encode()})
-    (found,) = read_shards(store, ["00"]).values()
-    assert found == shard and len({id(mark) for mark in found.waiting.values()}) == 1
+    (result,) = read_shards(store, ["00"]).values()
+    assert result == shard and len({id(mark) for mark in result.waiting.values()}) == 1

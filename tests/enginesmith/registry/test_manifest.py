@@ -74,7 +74,7 @@ def test_it_reads_back_and_always_gives_the_same_bytes() -> None:
     assert parse(stepped.to_bytes()) == stepped
 
 
-def test_shards_are_blobs_and_count_where_sizes_are_told() -> None:
+def test_shards_are_blobs_and_count_where_sizes_are_reported() -> None:
     sharded = replace(MANIFEST, shards={D: {"e" * 64: 7, "f" * 64: 30}})
     assert parse(sharded.to_bytes()) == sharded != MANIFEST
     assert {digest: sharded.blobs()[digest] for digest in ("e" * 64, D)} == {
@@ -212,13 +212,13 @@ def test_every_field_is_checked_even_when_the_digest_fits(changes: dict[str, Any
         ({"kind": "x" * 9999}, "xxxx"),
     ],
 )
-def test_what_a_newer_writer_requires_rules_out_that_engine_alone(newer: dict[str, Any], kind: str) -> None:
+def test_an_unknown_requirement_rejects_only_its_engine(newer: dict[str, Any], kind: str) -> None:
     whole, other = entry_with()[0], entry_with(target="l4", product="l4", requires=[newer])[0]
     data = resealed(engines=[whole, other])
-    found = parse(data)
-    assert found.to_bytes() == data and found.digest == json.loads(data)["digest"]
+    result = parse(data)
+    assert result.to_bytes() == data and result.digest == json.loads(data)["digest"]
     machine = Machine((8, 9), "l4")
-    answered = rank_engines(found.engines, machine, Policy())
+    answered = rank_engines(result.engines, machine, Policy())
     assert [item.entry.unit for item in answered.candidates] == ["sm_89 int8 tensorrt-rtx"]
     ((unit, reason),) = answered.rejected
     assert unit == "l4 int8 tensorrt-rtx" and f"{kind}" in reason and "which this enginesmith does not know" in reason
@@ -236,7 +236,7 @@ json_values = st.recursive(
     st.dictionaries(st.text(max_size=6), json_values, max_size=3),
     st.data(),
 )
-def test_whatever_stands_there_is_read_or_refused_with_the_field(kind: str, extra: dict[str, Any], data: Any) -> None:
+def test_any_document_is_read_or_refused_with_the_field(kind: str, extra: dict[str, Any], data: Any) -> None:
     names = [field.name for field in fields(KINDS[kind])] if kind in KINDS else []
     given = {name: data.draw(json_values) for name in names} | extra | {"kind": kind}
     with suppress(Malformed):
@@ -252,7 +252,7 @@ def test_garbage_is_refused(data: bytes) -> None:
         parse(data)
 
 
-def test_what_is_nested_too_deeply_or_is_huge_is_refused() -> None:
+def test_deeply_nested_or_huge_documents_are_refused() -> None:
     for depth in (100, 700, 100_000):
         with pytest.raises(IntegrityError, match=r"nested|not JSON"):
             parse(b'{"host": ' + b'{"a": ' * depth + b"1" + b"}" * depth + b"}")
@@ -260,7 +260,7 @@ def test_what_is_nested_too_deeply_or_is_huge_is_refused() -> None:
         parse(b" " * ((16 << 20) + 1))
 
 
-def test_what_could_not_be_read_is_not_written() -> None:
+def test_documents_that_cannot_be_read_back_are_not_written() -> None:
     with pytest.raises(IntegrityError, match="version"):
         replace(MANIFEST, version="").to_bytes()
     with pytest.raises(IntegrityError, match=r"accuracy is .*must be a finite number"):

@@ -122,9 +122,9 @@ def test_a_look_at_engines_elsewhere_is_one_request_each(store_behind_proxy: Obj
 
 
 def test_a_watch_goes_on_to_the_next_engine_and_back_when_the_best_one_is_restored(store, entries, manifest, tmp_path):
-    told: list[str] = []
+    messages: list[str] = []
     seen: list[str] = []
-    watch = following(Client(store.uri), tmp_path / "engines", say=told.append, interval_s=0)
+    watch = following(Client(store.uri), tmp_path / "engines", say=messages.append, interval_s=0)
 
     class Stop:
         """Damages before the first look, restores before the third."""
@@ -141,4 +141,4 @@ def test_a_watch_goes_on_to_the_next_engine_and_back_when_the_best_one_is_restor
     swap = watch.run(Stop())  # type: ignore[arg-type]
     assert seen[0] == seen[1] != seen[2]
     assert swap is not None and swap.digest == entries[0].digest
-    assert [line for line in told if line.startswith("LOST: cpu fp32")] == told[1:2], "told once"
+    assert [line for line in messages if line.startswith("LOST: cpu fp32")] == messages[1:2], "told once"

@@ -19,9 +19,9 @@ from tests.enginesmith.registries import engine, publish_engines
 
 @pytest.fixture
 def store(tmp_path: Path) -> FileStore:
-    found = open_store(tmp_path / "my registry", create=True)
-    assert isinstance(found, FileStore)
-    return found
+    actual = open_store(tmp_path / "my registry", create=True)
+    assert isinstance(actual, FileStore)
+    return actual
 
 
 def test_a_garbage_manifest_goes_away_as_its_message_says(store: FileStore) -> None:
@@ -70,8 +70,8 @@ def test_a_lost_marker_comes_back_as_the_message_says(store: FileStore, marker: 
     path.write_text(marker) if marker else path.unlink()
     with pytest.raises(EnginesmithError) as caught:
         open_store(store.root, create=True)
-    said = str(caught.value)
-    assert str(path) in said and 'write {"format":1} into' in said
+    output = str(caught.value)
+    assert str(path) in output and 'write {"format":1} into' in output
     path.write_text('{"format":1}')
     assert lookup.models(open_store(store.root)) == ["digits"]
 

@@ -34,13 +34,13 @@ def test_requests_are_taken_in_order_while_they_fit_and_a_large_first_one_is_tak
     for item, samples in enumerate((3, 2, 1, 9, 1)):
         queues.add("a", item, samples, float(item))
     taken = []
-    while found := queues.take(100.0):
-        taken.append(found[1])
+    while result := queues.take(100.0):
+        taken.append(result[1])
     assert taken == [[0], [1, 2], [3], [4]]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_it_does_what_an_account_of_all_requests_does(seed):
+def test_the_queues_behave_as_a_list_of_all_requests(seed):
     """The same policy by brute force over one list of waiting requests."""
     rng = np.random.default_rng(seed)
     most, wait_s, queues, waiting, now = 4, 1.0, BatchQueues[int, int](4, 1.0), [], 0.0

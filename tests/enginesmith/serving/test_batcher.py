@@ -54,13 +54,13 @@ def test_before_a_plain_session_only_requests_of_equal_sizes_are_joined():
     assert sorted(calls.shapes) == [(2, 3), (2, 5)]
 
 
-def test_what_was_served_is_on_record():
-    found = []
-    with Batcher(PlainSession(Calls()), most=2, wait_s=1000.0, record=found.append, log=1) as batcher:
+def test_served_requests_are_recorded():
+    items = []
+    with Batcher(PlainSession(Calls()), most=2, wait_s=1000.0, record=items.append, log=1) as batcher:
         futures = [batcher.submit(request(1, 3)) for _ in range(2)]
         [future.result(PATIENCE_S) for future in futures]
-    assert [(each.samples, each.batch, each.bucket) for each in found] == [(1, 2, {"sequence": 3})] * 2
-    assert all(each.waited_s >= 0 and each.service_s > 0 for each in found) and list(batcher.served) == found[1:]
+    assert [(each.samples, each.batch, each.bucket) for each in items] == [(1, 2, {"sequence": 3})] * 2
+    assert all(each.waited_s >= 0 and each.service_s > 0 for each in items) and list(batcher.served) == items[1:]
 
 
 def test_a_request_waits_for_others_no_longer_than_it_may():
@@ -112,7 +112,7 @@ def test_a_request_that_was_cancelled_is_not_run():
     assert calls.shapes == [(1, 3)]
 
 
-def test_closing_answers_what_waits_and_then_refuses():
+def test_closing_answers_waiting_requests_and_refuses_new_ones():
     batcher = Batcher(PlainSession(Calls()), most=100, wait_s=1000.0)
     future = batcher.submit(request(1, 3))
     batcher.close()
@@ -131,7 +131,7 @@ def test_many_threads_get_their_own_answers():
             assert_same(future.result(), inputs)
 
 
-def test_bad_input_is_told():
+def test_bad_input_is_reported():
     with pytest.raises(InputError, match="most is 0"):
         Batcher(PlainSession(Calls()), most=0, wait_s=0.0)
     for most, wait_s in (("4", 0.0), (4.5, 0.0), (1, "1"), (1, float("nan"))):
@@ -165,7 +165,7 @@ class Panic(BaseException):
 
 @pytest.mark.timeout(100)
 @pytest.mark.parametrize("kind", [Panic, SystemExit, KeyboardInterrupt])
-def test_what_is_no_exception_ends_the_batcher_and_nobody_waits(kind):
+def test_a_base_exception_ends_the_batcher_and_all_waits(kind):
     entered, go = Event(), Event()
 
     def run(_):
@@ -201,7 +201,7 @@ def test_a_callback_or_a_listener_that_ends_the_thread_ends_the_batcher():
 
 
 @pytest.mark.timeout(100)
-def test_an_error_without_words_keeps_nobody_waiting():
+def test_an_error_without_message_ends_all_waits():
     class Wordless(BaseException):
         def __str__(self):
             raise OSError("no words")

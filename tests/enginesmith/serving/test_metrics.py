@@ -29,12 +29,12 @@ def routed():
 def test_the_text_has_every_metric_with_its_labels():
     families = {each.name: each for each in text_string_to_metric_families(prometheus_text(routed(), "m"))}
     assert families.keys() == ROUTER_METRICS.keys()
-    found = {(s.name, *sorted(s.labels.values())): s.value for each in families.values() for s in each.samples}
+    result = {(s.name, *sorted(s.labels.values())): s.value for each in families.values() for s in each.samples}
     bucket = "a: batch 1..4, sequence <= 8"
-    assert found["enginesmith_router_requests_total", bucket, "m"] == 2
-    assert found["enginesmith_router_elements_total", bucket, "m", "own"] == 56
-    assert found["enginesmith_router_elements_total", bucket, "m", "padding"] == 8
-    assert found["enginesmith_router_fallbacks_total", "graph", "m"] == 1
+    assert result["enginesmith_router_requests_total", bucket, "m"] == 2
+    assert result["enginesmith_router_elements_total", bucket, "m", "own"] == 56
+    assert result["enginesmith_router_elements_total", bucket, "m", "padding"] == 8
+    assert result["enginesmith_router_fallbacks_total", "graph", "m"] == 1
 
 
 def test_a_registry_shows_the_counts_of_now():
@@ -56,11 +56,11 @@ def test_serving_loads_no_framework_before_it_is_needed():
         "import sys, enginesmith; enginesmith.Router, enginesmith.Batcher;"
         "print([n for n in ('onnxruntime', 'prometheus_client', 'torch', 'onnx', 'pydantic') if n in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def test_the_guides_example_runs_as_it_is():
     (snippet,) = [part for part in PAGE.read_text().split("```python\n")[1:] if "import numpy" in part]
-    done = subprocess.run([sys.executable, "-c", snippet.split("```")[0]], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", snippet.split("```")[0]], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

@@ -40,7 +40,7 @@ def net(tmp_path: Path) -> Path:
 
 def described(net: Path, name: str, **more: object) -> Path:
     spec = [{"name": "x", "dtype": "float32", "shape": SHAPE}]
-    found = {
+    entries = {
         "file": net.name,
         "digest": digest_of_file(net) if net.is_file() else "0" * 64,
         "target": name,
@@ -51,7 +51,7 @@ def described(net: Path, name: str, **more: object) -> Path:
         "profiles": [],
     }
     path = net.with_name(f"{name}.json")
-    path.write_text(json.dumps(found | more))
+    path.write_text(json.dumps(entries | more))
     return path
 
 
@@ -110,7 +110,7 @@ def test_a_callers_function_opens_engines_of_other_compilers(net):
     assert str(router.run(x(1, 3))["from"]) == "net.engine"
 
 
-def test_what_no_router_runs_is_told(net):
+def test_what_no_router_runs_is_reported(net):
     with pytest.raises(DataError, match=r"a model with state, .* use enginesmith\.Streams"):
         open_described(described(net, "cpu", state=[]), None, None)
     (bad := net.with_name("bad.json")).write_text("{}")
@@ -125,8 +125,8 @@ def test_an_engine_is_opened_as_anybody_would(net, monkeypatch):
         ort, "InferenceSession", lambda model, options, **more: opened.append(options) or plain(model, options, **more)
     )
     description = described(net, "net")
-    for given in (At(description), description, str(description), net):
-        np.testing.assert_array_equal(open_onnx(given)(x(2, 3))["y"], expected(x(2, 3)))
+    for inputs in (At(description), description, str(description), net):
+        np.testing.assert_array_equal(open_onnx(inputs)(x(2, 3))["y"], expected(x(2, 3)))
     Router.opened([At(description)]).run(x(2, 3))
     assert [asks(options) for options in opened] == [False] * 5
 
@@ -166,15 +166,15 @@ def test_weights_in_shards_are_found_and_checked(tmp_path):
     save_graph(build("float[n,64] x", "float[n,64] y", "y = MatMul(x, w)", {"w": weights}), path, 4096)
     shards = list(list_shards(path))
     assert shards
-    given = {"x": np.eye(64, dtype=np.float32)}
+    entries = {"x": np.eye(64, dtype=np.float32)}
     run = open_onnx(described(path, "cpu", shards=shards))
-    np.testing.assert_array_equal(run(given)["y"], weights)
+    np.testing.assert_array_equal(run(entries)["y"], weights)
     (tmp_path / shards[0]).write_bytes(b"other")
     with pytest.raises(IntegrityError, match="has the digest"):
         open_onnx(described(path, "cpu", shards=shards))
 
 
-def test_what_is_no_engine_of_onnxruntime_is_told_before_it_is_opened(net):
+def test_other_engines_than_onnxruntimes_are_reported_before_opening(net):
     with pytest.raises(DataError, match=r"cpu\.json describes several graphs; use enginesmith\.Ensemble"):
         open_onnx(described(net, "cpu", graphs=[]))
     with pytest.raises(DataError, match=r"gone\.json describes no engine"):
@@ -184,8 +184,8 @@ def test_what_is_no_engine_of_onnxruntime_is_told_before_it_is_opened(net):
 def test_all_engines_of_a_version_are_pulled_best_first_with_their_rules_and_times(tmp_path):
     store = open_store(tmp_path / "registry", create=True)
     engines = [engine(store, "cpu", "fp32"), engine(store, "cpu", "int8")]
-    found = publish_engines(store, engines)
-    add_latencies(store, found.manifest, [store.put_bytes(canonical_json(encode(timed(engines[0]))))])
+    actual = publish_engines(store, engines)
+    add_latencies(store, actual.manifest, [store.put_bytes(canonical_json(encode(timed(engines[0]))))])
     client = Client(tmp_path / "registry", policy=Policy(fallback="onnx"))
     pulled = client.pull_all("digits", tmp_path / "dest")
     assert [each.engine.precision for each in pulled] == ["fp32", "int8", "fp32"]

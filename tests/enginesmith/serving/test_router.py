@@ -38,7 +38,7 @@ def test_every_request_is_counted_with_its_padding():
     assert decode(encode(counts), RouterCounts) == counts
 
 
-def test_what_no_bucket_holds_and_no_fallback_takes_is_an_error_with_the_remedy():
+def test_a_request_without_bucket_or_fallback_is_an_error_with_a_remedy():
     router = Router([engine("a", profile((1, 4), (1, 16)))], EDGES)
     with pytest.raises(
         DataError, match=r"no bucket holds a request of batch 9, sequence 3; buckets are a: .*widen dims"
@@ -76,17 +76,17 @@ def test_a_router_that_is_closed_refuses_requests():
 
 def test_engines_of_other_float_types_are_converted_for():
     halves = tuple(TensorSpec(s.name, s.dtype.replace("float32", "float16"), s.shape) for s in INPUTS)
-    given = []
+    items = []
 
     def run(inputs):
-        given.append(inputs["x"].dtype.name)
+        items.append(inputs["x"].dtype.name)
         return {name: array.astype(np.float16) for name, array in Calls()(inputs).items()}
 
     outputs = tuple(TensorSpec(spec.name, "float16", spec.shape) for spec in OUTPUTS)
     half = RoutedEngine("half", run, halves, outputs, (profile((1, 4), (17, 32)),))
     router = Router([engine("a", profile((1, 4), (1, 16))), half])
     answer = router.run(request(2, 20))
-    assert given == ["float16"] and answer["each"].dtype == np.float32
+    assert items == ["float16"] and answer["each"].dtype == np.float32
 
 
 def test_shapes_that_were_met_excuse_no_other_input():
@@ -113,7 +113,7 @@ def test_many_threads_get_their_own_answers_and_no_request_is_lost():
     assert router.counts().requests == 400
 
 
-def test_the_sizes_of_a_bucket_are_told_before_a_request_is_run():
+def test_the_sizes_of_a_bucket_are_reported_before_a_request_is_run():
     router = Router([engine("a", profile((2, 4), (1, 16)))], EDGES)
     assert router.padded_sizes({"batch": 1, "sequence": 3}) == {"batch": 2, "sequence": 8}
     assert router.padded_sizes({"sequence": 17, "batch": 1}) is None
@@ -139,7 +139,7 @@ def test_bad_engines_are_refused():
         (([engine("a")],), {"fallbacks": None}, "fallbacks is a NoneType"),
     ],
 )
-def test_arguments_of_another_kind_are_told(arguments, options, told):
+def test_arguments_of_another_kind_are_reported(arguments, options, told):
     with pytest.raises(InputError, match=told):
         Router(*arguments, **options)
     with pytest.raises(InputError, match=r"give the list that Client.pull_all returns"):

@@ -56,7 +56,7 @@ def test_changed_code_is_not_run(root: Path, name: str) -> None:
         load_function(root, "reading.py", "run", files)
 
 
-def test_what_was_not_published_is_not_found(root: Path) -> None:
+def test_unpublished_modules_are_not_found(root: Path) -> None:
     (root / "planted.py").write_text("SIDE = 7\n")
     (root / "reading.py").write_text("import planted\n\ndef run(x):\n    return {'y': x}\n")
     with pytest.raises(ModelError, match="No module named 'planted'"):

@@ -94,8 +94,8 @@ def test_reading_the_sources_runs_nothing_and_imports_nothing_heavy(tmp_path):
         "import sys; from pathlib import Path; from enginesmith.user_code.entry_point import source_files; "
         "source_files(Path('.'), Path('model.py')); print(sorted({'torch', 'numpy', 'onnx'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def test_packages_from_elsewhere_are_named_and_local_ones_and_the_standard_library_are_not(tmp_path):

@@ -58,7 +58,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_no_plain_state_dict_is_refused_with_a_reason(tmp_path: Path, name: str) -> None:
+def test_other_files_than_state_dicts_are_refused_with_a_reason(tmp_path: Path, name: str) -> None:
     make, words = CASES[name]
     torch.save(make(), tmp_path / "w.pt")
     with pytest.raises(ModelError, match=words):

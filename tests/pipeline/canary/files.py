@@ -40,8 +40,8 @@ def report_about(candidate: Manifest, baseline: Manifest, **seen: Any) -> Canary
     """The report on such observations, which are judged once, as if of these engines and of now."""
     sides = identity(candidate), identity(baseline)
     target = canary_target(parse_targets(sides[0].target or "")[0])
-    found = _judge(tuple(sorted(seen.items())))
-    return replace(found, candidate=sides[0], baseline=sides[1], target=target, created_at=now()).sign()
+    result = _judge(tuple(sorted(seen.items())))
+    return replace(result, candidate=sides[0], baseline=sides[1], target=target, created_at=now()).sign()
 
 
 @cache

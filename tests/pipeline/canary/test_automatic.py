@@ -40,9 +40,9 @@ def pair(store: Store) -> tuple[Manifest, Manifest]:
 
 
 def reason(store: Store, **wanted: object) -> str:
-    found = canary(store, CanaryRequest("digits", "2", **wanted), lambda _: None)
-    assert found.blob is None and found.report is None
-    return found.reason
+    result = canary(store, CanaryRequest("digits", "2", **wanted), lambda _: None)
+    assert result.blob is None and result.report is None
+    return result.reason
 
 
 def test_what_is_missing_is_a_reason(store: Store, pair: tuple[Manifest, Manifest], tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_a_flow_run_asks_for_no_worker_of_a_group_for_whose_gpu_there_is_no_engi
 
     words = {"traffic": str(tmp_path), "target": "l4", "executor": "ray"}
     skipped = flows.canary.fn("digits", "2", store.uri, ray_address="ray://nowhere:1", **words)
-    said = "there is nothing to run on l4: digits@2 has no engine for sm_89 (l4): it has engines for cpu"
-    assert (skipped.name, skipped.message) == ("Skipped", said)
+    output = "there is nothing to run on l4: digits@2 has no engine for sm_89 (l4): it has engines for cpu"
+    assert (skipped.name, skipped.message) == ("Skipped", output)
     for content in ("three", "four"):
         publish_engines(store, [engine(store, "sm_89", data=content.encode())], content, channel=None)
     channels.promote(store, lookup.load(store, "digits", "3"), "stable", accepted_losses=None)
@@ -128,14 +128,14 @@ def test_recorded_traffic_gives_a_verdict_for_each_kind_of_machine_that_the_regi
     assert built.build().json["version"] == "2"
     x = np.random.default_rng(5).normal(size=(60, 1, 8)).astype(np.float32)
     np.savez(tmp_path / "tiny.npz", at=np.arange(60) / 2000, x=x)
-    found = canary(store, CanaryRequest("tiny", "2", traffic=str(tmp_path), target="cpu"), lambda _: None)
-    report = found.report
-    assert report and report.verdict in ("INSUFFICIENT", "FAIL") and found.blob and store.has(found.blob)
-    assert report.candidate.version == "2" and read_report(store.read_blob(found.blob)) == report
+    result = canary(store, CanaryRequest("tiny", "2", traffic=str(tmp_path), target="cpu"), lambda _: None)
+    report = result.report
+    assert report and report.verdict in ("INSUFFICIENT", "FAIL") and result.blob and store.has(result.blob)
+    assert report.candidate.version == "2" and read_report(store.read_blob(result.blob)) == report
     (kept,) = canaries(store, lookup.load(store, "tiny", "2"))
-    assert (kept.target, kept.verdict, kept.report) == (this_kind().name, report.verdict, found.blob)
+    assert (kept.target, kept.verdict, kept.report) == (this_kind().name, report.verdict, result.blob)
     assert report.target == kept.target and kept.against == "1"
-    assert "tiny:stable was not moved to 2" in settle(store, "tiny", "stable", found.blob, lambda _: None)
+    assert "tiny:stable was not moved to 2" in settle(store, "tiny", "stable", result.blob, lambda _: None)
     with ObservationLog(tmp_path / "tiny.observed.jsonl") as log:
         for index in range(9):
             log.append(0.0025, time_s=index / 1000)
@@ -144,7 +144,7 @@ def test_recorded_traffic_gives_a_verdict_for_each_kind_of_machine_that_the_regi
         monkeypatch.setattr(module, "this_kind", lambda: other)
     again = canary(store, CanaryRequest("tiny", "2", traffic=str(tmp_path), target="cpu"), lambda _: None)
     assert again.report and again.report.traffic.in_flight == 3, "as the log of production shows"
-    kinds = [found.target for found in canaries(store, lookup.load(store, "tiny", "2"))]
+    kinds = [result.target for result in canaries(store, lookup.load(store, "tiny", "2"))]
     assert kinds == sorted([kept.target, "arm64-i8mm"]), "a verdict for each kind of machine"
     page = tmp_path / "page.html"
     assert built.run("report", "tiny@2", "--out", page).code == 0

@@ -48,9 +48,9 @@ def replayed(
     """A canary of engines in processes of their own."""
     reference = parse_reference("digits@1")
     pace = pace or ReplayPace(warmup=2)
-    wanted = CanaryRun(reference, reference, target_named("cpu"), folder, folder / "out", pace=pace, looks=looks)
+    expected = CanaryRun(reference, reference, target_named("cpu"), folder, folder / "out", pace=pace, looks=looks)
     sides = [ChosenEngine(manifest, manifest.engines[0]) for manifest in manifests]
-    canary = CanaryExecution(wanted, sides, LIMITS, "a test", traffic(count, 1e-5), lambda _: None)
+    canary = CanaryExecution(expected, sides, LIMITS, "a test", traffic(count, 1e-5), lambda _: None)
     with ExitStack() as stack:
         sessions = [
             stack.enter_context(isolate(role, opener, thread_safe))

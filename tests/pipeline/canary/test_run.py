@@ -32,32 +32,32 @@ def test_it_stops_at_the_look_that_decides(built, tmp_path, fault, looks):
     """Engines of a simulated clock, through the whole of the run: a swapped output is found at the first look."""
     store = built.store
     reference, target = parse_reference("tiny@1"), target_named("cpu")
-    wanted = CanaryRun(reference, reference, target, tmp_path, tmp_path / "out", pace=ReplayPace(), looks=4)
-    ticking, said = Ticking(), []
+    expected = CanaryRun(reference, reference, target, tmp_path, tmp_path / "out", pace=ReplayPace(), looks=4)
+    ticking, output = Ticking(), []
     engines = [Engine(ticking, np.random.default_rng(seed), kind) for seed, kind in enumerate((fault, ""))]
     sides = [choose(store, reference, target, None)] * 2
     limits = Thresholds({"p50": 0.005}, error_rate=None) if not fault else Thresholds()
-    written = CanaryExecution(wanted, sides, limits, "a test", traffic(1200), said.append).run(
+    written = CanaryExecution(expected, sides, limits, "a test", traffic(1200), output.append).run(
         *engines, ticking.clock()
     )
-    assert len(said) == len(written.report.looks.requests) == looks
+    assert len(output) == len(written.report.looks.requests) == looks
     assert written.report.verdict == ("FAIL" if fault else "INSUFFICIENT")
     assert len(read_observations(tmp_path / "out/candidate.jsonl")) == 300 * looks
 
 
 def replay_recorded(registry: Path, model: str, out: Path, traffic: Path) -> WrittenReport:
     sides = parse_reference(f"{model}@2"), parse_reference(f"{model}@1")
-    wanted = CanaryRun(*sides, target_named("cpu"), traffic, out, "fp32", ReplayPace(in_flight=1))
-    return run_canary(open_store(str(registry)), wanted, lambda _: None)
+    expected = CanaryRun(*sides, target_named("cpu"), traffic, out, "fp32", ReplayPace(in_flight=1))
+    return run_canary(open_store(str(registry)), expected, lambda _: None)
 
 
 def record(path: Path, golden: Path, repeated: int) -> Path:
     """The golden samples of the whole as recorded requests of one row each."""
-    found = {name: array for name, array in arrays(golden).items() if name != "label"}
-    count = len(next(iter(found.values())))
+    result = {name: array for name, array in arrays(golden).items() if name != "label"}
+    count = len(next(iter(result.values())))
     with enginesmith.Recorder(path) as recorder:
         for index in range(count * repeated):
-            recorder.append({name: array[index % count][None] for name, array in found.items()})
+            recorder.append({name: array[index % count][None] for name, array in result.items()})
     return path
 
 
@@ -87,8 +87,8 @@ def test_a_whole_that_answers_otherwise_fails(pairs: Path, tmp_path: Path) -> No
 
 
 def test_thresholds_are_those_of_its_spec(pairs: Path) -> None:
-    found, source = thresholds_of(load(open_store(str(pairs / "registry")), "pair", "2"))
-    assert found.quality is not None and found.quality.disagreement == 0.02
+    result, source = thresholds_of(load(open_store(str(pairs / "registry")), "pair", "2"))
+    assert result.quality is not None and result.quality.disagreement == 0.02
     assert source == "the spec of pair@2"
 
 

@@ -93,15 +93,15 @@ def only(manifest: Manifest, target: str) -> Manifest:
 
 def test_a_pass_on_each_target_promotes_and_one_alone_does_not(store: Store, pair, settled: Settle) -> None:
     one, two = pair
-    said = settled("cpu", two, one)
-    assert said.startswith("MISSING: digits:stable was not moved to 2: sm_89 MISSING: no canary ran there against 1")
-    assert "enginesmith prefect deploy --only canary" in said and "--attach" in said and said.endswith("cpu PASS")
+    output = settled("cpu", two, one)
+    assert output.startswith("MISSING: digits:stable was not moved to 2: sm_89 MISSING: no canary ran there against 1")
+    assert "enginesmith prefect deploy --only canary" in output and "--attach" in output and output.endswith("cpu PASS")
     assert serving(store) == "1"
     assert settled("sm_89", two, one) == "promoted: digits:stable -> 2"
     move = channel_state.read_channel(store, "digits", "stable").move
     assert len(move.canary) == 2 and move.why.startswith("canary PASS ")
     assert settled("cpu", two, one, seed=1) == "digits:stable serves 2 already", "one more PASS moves nothing"
-    assert [(found.target, found.verdict, found.against) for found in canaries(store, two)] == [
+    assert [(result.target, result.verdict, result.against) for result in canaries(store, two)] == [
         ("cpu", "PASS", "1"), ("cpu", "PASS", "1"), ("sm_89", "PASS", "1"),
     ]  # fmt: skip
     assert verify(store).sound
@@ -116,8 +116,8 @@ def test_under_a_policy_with_waves_a_pass_starts_a_rollout_once(store: Store, pa
     operations.abort(store, "digits", "stable", operations.Operator("ada", at(0), "no"))
     assert "a rollout of 2 is aborted; a person starts another one" in hourly(store)
     operations.start(store, two, "stable", plan("100%", soak=0), operations.Operator("ada", at(0)))
-    found = advance(store, "digits", "stable")
-    assert found is not None and found.action == "done" and serving(store) == "2"
+    result = advance(store, "digits", "stable")
+    assert result is not None and result.action == "done" and serving(store) == "2"
     assert len(channel_state.read_channel(store, "digits", "stable").move.canary) == 2
 
 
@@ -187,8 +187,8 @@ def test_where_there_is_nothing_to_go_back_to_the_newest_may_still_come(store: S
     channels.promote(store, two, "stable")
     kept("cpu", two, one, slower=0.05)
     store.remove(manifest_key("digits", "1"))
-    said = hourly(store)
-    assert "which was deleted since" in said and said.endswith("digits:stable serves 2 already")
+    output = hourly(store)
+    assert "which was deleted since" in output and output.endswith("digits:stable serves 2 already")
     three = published(store, "three", "cpu", "sm_89")
     kept("cpu", three, two), kept("sm_89", three, two)
     assert hourly(store).endswith("promoted: digits:stable -> 3") and serving(store) == "3"
@@ -228,23 +228,23 @@ def test_a_person_promotes_under_such_a_policy_with_a_report_of_each_target(stor
     for target in ("cpu", "sm_89"):
         paths = write_observations(tmp_path / target, only(two, target), only(one, target))
         words = ("canary", "judge", "--candidate", paths[0], "--baseline", paths[1], "--out", tmp_path / target)
-        done = run(*words, "--attach")
-        assert done.exit_code == 0 and f"the verdict on {target}" in done.stderr
+        result = run(*words, "--attach")
+        assert result.exit_code == 0 and f"the verdict on {target}" in result.stderr
     report = tmp_path / "cpu/report.json"
     assert "on sm_89" in refused(run("promote", "digits@2", "digits:stable", "--canary", report))
     both = ("--canary", report, "--canary", tmp_path / "sm_89/report.json")
     assert [
-        found.verdict for found in target_verdicts(store, two, channel_state.read_channel(store, "digits", "stable"))
+        actual.verdict for actual in target_verdicts(store, two, channel_state.read_channel(store, "digits", "stable"))
     ] == ["PASS"] * 2
     assert run("promote", "digits@2", "digits:stable", *both).exit_code == 0 and serving(store) == "2"
 
 
-def test_what_was_not_proven_when_its_canaries_passed_is_promoted_later(store: Store, pair, settled: Settle) -> None:
+def test_a_candidate_proven_after_its_canaries_is_promoted_later(store: Store, pair, settled: Settle) -> None:
     one, two = pair
     settled("cpu", two, one)
     policies.write(store, "digits", "stable", ChannelPolicy(proven=("sm_90",), canary_on=("cpu",)))
-    said = settle_newest(store, "digits", "stable", lambda _: None)
-    assert said.startswith("PASS, and digits:stable was not moved: ") and "sm_90" in said
+    output = settle_newest(store, "digits", "stable", lambda _: None)
+    assert output.startswith("PASS, and digits:stable was not moved: ") and "sm_90" in output
     policies.write(store, "digits", "stable", ChannelPolicy(canary_on=("cpu",)))
     assert settle_newest(store, "digits", "stable", lambda _: None) == "promoted: digits:stable -> 2"
 
@@ -258,11 +258,11 @@ def test_against_what_is_no_longer_served_it_says_nothing(store: Store, pair, se
 def test_a_stored_verdict_is_checked(store: Store, pair, settled: Settle) -> None:
     one, two = pair
     settled("cpu", two, one)
-    (found,) = canaries(store, two)
+    (result,) = canaries(store, two)
     with pytest.raises(InputError, match="which digits@1 does not have"):
-        attach_canary(store, one, found)
-    key = canary_key("digits", "2", "cpu", found.report)
-    store.replace(canary_key("digits", "2", "sm_89", found.report), store.read(key) or b"", None)
+        attach_canary(store, one, result)
+    key = canary_key("digits", "2", "cpu", result.report)
+    store.replace(canary_key("digits", "2", "sm_89", result.report), store.read(key) or b"", None)
     with pytest.raises(IntegrityError, match="edited by hand or moved"):
         canaries(store, two)
     assert any(problem.kind == "edited" for problem in verify(store).problems)
@@ -281,10 +281,10 @@ def test_a_stored_verdict_is_checked(store: Store, pair, settled: Settle) -> Non
 def test_a_verdict_that_could_not_be_read_back_or_been_found_there_is_not_kept(store, pair, settled, change, said):
     one, two = pair
     settled("sm_89", two, one)
-    (found,) = canaries(store, two)
+    (result,) = canaries(store, two)
     with pytest.raises(InputError, match=said):
-        attach_canary(store, two, replace(found, **change))
-    assert canaries(store, two) == [found]
+        attach_canary(store, two, replace(result, **change))
+    assert canaries(store, two) == [result]
 
 
 def test_a_model_that_is_damaged_keeps_no_other_from_being_settled(store, pair, settled, monkeypatch):
@@ -298,7 +298,7 @@ def test_a_model_that_is_damaged_keeps_no_other_from_being_settled(store, pair, 
     state = flows.settle_canary.fn(registry=store.uri)
     assert state.is_failed() and "3 of 3 models" in state.message
     digits, *others = state.data
-    assert "run the canary again" in digits and all("no model" in said for said in others)
+    assert "run the canary again" in digits and all("no model" in output for output in others)
     monkeypatch.setattr(flows.lookup, "models", lambda _: [])
     assert flows.settle_canary.fn(registry=store.uri).message == "looked at 0 models"
     monkeypatch.setattr(flows, "settle_newest", lambda *_: "nothing to settle")
@@ -308,33 +308,33 @@ def test_a_model_that_is_damaged_keeps_no_other_from_being_settled(store, pair, 
 def test_a_report_about_another_model_moves_nothing(store: Store, pair, settled: Settle) -> None:
     one, two = pair
     settled("cpu", two, one, slower=0.05)
-    (found,) = canaries(store, two)
+    (result,) = canaries(store, two)
     with pytest.raises(InputError, match="is about digits, not about other"):
-        settle(store, "other", "stable", found.report, lambda _: None)
+        settle(store, "other", "stable", result.report, lambda _: None)
 
 
 def test_a_fail_that_arrives_while_a_pass_promotes_takes_it_back(store, pair, settled, monkeypatch):
     """Two runs at once: one has seen no FAIL yet, the other finds the candidate not served yet."""
     one, two = pair
     settled("cpu", two, one)
-    promote, told = channels.promote, []
+    promote, message = channels.promote, []
 
     def slow_promote(*arguments: object, **options: object) -> object:
         monkeypatch.setattr(channels, "promote", promote)
-        told.append(settled("sm_89", two, one, slower=0.05, seed=1))
+        message.append(settled("sm_89", two, one, slower=0.05, seed=1))
         return promote(*arguments, **options)
 
     monkeypatch.setattr(channels, "promote", slow_promote)
     assert settled("sm_89", two, one) == "rolled back: digits:stable -> 1"
-    assert told[0].startswith("FAIL: digits:stable was not moved") and serving(store) == "1"
+    assert message[0].startswith("FAIL: digits:stable was not moved") and serving(store) == "1"
 
 
 def test_what_the_channel_has_no_engine_for_cannot_be_compared_and_the_line_says_so(store: Store, pair) -> None:
     three = published(store, "three", "cpu", "sm_89", "sm_90")
     run("registry", "policy", "set", "digits:stable", "--canary-on", "sm_90")
-    (found,) = target_verdicts(store, three, channel_state.read_channel(store, "digits", "stable"))
+    (result,) = target_verdicts(store, three, channel_state.read_channel(store, "digits", "stable"))
     assert "digits:stable serves digits@1, which has no engine for it, so there is nothing to compare with" in str(
-        found
+        result
     )
 
 
@@ -345,14 +345,14 @@ def test_the_verdict_of_several_runs() -> None:
     assert verdict_on("cpu", "0" * 64, []) is None
 
 
-def test_nothing_served_and_nothing_published_are_told(store: Store, pair) -> None:
+def test_nothing_served_and_nothing_published_are_reported(store: Store, pair) -> None:
     assert "serves nothing" in settle_newest(store, "digits", "beta", lambda _: None)
     with pytest.raises(Exception, match="no model 'other'"):
         settle_newest(store, "other", "stable", lambda _: None)
     assert lookup.models(store) == ["digits"]
 
 
-def test_a_lost_fail_of_a_canary_whose_clock_is_behind_is_taken_back_too(store: Store, pair, kept: Settle) -> None:
+def test_a_lost_fail_with_an_early_clock_is_rolled_back(store: Store, pair, kept: Settle) -> None:
     one, two = pair
     channels.promote(store, two, "stable")
     kept("cpu", two, one, slower=0.05)

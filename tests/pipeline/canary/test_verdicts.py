@@ -32,12 +32,12 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
 @pytest.fixture
 def versions(store: Store) -> list[Manifest]:
     """Three versions with an engine each; stable serves the first."""
-    found = [
+    items = [
         publish_engines(store, [engine(store, data=content.encode())], content, channel=None).manifest
         for content in ("one", "two", "three")
     ]
-    channels.promote(store, found[0], "stable")
-    return found
+    channels.promote(store, items[0], "stable")
+    return items
 
 
 def run(*words: object) -> Result:
@@ -77,8 +77,8 @@ def test_nothing_but_a_pass_promotes(store, versions, tmp_path):
     )
     few = judged(tmp_path / "few", two, one, count=50)
     assert few.exit_code == 1 and few.output.startswith("INSUFFICIENT")
-    said = refused(run("promote", "digits@2", "digits:stable", "--canary", tmp_path / "few/report.json"))
-    assert "verdict is INSUFFICIENT" in said
+    output = refused(run("promote", "digits@2", "digits:stable", "--canary", tmp_path / "few/report.json"))
+    assert "verdict is INSUFFICIENT" in output
     assert "no such file" in refused(run("promote", "digits@2", "--canary", tmp_path / "gone.json"))
     assert channel_state.read_channel(store, "digits", "stable").version == "1"
 
@@ -91,8 +91,8 @@ def test_a_candidate_that_dies_is_not_promoted(store, versions, tmp_path):
     result = run("canary", "judge", "--candidate", paths[0], "--baseline", paths[1], "--missing", "ignored")
     assert result.exit_code == 1 and not result.output.startswith("PASS")
     assert "candidate.jsonl (candidate) stops" in result.output
-    said = refused(run("promote", "digits@2", "digits:stable", "--canary", tmp_path / "c/report.json"))
-    assert "verdict is" in said and channel_state.read_channel(store, "digits", "stable").version == "1"
+    output = refused(run("promote", "digits@2", "digits:stable", "--canary", tmp_path / "c/report.json"))
+    assert "verdict is" in output and channel_state.read_channel(store, "digits", "stable").version == "1"
 
 
 def test_a_report_that_was_tampered_with_does_not_count(store, versions, tmp_path):
@@ -169,8 +169,8 @@ def test_looks_go_on_from_report_to_report(store, versions, tmp_path):
     looks = json.loads(result.stdout)["looks"]
     assert looks["requests"] == [1500, 6000] and looks["fractions"] == [0.25, 1.0] and looks["level_pass"] < 0.05
     assert result.exit_code == 0
-    said = refused(judged(tmp_path / "c", two, one, "--previous", tmp_path / "c/report.json"))
-    assert "already decided: PASS" in said
+    output = refused(judged(tmp_path / "c", two, one, "--previous", tmp_path / "c/report.json"))
+    assert "already decided: PASS" in output
 
 
 def test_thresholds_come_from_the_spec_that_is_given(store, versions, tmp_path):
@@ -178,6 +178,6 @@ def test_thresholds_come_from_the_spec_that_is_given(store, versions, tmp_path):
     project = Project(tmp_path / "project")
     project.change_spec(validation={"canary": {"latency": {"p50": 0.2, "p99": None}, "error_rate": 0.01}})
     result = judged(tmp_path / "c", versions[1], versions[0], "--spec", project.spec, "--json", slower=0.05)
-    told = json.loads(result.stdout)
-    assert told["verdict"] == "PASS" and told["thresholds"]["latency"] == {"p50": 0.2}
-    assert told["thresholds_from"] == "the spec tiny.yaml"
+    document = json.loads(result.stdout)
+    assert document["verdict"] == "PASS" and document["thresholds"]["latency"] == {"p50": 0.2}
+    assert document["thresholds_from"] == "the spec tiny.yaml"

@@ -27,11 +27,11 @@ def file(folder: Path, text: str) -> Path:
 
 def test_prices_go_by_the_narrowest_name(tmp_path: Path) -> None:
     text = "currency: EUR\nL4: {per_hour: 0.71, count: 40}\n'8.9': {per_hour: 1}\ncpu: {per_hour: 0.1}\n"
-    found = read_prices(file(tmp_path, text))
-    assert found.currency == "EUR" and set(found.machines) == {"l4", "sm_89", "cpu"}
-    assert found.machines["l4"].count == 40 and found.machines["sm_89"].count is None
-    assert found.name_of(("l4", "sm_89")) == "l4" and found.name_of(("l40s", "sm_89")) == "sm_89"
-    assert found.name_of(("x86-64-v3", "cpu")) == "cpu" and found.name_of(("a100", "sm_80")) is None
+    prices = read_prices(file(tmp_path, text))
+    assert prices.currency == "EUR" and set(prices.machines) == {"l4", "sm_89", "cpu"}
+    assert prices.machines["l4"].count == 40 and prices.machines["sm_89"].count is None
+    assert prices.name_of(("l4", "sm_89")) == "l4" and prices.name_of(("l40s", "sm_89")) == "sm_89"
+    assert prices.name_of(("x86-64-v3", "cpu")) == "cpu" and prices.name_of(("a100", "sm_80")) is None
 
 
 @pytest.mark.parametrize(

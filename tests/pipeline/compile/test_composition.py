@@ -33,9 +33,9 @@ def proven(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     judged, validate = threading.Event(), composition.validate
 
     def note(*arguments: Any) -> Any:
-        found = validate(*arguments)
+        result = validate(*arguments)
         judged.set()
-        return found
+        return result
 
     monkeypatch.setattr(composition, "validate", note)
     return judged
@@ -50,13 +50,13 @@ def test_fp32_is_proven_before_calibration_ends(project, proven, monkeypatch):
 
     monkeypatch.setattr(composition, "observe", wait)
     project.change_spec(targets=["cpu"], precisions=["int8", "fp32"])
-    done = project.build()
-    assert done.code == 0, done.err
+    result = project.build()
+    assert result.code == 0, result.err
     planned = project.run("plan", project.spec, "--json").json["units"]
-    assert [row["precision"] for row in done.json["engines"]] == [unit["precision"] for unit in planned]
-    assert {row["status"] for row in done.json["engines"]} == {"proven"}
+    assert [row["precision"] for row in result.json["engines"]] == [unit["precision"] for unit in planned]
+    assert {row["status"] for row in result.json["engines"]} == {"proven"}
     again = project.build()
-    assert again.json["cached"] and again.json["version"] == done.json["version"]
+    assert again.json["cached"] and again.json["version"] == result.json["version"]
 
 
 crash = raising(StepError("KeyError: 't'", "crash", "the log"))
@@ -66,9 +66,9 @@ def test_calibration_that_fails_takes_no_other_precision_with_it(project, monkey
     """The failure stands in the build, the version, the page, the JSON and the exit code; the next build mends it."""
     monkeypatch.setattr(composition, "observe", crash)
     project.change_spec(targets=["cpu"], precisions=["fp32", "fp16", "int8"])
-    done = project.build()
-    rows = {row["precision"]: row for row in done.json["engines"]}
-    assert done.code == 1 and done.json["version"] == "1"
+    result = project.build()
+    rows = {row["precision"]: row for row in result.json["engines"]}
+    assert result.code == 1 and result.json["version"] == "1"
     assert [rows[name]["status"] for name in ("fp32", "fp16", "int8")] == ["proven", "proven", "failed"]
     assert rows["int8"]["reason"] == "calibrate: KeyError: 't'"
     failure = rows["int8"]["failure"]
@@ -84,12 +84,12 @@ def test_calibration_that_fails_takes_no_other_precision_with_it(project, monkey
 
 @pytest.mark.parametrize("where", ["write_graph", "_check_graph"])
 def test_a_graph_that_cannot_be_written_or_compared_says_why(project, monkeypatch, where):
-    made = Graph(INT8, "c" * 64, (), (), recipe=Recipe("d" * 64))
-    monkeypatch.setattr(graphs, "write_graph", lambda *_: made)
+    graph = Graph(INT8, "c" * 64, (), (), recipe=Recipe("d" * 64))
+    monkeypatch.setattr(graphs, "write_graph", lambda *_: graph)
     monkeypatch.setattr(graphs, where, crash)
-    found = graphs.quantize(INT8, EXPORTED, None, {}, Work(load_spec(project.spec), context_of(project)))
-    assert found.failure == StepFailure(f"graph {INT8.name}: KeyError: 't'", "crash", "the log")
-    assert (found.variant, found.model) == (INT8, EXPORTED.model.digest)
+    result = graphs.quantize(INT8, EXPORTED, None, {}, Work(load_spec(project.spec), context_of(project)))
+    assert result.failure == StepFailure(f"graph {INT8.name}: KeyError: 't'", "crash", "the log")
+    assert (result.variant, result.model) == (INT8, EXPORTED.model.digest)
 
 
 def test_a_search_that_fails_is_that_of_the_kinds_that_wait_for_it(project, monkeypatch):
@@ -109,17 +109,17 @@ def test_something_out_of_reach_ends_the_run(project: Project, monkeypatch: pyte
     """It says nothing about a precision."""
     monkeypatch.setattr(composition, "observe", raising(UnavailableError("the registry does not answer")))
     project.change_spec(targets=["cpu"], precisions=["fp32", "int8"])
-    done = project.build()
-    assert done.code == 3 and not done.out
+    result = project.build()
+    assert result.code == 3 and not result.out
 
 
 @pytest.mark.parametrize("required", ["cpu int8", "cpu fp32"])
 def test_a_required_unit_without_a_graph_stops_the_run(project, monkeypatch, required):
     monkeypatch.setattr(composition, "observe", raising(DataError("sample 3 is NaN")))
     project.change_spec(targets=["cpu"], precisions=["fp32", "int8"], build={"required": [required]})
-    done = project.build()
-    assert (done.code, "nothing is published" in done.err) == (1, required == "cpu int8")
-    assert "calibrate: sample 3 is NaN" in done.err
+    result = project.build()
+    assert (result.code, "nothing is published" in result.err) == (1, required == "cpu int8")
+    assert "calibrate: sample 3 is NaN" in result.err
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
@@ -139,9 +139,9 @@ def test_a_required_unit_that_is_refused_stops_the_run_early(project, monkeypatc
     monkeypatch.setattr(composition, step, lambda *arguments: calls.append(arguments))
     refuse(monkeypatch, refused)
     project.change_spec(targets=["cpu"], precisions=["fp32", "int8"], build={"required": [f"cpu {refused}"]})
-    done = project.build()
-    assert done.code == 1 and "error: units that the spec requires are refused, so nothing is published" in done.err
-    assert f"\n  cpu {refused} onnxruntime: no" in done.err and not calls
+    result = project.build()
+    assert result.code == 1 and "error: units that the spec requires are refused, so nothing is published" in result.err
+    assert f"\n  cpu {refused} onnxruntime: no" in result.err and not calls
     assert not (project.registry / "models").exists()
 
 

@@ -24,10 +24,10 @@ SEARCHED = "; if plain calibration misses the limits, build searches for a bette
 
 def planned(project: Project, *words: str) -> tuple[dict[str, Any], list[str]]:
     """The units by name, and the changes."""
-    done = project.run("plan", project.spec, "--json", *words)
-    assert done.code == 0, done.err
-    units = {f"{unit['target']} {unit['precision']}": unit for unit in done.json["units"]}
-    return units, done.json["changes"]
+    result = project.run("plan", project.spec, "--json", *words)
+    assert result.code == 0, result.err
+    units = {f"{unit['target']} {unit['precision']}": unit for unit in result.json["units"]}
+    return units, result.json["changes"]
 
 
 def change_data(project: Project, name: str, add: float) -> None:
@@ -56,7 +56,7 @@ def test_a_changed_calibration_sample_is_named_and_builds_what_it_changes(built:
     assert changes == [f"{CALIBRATION} changed"]
 
 
-def test_a_changed_calibration_sample_that_changes_no_engine_is_told_of(project: Project) -> None:
+def test_a_changed_calibration_sample_without_effect_on_engines_is_reported(project: Project) -> None:
     project.change_spec(targets=["cpu"], calibration={"data": "calibration.npz", "method": "minmax"})
     assert project.build().code == 0
     data = arrays(project.folder / "calibration.npz")["x"]
@@ -71,7 +71,7 @@ def test_a_changed_calibration_sample_that_changes_no_engine_is_told_of(project:
 
 
 @pytest.mark.parametrize("words", [(), ("--no-export",)])
-def test_a_changed_golden_value_is_told_of_though_every_engine_is_cached(built, words):
+def test_a_changed_golden_value_is_reported_even_if_every_engine_is_cached(built, words):
     change_data(built, "golden.npz", 0.001)
     units, changes = planned(built, *words)
     assert {unit["action"] for unit in units.values()} == {"cached", "refused"}
@@ -94,7 +94,7 @@ def test_changed_dims_are_a_cause_by_name_and_value(built: Project) -> None:
     assert changes == ["dims.batch.max: 8 -> 16"]
 
 
-def test_what_a_build_has_seen_is_no_change_any_more(built: Project) -> None:
+def test_changes_are_reported_only_by_the_next_build(built: Project) -> None:
     model = onnx.load(built.folder / "tiny.onnx")
     model.doc_string = "a comment"
     onnx.save(model, built.folder / "tiny.onnx")
@@ -149,8 +149,8 @@ def test_without_an_export_it_runs_and_writes_nothing_and_says_what_it_cannot_kn
     assert units["cpu int8"]["reason"] == f"{MODEL} changed; the action is known once the model is exported{SEARCHED}"
     assert units["cpu int8"]["build_key"] is None and units["cpu int8"]["request"] is None
     assert changes == [f"{MODEL} changed"]
-    done = built.run("plan", built.spec, "--no-export")
-    assert "0 build, 0 cached, 0 refused, 6 unknown" in done.out and "6 of 6 units are unknown" in done.err
+    result = built.run("plan", built.spec, "--no-export")
+    assert "0 build, 0 cached, 0 refused, 6 unknown" in result.out and "6 of 6 units are unknown" in result.err
     assert snapshot(built.registry) == before
 
 
@@ -162,13 +162,13 @@ def test_without_an_export_what_needs_no_calibration_is_known(built: Project) ->
     assert units["cpu int8"]["reason"] == expected
 
 
-def test_a_plan_says_what_it_does_first(project: Project) -> None:
+def test_a_plan_reports_its_first_step(project: Project) -> None:
     project.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
     first = project.run("plan", project.spec, "--no-export")
     assert first.code == 0
     assert "no engine for this unit yet; the action is known once the model is exported" in first.out
-    done = project.run("plan", project.spec)
-    assert "export is missing and runs first" in done.err and "export ..." in done.err
+    result = project.run("plan", project.spec)
+    assert "export is missing and runs first" in result.err and "export ..." in result.err
     assert "not on record" not in project.run("plan", project.spec).err
 
 
@@ -214,14 +214,14 @@ def test_a_file_that_is_read_no_more_is_left_to_what_named_it() -> None:
     assert differences({"dims.n.opt": "4"}, {}) == ["dims.n.opt: 4 -> none"]
 
 
-def test_changed_code_is_told_in_one_line_by_module() -> None:
+def test_changed_code_is_reported_in_one_line_by_module() -> None:
     before = {f"code of pipeline.m{number}": "a" * 64 for number in range(6)}
     assert differences(before, {**before, "code of pipeline.m2": "b" * 64}) == ["code of pipeline.m2 changed"]
     two = differences(before, {**before, "code of pipeline.m2": "b" * 64, "code of pipeline.new": "b" * 64})
     assert two == ["code of pipeline.m2 and pipeline.new changed"]
-    told = "code of pipeline.m0, pipeline.m1, pipeline.m2 and 3 other modules changed"
-    assert differences(before, dict.fromkeys(before, "b" * 64)) == [told]
-    assert differences(before, {}) == [told], "code that is reached no more is a change of what refers to it"
+    message = "code of pipeline.m0, pipeline.m1, pipeline.m2 and 3 other modules changed"
+    assert differences(before, dict.fromkeys(before, "b" * 64)) == [message]
+    assert differences(before, {}) == [message], "code that is reached no more is a change of what refers to it"
 
 
 @pytest.mark.parametrize(("place", "weights", "name"), [
@@ -231,7 +231,7 @@ def test_changed_code_is_told_in_one_line_by_module() -> None:
     ("layers.py", None, "module layers.py"),
     ("libcube.so", None, "library libcube.so"),
 ])  # fmt: skip
-def test_each_file_has_the_name_of_what_it_is(tmp_path: Path, place: str, weights: str | None, name: str) -> None:
+def test_each_file_is_named_by_its_content(tmp_path: Path, place: str, weights: str | None, name: str) -> None:
     source = SimpleNamespace(kind="torch", weights=weights, libraries=[SimpleNamespace(file="libcube.so")])
     spec: Any = SimpleNamespace(source=source, source_file="model.py", folder=tmp_path, file=tmp_path.joinpath)
     assert _name_file(place, spec) == name

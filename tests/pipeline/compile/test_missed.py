@@ -50,9 +50,9 @@ def built_loud(tmp_path_factory: pytest.TempPathFactory, one_server: OneServer) 
     built, build, search = threading.Event(), composition.build, composition.search_missed
 
     def note(unit: Any, *others: Any) -> Any:
-        made = build(unit, *others)
+        engine = build(unit, *others)
         built.set()
-        return made
+        return engine
 
     def wait(*arguments: Any) -> Any:
         assert built.wait(PATIENCE_S), "no engine was built before the search ended"
@@ -87,16 +87,16 @@ def test_a_graph_that_selects_other_rows_is_searched_too(
     graph = Mock(proof=Mock(failed=[Check("quantization", check, "boxes", "golden", 3.0, 4.0, False)]))
     graph.variant.precision = "int8"
     export = Mock(proof=Mock(failed=[]), model=Mock(shards=()))
-    found = missed.find_missed(Mock(units=[Mock(action="failed", graph=graph)]), Mock(), export)
-    assert bool(found) is is_searched
+    actual = missed.find_missed(Mock(units=[Mock(action="failed", graph=graph)]), Mock(), export)
+    assert bool(actual) is is_searched
 
 
 def test_it_is_searched_proven_and_told_everywhere(built_loud: tuple[Path, Result], searched: Project) -> None:
-    done = built_loud[1]
-    assert done.code == 0, done.err
-    assert "plain int8 (uint8 activations): plain ranges missed quantization " in done.err
-    assert f"{CHOICE}: done" in done.err
-    plain, row = (row for name in ("fp32", "int8") for row in done.json["engines"] if row["precision"] == name)
+    result = built_loud[1]
+    assert result.code == 0, result.err
+    assert "plain int8 (uint8 activations): plain ranges missed quantization " in result.err
+    assert f"{CHOICE}: done" in result.err
+    plain, row = (row for name in ("fp32", "int8") for row in result.json["engines"] if row["precision"] == name)
     assert plain["status"] == row["status"] == "proven" and WHY in row["reason"] and ", limit " in row["reason"]
     assert "of the multiplications with weights in int8, no node left in float by it" in row["reason"]
     assert row["notes"][0].startswith(WHY)
@@ -131,8 +131,8 @@ def test_never_leaves_it_failed_and_a_plan_says_what_a_search_would_take_on(loud
 
 def test_a_first_plan_foresees_the_search(loud: Project) -> None:
     out = loud.run("plan", loud.spec, "--no-export", "--json").json["units"]
-    told = {unit["precision"]: "if plain calibration misses the limits" in unit["reason"] for unit in out}
-    assert told == {"fp32": False, "int8": True}
+    message = {unit["precision"]: "if plain calibration misses the limits" in unit["reason"] for unit in out}
+    assert message == {"fp32": False, "int8": True}
     loud.change_spec(quantization={"search": "never"})
     assert "searched if" not in loud.run("plan", loud.spec, "--no-export", "--json").out
 
@@ -158,14 +158,14 @@ def test_a_search_that_fails_costs_no_other_unit(loud: Project, monkeypatch: pyt
     monkeypatch.setattr(
         missed, "search_for_limits", raising(EnginesmithError("out of memory; run it on a machine with more memory"))
     )
-    done = loud.build()
-    found = {row["precision"]: row for row in done.json["engines"]}
-    assert done.code == 1 and done.json["version"] == "1" and found["fp32"]["status"] == "proven"
-    assert found["int8"]["status"] == "failed"
-    assert "the search that followed failed: out of memory" in found["int8"]["reason"]
+    result = loud.build()
+    actual = {row["precision"]: row for row in result.json["engines"]}
+    assert result.code == 1 and result.json["version"] == "1" and actual["fp32"]["status"] == "proven"
+    assert actual["int8"]["status"] == "failed"
+    assert "the search that followed failed: out of memory" in actual["int8"]["reason"]
 
 
-def test_what_a_search_cannot_mend_is_not_searched(loud: Project) -> None:
+def test_failures_that_a_search_cannot_fix_are_not_searched(loud: Project) -> None:
     """Golden samples that were calibrated with fail the graph whatever int8 takes."""
     np.savez(loud.folder / "golden.npz", **noise(24, 1))
     np.savez(loud.folder / "calibration.npz", **noise(24, 1))

@@ -31,8 +31,8 @@ def test_the_share_of_golden_samples_that_are_calibration_samples(tmp_path: Path
     rng = np.random.default_rng(0)
     golden, others = rng.normal(size=(12, 8)).astype("f"), rng.normal(size=(20, 8)).astype("f")
     calibration = samples(tmp_path, "calibration", np.concatenate([others, golden[:shared][::-1]]))
-    found = samples(tmp_path, "golden", golden)
-    check = overlap_check(golden_digests(found.batches(), found.complete), passed(calibration))
+    actual = samples(tmp_path, "golden", golden)
+    check = overlap_check(golden_digests(actual.batches(), actual.complete), passed(calibration))
     assert check.value == share and check.passed == (share <= 0.5)
     assert ("give golden.data other ones" in check.note) == (share > 0.5)
 
@@ -57,11 +57,11 @@ def test_every_way_to_store_the_same_samples_is_recognized(tmp_path: Path) -> No
 def test_tokens_that_two_sequences_share_are_no_overlap(tmp_path: Path) -> None:
     tokens = (TensorSpec("x", "int64", ("length",)),)
     dims = (Dim("length", 1, 4, 8),)
-    found = []
+    items = []
     for name, x in (("a", [[1, 2, 3], [2, 3, 1]]), ("b", [[3, 2, 1], [1, 3, 2]])):
         np.savez(tmp_path / f"{name}.npz", x=np.array(x))
-        found.append(Samples.open(tmp_path / f"{name}.npz", tokens, dims))
-    check = overlap_check(golden_digests(found[0].batches(), found[0].complete), passed(found[1]))
+        items.append(Samples.open(tmp_path / f"{name}.npz", tokens, dims))
+    check = overlap_check(golden_digests(items[0].batches(), items[0].complete), passed(items[1]))
     assert check.value == 0 and check.passed
 
 
@@ -70,11 +70,11 @@ def test_a_golden_set_of_calibration_samples_fails_the_calibrated_engines(projec
     x = arrays(project.folder / "calibration.npz")["x"]
     np.savez(project.folder / "golden.npz", x=x[::-1], label=answers(weights(), x[::-1]).argmax(-1))
     project.change_spec(targets=["cpu"], calibration={"data": "calibration.npz", "parts": parts})
-    done = project.build()
-    assert done.code == 1 and units(done.json, "status") == {"cpu fp32": "proven", "cpu int8": "failed"}
-    reason = units(done.json, "reason")["cpu int8"]
+    result = project.build()
+    assert result.code == 1 and units(result.json, "status") == {"cpu fp32": "proven", "cpu int8": "failed"}
+    reason = units(result.json, "reason")["cpu int8"]
     assert reason.startswith(
         "quantization calibration overlap at golden: 1, limit 0.5 (all of the 64 golden samples are"
     )
-    assert "give golden.data other ones" in reason and reason.partition("; 100.0 %")[0] in done.err
-    assert "attribute" not in done.err
+    assert "give golden.data other ones" in reason and reason.partition("; 100.0 %")[0] in result.err
+    assert "attribute" not in result.err

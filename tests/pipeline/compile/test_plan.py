@@ -150,30 +150,30 @@ def test_the_plan_names_what_a_compiler_is_known_to_compute_otherwise_and_the_so
     shapes = "float[n,c,h,w] x, float[n,k,l,2] g", "float[n,c,k,l] y"
     executor = LocalExecutor(1)
     context = RunContext(store, executor, executor)
-    found = {}
+    entries = {}
     for mode in ("linear", "cubic", "nearest"):
         model = store.put_bytes(build(*shapes, text.format(mode=mode), {}).SerializeToString())
         full = replace(REQUEST, model=model, backend="tensorrt", toolchain=(("tensorrt", "11.1.0"),))
-        found[mode] = plan._judge_known(full, context)
-    assert found["linear"].refusal is None and "(GridSample) " in found["linear"].notes[0]
-    assert "https://github.com/NVIDIA/TensorRT/issues/" in found["linear"].notes[0]
-    assert "opset 18" in (found["cubic"].refusal or "") and "/issues/4646" in (found["cubic"].refusal or "")
-    assert found["nearest"] == plan._judge_known(REQUEST, context) == Verdict()
+        entries[mode] = plan._judge_known(full, context)
+    assert entries["linear"].refusal is None and "(GridSample) " in entries["linear"].notes[0]
+    assert "https://github.com/NVIDIA/TensorRT/issues/" in entries["linear"].notes[0]
+    assert "opset 18" in (entries["cubic"].refusal or "") and "/issues/4646" in (entries["cubic"].refusal or "")
+    assert entries["nearest"] == plan._judge_known(REQUEST, context) == Verdict()
 
 
 @pytest.mark.parametrize("command", ["plan", "build"])
-def test_backends_that_build_for_none_of_the_targets_are_told_of_before_any_work(project, command):
+def test_backends_without_a_target_are_reported_before_any_work(project, command):
     project.change_spec(targets=["cpu"], backends={"tensorrt": {}, "tensorrt-rtx": {}})
-    done = project.run(command, project.spec)
-    told = "none of the backends (tensorrt, tensorrt-rtx) builds for cpu; `enginesmith backends list` says what does"
-    assert done.code == 2 and told in done.err and "export" not in done.err
+    result = project.run(command, project.spec)
+    message = "none of the backends (tensorrt, tensorrt-rtx) builds for cpu; `enginesmith backends list` says what does"
+    assert result.code == 2 and message in result.err and "export" not in result.err
 
 
 def test_a_target_that_no_backend_of_the_spec_builds_for_is_not_left_out_in_silence(project: Project) -> None:
     project.change_spec(precisions=["fp32"], calibration=None, targets=["cpu", "sm_89"], backends={"onnxruntime": {}})
-    done = project.run("plan", project.spec)
-    assert done.code == 0 and "1 build, 0 cached, 0 refused" in done.out
-    assert "sm_89: left out: no backend of the spec (onnxruntime) builds for it" in done.err
+    result = project.run("plan", project.spec)
+    assert result.code == 0 and "1 build, 0 cached, 0 refused" in result.out
+    assert "sm_89: left out: no backend of the spec (onnxruntime) builds for it" in result.err
     assert "left out" not in project.run("plan", project.spec, "--target", "cpu").err
 
 
@@ -262,7 +262,7 @@ def test_a_clusters_workers_are_its_nodes_with_that_gpu_or_those_that_are_waited
     assert find_ray_workers(spec, cluster, waits=False) == (here,)
     assert find_ray_workers(spec, cluster, waits=True) == (here, ("l4", "on a Ray worker with sm_89, once one comes"))
     assert find_ray_workers(spec, LocalExecutor(), waits=True) == ()
-    asked = [
+    requests = [
         depends_on_workers(each, RunOptions(executor="ray")) for each in (spec, served("rtx"), served(None, ("cpu",)))
     ]
-    assert asked == [True, False, False] and not depends_on_workers(spec, RunOptions())
+    assert requests == [True, False, False] and not depends_on_workers(spec, RunOptions())

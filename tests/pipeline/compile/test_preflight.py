@@ -68,8 +68,8 @@ def test_all_mistakes_come_at_once_with_line_and_key(folder: Path) -> None:
     np.savez(folder / "cal.npz", x=np.zeros((4, 1, 4), "float64"), z=np.zeros((3, 1, 3), "float32"))
     np.savez(folder / "gold.npz", **arrays(lable=np.arange(4)))
     z = {"dtype": "float32", "shape": [1, 3]}
-    found = mistakes(spec_of(folder, inputs={"x": {"shape": ["batch", 3]}, "z": z}, outputs=["y", "w"]))
-    wanted = [
+    actual = mistakes(spec_of(folder, inputs={"x": {"shape": ["batch", 3]}, "z": z}, outputs=["y", "w"]))
+    expected = [
         "outputs.1: output 'w' is not in the model; its outputs are y",
         "calibration.data: .*'z' has 3 samples, but 'x' has 4",
         "calibration.data: .*'x' is float64; the input is float32",
@@ -77,8 +77,8 @@ def test_all_mistakes_come_at_once_with_line_and_key(folder: Path) -> None:
         "golden.data: .*has no array 'label'",
         "golden.data: .*has an array 'lable' that nothing asks for",
     ]
-    assert len(found) == len(wanted)
-    for line, words in zip(found, wanted, strict=True):
+    assert len(actual) == len(expected)
+    for line, words in zip(actual, expected, strict=True):
         assert re.search(rf"spec\.yaml:\d+: {words}", line), line
 
 
@@ -97,9 +97,9 @@ def test_all_mistakes_come_at_once_with_line_and_key(folder: Path) -> None:
         ({"x": {"shape": ["batch", 4]}, "z": {"shape": [1, 3]}}, ["inputs.x: is [n, 3] in the model and [batch, 4]"]),
     ],
 )
-def test_what_the_model_says_otherwise_is_told_and_data_is_not_blamed(folder, inputs, wanted) -> None:
-    found = mistakes(spec_of(folder, inputs=inputs))
-    assert len(found) == len(wanted) and all(words in line for words, line in zip(wanted, found, strict=True))
+def test_contradictions_of_the_model_are_reported_without_blaming_data(folder, inputs, wanted) -> None:
+    actual = mistakes(spec_of(folder, inputs=inputs))
+    assert len(actual) == len(wanted) and all(words in line for words, line in zip(wanted, actual, strict=True))
 
 
 def test_an_input_with_a_value_is_no_input_of_the_spec(folder: Path) -> None:
@@ -116,7 +116,7 @@ def test_outputs_that_the_metric_and_the_contract_name_are_the_models(folder: Pa
     assert "validation.contract.structured.boxes: output 'boxes' is not in the model" in second
 
 
-def test_files_that_are_no_such_files_are_told_together(folder: Path) -> None:
+def test_files_that_are_no_such_files_are_reported_together(folder: Path) -> None:
     (folder / "m.onnx").write_bytes((folder / "m.onnx").read_bytes()[:-9])
     (folder / "cal.npz").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
     (folder / "gold.npz").write_bytes(b"PK nothing")
@@ -168,7 +168,7 @@ def bytes_read() -> int:
 APART = ("onnxruntime", "torch", "sympy", "onnx_ir", "scipy", "pydantic", "prefect", "ray", "tensorrt", "jax")
 
 
-def test_what_jobs_are_forked_from_has_no_thread_but_numpys():
+def test_the_fork_server_has_only_numpys_threads():
     code = f"""
 import importlib, os, sys
 import numpy
@@ -177,5 +177,5 @@ for name in {PRELOADED}:
     importlib.import_module(name)
 print([name for name in {APART} if name in sys.modules], len(os.listdir("/proc/self/task")) - before)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["[]", "0"], done.stdout
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["[]", "0"], result.stdout

@@ -63,7 +63,7 @@ def test_a_step_runs_once_for_a_key_and_again_when_its_blob_is_gone(context: Run
     assert count(context, {"a": 1}, blob) == ["ran"]
 
 
-def test_what_becomes_of_a_job_is_told_under_the_name_of_its_step(context: RunContext) -> None:
+def test_job_events_have_the_name_of_their_step(context: RunContext) -> None:
     progress = Hears()
     hearing = replace(context, progress=progress)
     assert hearing.run_job(context.local, "echo of int8", Job("echo", Echo("b"))) == Echoed("b")
@@ -73,19 +73,19 @@ def test_what_becomes_of_a_job_is_told_under_the_name_of_its_step(context: RunCo
 
 
 def test_versions_are_read_and_absence_is_a_version() -> None:
-    found = versions("onnx", "no-such-distribution")
-    assert found["no-such-distribution"] == "absent" and found["onnx"][0].isdigit()
+    actual = versions("onnx", "no-such-distribution")
+    assert actual["no-such-distribution"] == "absent" and actual["onnx"][0].isdigit()
 
 
-def test_lines_tell_events_and_that_long_work_is_alive(capsys, monkeypatch):
+def test_log_lines_show_events_and_heartbeats(capsys, monkeypatch):
     monkeypatch.setattr("pipeline.progress.display.HEARTBEAT_S", 0.02)
     lines = Lines()
     lines.emit(Started("unit"))
-    told: list[str] = []
+    messages: list[str] = []
     with lines.watch("unit"):
-        until(lambda: told.append(capsys.readouterr().err) or "unit: still running" in "".join(told))
+        until(lambda: messages.append(capsys.readouterr().err) or "unit: still running" in "".join(messages))
     lines.emit(Finished("unit"))
-    assert "unit ..." in told[0]
+    assert "unit ..." in messages[0]
     assert "unit: done" in capsys.readouterr().err
 
 
@@ -101,7 +101,7 @@ def test_the_live_table_is_drawn_on_a_terminal_and_shows_markup_in_names_as_it_i
     assert "[red]unit[/red]: failed: [bold]x" in printed and " other \x1b[2m0 s" in printed
 
 
-def test_a_run_holds_a_lease_so_that_what_it_finds_stays(project: Project) -> None:
+def test_a_lease_of_a_run_protects_existing_blobs(project: Project) -> None:
     with open_run(project.spec, RunOptions(registry=str(project.registry)), Progress()) as run:
         (lease,) = list_leases(run.context.store)
         assert lease.what == "building tiny" and lease.expires - lease.at == BUILDING
@@ -111,7 +111,7 @@ def test_a_run_holds_a_lease_so_that_what_it_finds_stays(project: Project) -> No
 @pytest.mark.parametrize(
     "error", [IntegrityError("damaged"), UnavailableError("away"), StepError("stopped", kind="cancelled")]
 )
-def test_an_error_that_says_nothing_of_the_step_ends_the_run_and_another_is_told(error: EnginesmithError) -> None:
+def test_an_error_that_says_nothing_of_the_step_ends_the_run_and_another_is_reported(error: EnginesmithError) -> None:
     events = list[Event]()
     context = SimpleNamespace(progress=SimpleNamespace(emit=events.append))
     with pytest.raises(type(error)):

@@ -48,7 +48,7 @@ def test_it_is_built_published_pulled_and_copied_with_its_shards(sharded: Projec
     shards = {name: set(manifest.shards[str(entry.digest)]) for name, entry in engines.items()}
     assert shards["fp32"] == set(manifest.shards[manifest.onnx])  # the engine has its graph's
     assert not shards["fp32"] & shards["int8"]
-    assert all(store.has(shard) for found in shards.values() for shard in found)
+    assert all(store.has(shard) for result in shards.values() for shard in result)
     sizes = {name: manifest.size_of(entry) for name, entry in engines.items()}
     assert sizes["fp16"] < 0.7 * sizes["fp32"] and engines["fp32"].size_bytes < 5000 < 18_000 < sizes["fp32"]
     assert any("quantization.smoothing" in note for note in engines["int8"].notes)
@@ -89,12 +89,12 @@ def test_a_backend_that_takes_one_file_is_refused_before_anything_is_built(shard
     assert all(why in engine["reason"] for engine in refused)
 
 
-def test_a_limit_of_memory_below_the_weights_is_told_before_anything_is_built(sharded, monkeypatch):
+def test_a_limit_of_memory_below_the_weights_is_reported_before_anything_is_built(sharded, monkeypatch):
     monkeypatch.setattr(preflight, "graph_bytes", lambda _: 4 << 30)
     sharded.change_spec(precisions=["fp16", "int8"], build={"memory_mib": 2047})
-    found = sharded.build()
-    assert found.code == 2 and "export" not in found.err
-    assert "2047 MiB are too few: an engine with 16 bits a weight holds 2048 MiB of them; set 4096" in found.err
+    engine = sharded.build()
+    assert engine.code == 2 and "export" not in engine.err
+    assert "2047 MiB are too few: an engine with 16 bits a weight holds 2048 MiB of them; set 4096" in engine.err
     sharded.change_spec(build={"memory_mib": 2048})
     preflight.check_files(load_spec(sharded.spec))
 
@@ -125,5 +125,5 @@ def test_models_that_fit_one_file_are_as_they_were(sharded: Project, monkeypatch
     store, manifest = sharded.published()
     assert manifest.shards == {}
     model = onnx.load_from_string(store.read_blob(manifest.onnx))
-    given = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
-    assert np.array_equal(given["w1"], wide_weights()["w1"])
+    inputs = {item.name: numpy_helper.to_array(item) for item in model.graph.initializer}
+    assert np.array_equal(inputs["w1"], wide_weights()["w1"])

@@ -61,7 +61,7 @@ EXPORTED = values.Exported(values.OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_q
 
 
 @pytest.mark.parametrize("error", [errors.ModelError("it cannot be read"), errors.StepError("it died", "crash")])
-def test_an_engine_that_cannot_be_run_has_failed_and_stops_nobody_else(project, error):
+def test_an_engine_that_cannot_run_fails_and_does_not_stop_others(project, error):
     judged = proofs.validate(
         an_engine(), EXPORTED, Work(load_spec(project.spec), run_context(project.folder.parent, error))
     )
@@ -80,9 +80,9 @@ def test_what_says_nothing_about_the_engine_ends_the_run(project: Project, error
 
 def proving(folder: Path) -> tuple[RunContext, list[str | None]]:
     """Every proof passes; the answers that each job had."""
-    asked: list[str | None] = []
+    requests: list[str | None] = []
     proof = values.Proof((replace(CRASHED, passed=True),))
-    return answering(folder, lambda job: asked.append(job.request.answers) or proof), asked
+    return answering(folder, lambda job: requests.append(job.request.answers) or proof), requests
 
 
 def test_a_failure_names_its_unit_once(project: Project, tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_a_file_that_changes_while_it_is_read_leaves_no_record(project: Project)
     project.change_spec(precisions=["fp32"], calibration=None)  # whose input has another name
     store = open_store(project.registry, create=True)
     model = values.OnnxModel(store.put_bytes(b"model"), TENSOR, TENSOR, 20, carries_qdq=False)
-    made = ExportOutcome(model, FrozenGolden(store.put_bytes(b"golden"), None, (), values.Proof()))
-    executor = editing(project.folder / "model.py", made)
+    outcome = ExportOutcome(model, FrozenGolden(store.put_bytes(b"golden"), None, (), values.Proof()))
+    executor = editing(project.folder / "model.py", outcome)
     with pytest.raises(errors.InputError, match="changed while they were read"):
         exports.export(Work(load_spec(project.spec), RunContext(store, executor, executor)))
     assert not list(store.list("records/export/"))
@@ -181,9 +181,9 @@ def test_the_command_that_reproduces_a_failure_survives_a_shell(project: Project
 def test_an_engine_is_recalled_as_it_was_recorded_and_a_record_that_cannot_be_read_is_forgotten(tmp_path: Path) -> None:
     context, request = run_context(tmp_path, errors.ModelError("")), an_engine().unit.request
     engine = context.store.put_bytes(b"engine")
-    told = values.Recorded(request.key, engine, 6, ".onnx", 1.0, ())
-    context.remember("build", {"build": request.key}, encode(told), [engine])
-    assert recall_engine(request, context) == told
+    message = values.Recorded(request.key, engine, 6, ".onnx", 1.0, ())
+    context.remember("build", {"build": request.key}, encode(message), [engine])
+    assert recall_engine(request, context) == message
     context.remember("build", {"build": request.key}, {"digest": engine, "size_bytes": 6}, [engine])
     assert recall_engine(request, context) is None, "it is built again"
 

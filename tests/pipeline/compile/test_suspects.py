@@ -38,12 +38,12 @@ def drift(stage: str, name: str = "sqnr_db") -> Check:
         ([drift("export")], []),
     ],
 )
-def test_what_only_inherits_a_failure_is_not_taken_apart(failed: list[Check], taken: list[str]) -> None:
+def test_inherited_failures_are_not_attributed(failed: list[Check], taken: list[str]) -> None:
     request = SimpleNamespace(model="a" * 64, backend="onnxruntime")
     graph = SimpleNamespace(recipe=Recipe("b" * 64))
     built = SimpleNamespace(unit=SimpleNamespace(name="cpu int8 onnxruntime", request=request, graph=graph))
     judged = cast("JudgedUnit", SimpleNamespace(built=built, report=SimpleNamespace(failed=tuple(failed))))
-    found = find_suspects([judged])
-    assert [item.stage for item in found] == taken
+    suspects = find_suspects([judged])
+    assert [item.stage for item in suspects] == taken
     cases = tuple(c.case for c in failed if c.name in ("sizes", "magnitudes") and not c.case.endswith("nan"))
-    assert all(item.cases == cases for item in found)
+    assert all(item.cases == cases for item in suspects)

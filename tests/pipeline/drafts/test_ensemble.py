@@ -44,7 +44,7 @@ def test_a_name_with_another_ending_or_beginning_connects(out, into):
     assert not states
 
 
-def test_what_a_graph_before_it_gives_is_no_state():
+def test_outputs_of_earlier_graphs_are_no_states():
     decoder = graph("decoder", "token hidden", "logits hidden_out")
     assert decoder.model.states, "alone it is one"
     sources, states = connect(graph("encoder", "x", "hidden_out"), decoder)

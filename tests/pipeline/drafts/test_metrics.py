@@ -41,11 +41,11 @@ def output(name, *shape, dtype="float32"):
         (IMAGE, [], None),
     ],
 )
-def test_what_is_evident_is_suggested_as_a_spec_takes_it(inputs, outputs, name):
-    found = suggest_metric(inputs, outputs)
-    assert found.get("name") == name
+def test_evident_metrics_are_suggested_in_spec_format(inputs, outputs, name):
+    result = suggest_metric(inputs, outputs)
+    assert result.get("name") == name
     if name:
-        assert Golden.model_validate({"data": "golden.npz", "metric": found}).metrics[0].name == name
+        assert Golden.model_validate({"data": "golden.npz", "metric": result}).metrics[0].name == name
 
 
 @pytest.mark.parametrize("golden", [None, "golden.npz"])

@@ -52,10 +52,10 @@ def test_olives_packages_give_the_variant_of_the_cpu(tmp_path: Path, components:
     """The two forms as Olive 0.13 and its sources after that (2602) write them."""
     documents = {f"models/model/{file}": {"component_name": "model", "variants": {"gpu": CUDA, "cpu": CPU}}}
     root = package(tmp_path, components, {**documents, **OLIVE}, package_name="Adder 2", configs_dir="configs")
-    found = look_at_package(root, tmp_path)
-    assert found.source == {"onnx": "p.ortpackage/models/model/cpu/model.onnx"}
-    assert (found.name, found.serve) == ("adder-2", "onnxruntime")
-    assert "not taken: model/gpu (CUDAExecutionProvider)" in found.notes
+    actual = look_at_package(root, tmp_path)
+    assert actual.source == {"onnx": "p.ortpackage/models/model/cpu/model.onnx"}
+    assert (actual.name, actual.serve) == ("adder-2", "onnxruntime")
+    assert "not taken: model/gpu (CUDAExecutionProvider)" in actual.notes
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ INLINE = {"m": {"variants": {"v": CPU}}}
         ({"a": {"variants": {"v": CPU}}, "b": {"variants": {"v": CPU}}}, {"v/a.onnx": None}, "several models, a, b"),
     ],
 )
-def test_what_is_no_package_of_one_model_is_refused_with_the_reason(
+def test_other_folders_than_a_model_package_are_refused_with_the_reason(
     tmp_path: Path, components: Any, files: dict[str, Any], message: str
 ) -> None:
     with pytest.raises((InputError, ModelError), match=message):

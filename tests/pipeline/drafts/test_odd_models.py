@@ -75,7 +75,7 @@ def test_a_table_of_one_row_is_probed_within_it(tmp_path: Path) -> None:
     assert not any(dim.guessed for dim in dims.values())
 
 
-def test_weights_of_float64_are_left_as_they_are(tmp_path: Path) -> None:
+def test_float64_weights_are_not_changed(tmp_path: Path) -> None:
     weight = numpy_helper.from_array(np.ones((8, 4)), "w")
     ends = [value("x", ["batch", 8], TensorProto.DOUBLE)], [value("y", ["batch", 4], TensorProto.DOUBLE)]
     graph = helper.make_graph([PRODUCT], "g", *ends, [weight])
@@ -158,7 +158,7 @@ def test_any_name_of_a_tensor_is_one_in_the_spec(tmp_path: Path, name: str) -> N
          "output 's' is a sequence"),
     ],
 )  # fmt: skip
-def test_what_no_engine_can_take_is_one_error_with_a_remedy(tmp_path, nodes, inputs, outputs, words):
+def test_inputs_that_no_engine_supports_are_one_error_with_a_remedy(tmp_path, nodes, inputs, outputs, words):
     outputs = [value("y", ["batch", 8])] if words.startswith("is optional") else outputs
     path = write(tmp_path / "m.onnx", nodes, inputs, outputs, opset=18)
     with pytest.raises(ModelError, match=words):

@@ -24,14 +24,14 @@ from tests.pipeline.quantization.small_nets import build
 
 
 def test_dims_without_names_get_them_and_steps_are_found(tmp_path: Path) -> None:
-    found = look_at_onnx(halving(tmp_path / "m.onnx"), "m.onnx")
-    assert [spec.shape for spec in found.inputs] == [("batch", 3, "height", "width")]
-    assert (found.dims["batch"].min, found.dims["batch"].max) == (1, 8)
+    actual = look_at_onnx(halving(tmp_path / "m.onnx"), "m.onnx")
+    assert [spec.shape for spec in actual.inputs] == [("batch", 3, "height", "width")]
+    assert (actual.dims["batch"].min, actual.dims["batch"].max) == (1, 8)
     for name in ("height", "width"):
-        dim = found.dims[name]
+        dim = actual.dims[name]
         assert dim.min % 4 == dim.opt % 4 == dim.max % 4 == 0 and dim.min < dim.max
         assert dim.multiple == 4 and "only at multiples of 4" in dim.why
-    (tmp_path / "spec.yaml").write_text(write_spec(found))
+    (tmp_path / "spec.yaml").write_text(write_spec(actual))
     assert [dim.multiple for dim in load_spec(tmp_path / "spec.yaml").named_dims()] == [1, 4, 4]
 
 
@@ -57,20 +57,20 @@ def test_the_size_counts_the_weights_in_other_files(tmp_path: Path) -> None:
 
 
 def test_dims_that_must_be_equal_are_one(tmp_path: Path) -> None:
-    found = look_at_onnx(with_state(tmp_path / "m.onnx"), "m.onnx")
-    assert [spec.shape for spec in found.inputs] == [("batch", 5), (2, "batch", 3)]
-    assert list(found.dims) == ["batch"]
+    actual = look_at_onnx(with_state(tmp_path / "m.onnx"), "m.onnx")
+    assert [spec.shape for spec in actual.inputs] == [("batch", 5), (2, "batch", 3)]
+    assert list(actual.dims) == ["batch"]
     nodes = [helper.make_node("Concat", ["a", "b", "c"], ["y"], axis=1)]  # none grows alone or with one other
-    found = look_at_onnx(write(tmp_path / "m.onnx", nodes, [value(name, [None, 4]) for name in "abc"]), "m.onnx")
-    assert {spec.shape for spec in found.inputs} == {("batch", 4)} and found.dims["batch"].max == 8
+    actual = look_at_onnx(write(tmp_path / "m.onnx", nodes, [value(name, [None, 4]) for name in "abc"]), "m.onnx")
+    assert {spec.shape for spec in actual.inputs} == {("batch", 4)} and actual.dims["batch"].max == 8
 
 
 def test_the_spec_that_is_written_is_a_good_one(tmp_path: Path) -> None:
     nodes = [helper.make_node("Add", ["387", "no:0"], ["y"])]
     write(tmp_path / "My Model.onnx", nodes, [value("387", ["N", 2]), value("no:0", [1, 2])])
-    found = look_at_onnx(tmp_path / "My Model.onnx", "My Model.onnx")
+    actual = look_at_onnx(tmp_path / "My Model.onnx", "My Model.onnx")
     path = tmp_path / "spec.yaml"
-    path.write_text(write_spec(found))
+    path.write_text(write_spec(actual))
     spec = load_spec(path)
     assert spec.model == "my-model" and spec.precisions == ("fp32",)
     assert list(spec.inputs) == ["387", "no:0"], "numbers and colons are quoted"
@@ -101,8 +101,8 @@ def test_precisions_follow_from_what_the_graph_is_made_of(tmp_path: Path, nodes:
 def test_a_graph_that_runs_at_no_size_gets_guesses_that_say_so(tmp_path: Path) -> None:
     sizes = {"to": np.array([7919, 7919])}
     onnx.save(build("float[n,k] x", "float[7919,7919] y", "y = Reshape(x, to)", sizes, 17), tmp_path / "m.onnx")
-    found = look_at_onnx(tmp_path / "m.onnx", "m.onnx")
-    assert all(dim.why.startswith("a guess: the graph ran at no size") for dim in found.dims.values())
+    actual = look_at_onnx(tmp_path / "m.onnx", "m.onnx")
+    assert all(dim.why.startswith("a guess: the graph ran at no size") for dim in actual.dims.values())
     tried = [*_candidates(["h", "w"], [768, 3072, 512, 12, 2, 197])]
     assert {"h": 32, "w": 320} in tried and {"h": 64, "w": 197} in tried
     weights = {"s": [13, -1], "bias": np.ones(77), "t": np.ones((1, 197)), "u": np.ones((1, 197))}
@@ -115,17 +115,17 @@ def test_sizes_that_run_alone_and_not_together_are_narrowed(tmp_path: Path) -> N
     text = "count = Shape<start=0, end=1>(x) last = Sub(count, one) y = Gather<axis=1>(x, last)"
     model = build("float[batch,length] x", "float[batch,1] y", text, {"one": np.array([1])})
     onnx.save(model, path := tmp_path / "m.onnx")
-    found = look_at_onnx(path, path.name)
-    sizes = {name: (dim.min, dim.max) for name, dim in found.dims.items()}
+    actual = look_at_onnx(path, path.name)
+    sizes = {name: (dim.min, dim.max) for name, dim in actual.dims.items()}
     assert sizes == {"batch": (1, 8), "length": (8, 128)}
-    assert "all sizes of the others" in found.dims["length"].why
+    assert "all sizes of the others" in actual.dims["length"].why
 
 
 def test_a_window_that_is_longer_than_the_usual_sizes_may_grow(tmp_path: Path) -> None:
     nodes = [helper.make_node("Conv", ["x", "w"], ["y"], strides=[160])]
     path = write(tmp_path / "m.onnx", nodes, [value("x", ["batch", 1, "samples"])], w=np.ones((1, 1, 400)))
-    found = look_at_onnx(path, path.name)
-    assert (found.dims["samples"].min, found.dims["samples"].max) == (512, 1024)
+    actual = look_at_onnx(path, path.name)
+    assert (actual.dims["samples"].min, actual.dims["samples"].max) == (512, 1024)
 
 
 def test_where_the_graph_selects_boxes_itself_the_suggested_metric_decides(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_sum_of_other_dims_stays_one() -> None:
     assert name_axes(total[:2])[0].shape == ("total_length",)
 
 
-def test_an_n_that_is_no_axis_0_is_no_batch() -> None:
+def test_a_dim_n_is_a_batch_only_at_axis_0() -> None:
     audio = TensorSpec("audio", "float32", ("b", "n"))
     assert name_axes((audio,))[0].shape == ("batch", "length")
     state = TensorSpec("state", "float32", (2, "b", 64))

@@ -43,7 +43,7 @@ def test_no_request_is_in_both_and_the_order_of_the_file_changes_nothing(tmp_pat
     assert first.left_out == ("10 requests left out: equal to others",)
 
 
-def test_what_is_written_is_read_as_samples(tmp_path: Path) -> None:
+def test_written_requests_are_read_as_samples(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=rows(6))
     split = split_requests(tmp_path / "a.npz", INPUTS, DIMS, "unit")
     write_samples(tmp_path / "golden.npz", split.golden)
@@ -56,8 +56,8 @@ def test_recorded_and_handwritten_requests(tmp_path: Path, suffix: str, recorded
     path = tmp_path / f"requests{suffix}"
     requests = [{"inputs": encode_inputs({"x": row[None]})} if recorded else {"x": row.tolist()} for row in given_rows]
     path.write_text(json.dumps(requests) if suffix == ".json" else "\n".join(map(json.dumps, requests)))
-    found = [request["x"] for request in read_requests(path, INPUTS, DIMS, "unit")]
-    np.testing.assert_array_equal(np.concatenate(found), given_rows)
+    items = [request["x"] for request in read_requests(path, INPUTS, DIMS, "unit")]
+    np.testing.assert_array_equal(np.concatenate(items), given_rows)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_images_are_cut_and_scaled(tmp_path: Path, shape: tuple[int, ...], first
     for index in range(3):
         Image.fromarray(np.full((20, 30, 3), 100 + index, "u1")).save(tmp_path / f"{index}.png")
     spec = (TensorSpec("x", "float32", shape),)
-    found = [request["x"] for request in read_requests(tmp_path, spec, (), "unit")]
-    assert [array.shape for array in found] == [first] * 3
-    np.testing.assert_allclose(found[0], 100 / 255, atol=1e-6)
+    items = [request["x"] for request in read_requests(tmp_path, spec, (), "unit")]
+    assert [array.shape for array in items] == [first] * 3
+    np.testing.assert_allclose(items[0], 100 / 255, atol=1e-6)
     symmetric = next(iter(read_requests(tmp_path, spec, (), "symmetric")))["x"]
     np.testing.assert_allclose(symmetric, 200 / 255 - 1, atol=1e-6)
 
@@ -145,8 +145,8 @@ def test_images_take_the_size_that_a_dim_is_tuned_for_and_integers_stay_bytes(tm
         Image.fromarray(np.full((*size, 3), 100 + index, "u1")).save(tmp_path / f"{index}.png")
     spec = (TensorSpec("x", "uint8", ("batch", "height", "width", 3)),)
     dims = (*DIMS, Dim("height", 4, 8, 16), Dim("width", 4, 12, 16))
-    found = [request["x"] for request in read_requests(tmp_path, spec, dims, "imagenet")]
-    assert [array.shape for array in found] == [(1, 8, 12, 3)] * 2 and found[0].max() == 100
+    items = [request["x"] for request in read_requests(tmp_path, spec, dims, "imagenet")]
+    assert [array.shape for array in items] == [(1, 8, 12, 3)] * 2 and items[0].max() == 100
 
 
 @pytest.mark.parametrize("damage", ["cut", "bomb", "chunk", "empty"])
@@ -175,8 +175,8 @@ def test_of_few_of_equal_sizes_the_others_are_cut_or_repeated(tmp_path: Path, le
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
     inputs, dims = (TensorSpec("x", "float32", ("batch", "length")),), (Dim("batch", 1, 1, 1), Dim("length", 1, 4, 99))
     split = split_requests(tmp_path / "a.jsonl", inputs, dims, "unit")
-    found = [request["x"] for request in (*split.calibration, *split.golden)]
-    assert len(found) == len(lines) and {array.shape for array in found} == {(1, length)}
+    items = [request["x"] for request in (*split.calibration, *split.golden)]
+    assert len(items) == len(lines) and {array.shape for array in items} == {(1, length)}
     assert "cut or repeated to x" in split.left_out[0] and split.ranges["length"] == (min(lengths), max(lengths))
     (tmp_path / "b.jsonl").write_text('{"x": [[0, 1]]}\n{"x": [[0, 1, 0, 1]]}')
     with pytest.raises(DataError, match="2 requests, 1 of equal sizes that differ"):
@@ -255,15 +255,15 @@ def look(folder: Path, function: str, **arrays: np.ndarray):
 
 @pytest.mark.parametrize("shape", [(9, 6, 3), (9, 1, 6, 3)])
 def test_a_linear_layer_says_no_number_of_axes(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    found = look(tmp_path, "sequence", x=floats(*shape))
-    assert found.inputs == (TensorSpec("x", "float32", ("batch", 6, 3)),) and found.dims["batch"].max > 1
-    assert "input x: float32 [batch, 6, 3], as in the requests" in found.notes
+    facts = look(tmp_path, "sequence", x=floats(*shape))
+    assert facts.inputs == (TensorSpec("x", "float32", ("batch", 6, 3)),) and facts.dims["batch"].max > 1
+    assert "input x: float32 [batch, 6, 3], as in the requests" in facts.notes
 
 
 def test_inputs_that_nothing_says_and_optional_ones_are_those_of_the_requests(tmp_path: Path) -> None:
-    found = look(tmp_path, "two", a=floats(5, 3), b=floats(5, 3), scale=floats(5, 3))
-    assert not found.unknown
-    assert [spec.name for spec in found.inputs] == ["a", "b", "scale"]
+    facts = look(tmp_path, "two", a=floats(5, 3), b=floats(5, 3), scale=floats(5, 3))
+    assert not facts.unknown
+    assert [spec.name for spec in facts.inputs] == ["a", "b", "scale"]
     assert look(tmp_path, "two", a=floats(5, 3)).unknown, "b has no default"
 
 
@@ -276,7 +276,7 @@ def test_inputs_that_nothing_says_and_optional_ones_are_those_of_the_requests(tm
         ("sequence", {"x": (5, 6, 2)}, "the model does not run with the first request: "),
     ],
 )
-def test_requests_that_do_not_fit_are_told_why(tmp_path, function, arrays, said):
+def test_the_error_explains_why_requests_do_not_fit(tmp_path, function, arrays, said):
     assert said in look(tmp_path, function, **{name: floats(*shape) for name, shape in arrays.items()}).refused
     assert not look(tmp_path, "sequence", x=floats(9, 6, 3)).refused
 
@@ -291,17 +291,17 @@ def test_sizes_that_vary_are_a_dim_with_their_range(tmp_path: Path, monkeypatch:
     lines = [json.dumps({"inputs": {"x": floats(1, length, 3).tolist()}}) for length in (6, 9, 6)]
     (tmp_path / "requests.jsonl").write_text("\n".join(lines))
     monkeypatch.setattr(probing._Probe, "bounds", only_one)
-    found = look_at_module(tmp_path, "nets.py:sequence", tmp_path / "requests.jsonl")
-    assert found.inputs == (TensorSpec("x", "float32", (1, "length", 3)),)
-    assert (found.dims["length"].min, found.dims["length"].opt, found.dims["length"].max) == (6, 6, 9)
+    module = look_at_module(tmp_path, "nets.py:sequence", tmp_path / "requests.jsonl")
+    assert module.inputs == (TensorSpec("x", "float32", (1, "length", 3)),)
+    assert (module.dims["length"].min, module.dims["length"].opt, module.dims["length"].max) == (6, 6, 9)
 
 
 def test_the_kinds_of_files_say_what_they_hold(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((4, 2), np.int64))
     assert observe_requests(tmp_path / "x.npy")[""].dtype == "int64"
     (tmp_path / "x.json").write_text(json.dumps([{"x": [[1, 2]]}, {"x": [[1, 2, 3]]}]))
-    found = observe_requests(tmp_path / "x.json")["x"]
-    assert (found.dtype, found.kind, found.sizes, found.stacked) == ("", "i", ((1, 1), (2, 3)), False)
+    result = observe_requests(tmp_path / "x.json")["x"]
+    assert (result.dtype, result.kind, result.sizes, result.stacked) == ("", "i", ((1, 1), (2, 3)), False)
     assert observe_requests(tmp_path) == observe_requests(tmp_path / "x.json"), "a folder of them"
     (tmp_path / "x.json").write_text("no JSON")
     assert observe_requests(tmp_path / "x.json") == {}, "who reads them all says what is wrong"

@@ -29,24 +29,24 @@ def tensors(names, shape=("batch", 4)):
         ("x state past_state", "y next_state", {}),  # which of two
     ],
 )
-def test_names_say_which(inputs, outputs, pairs):
-    found = find_states(tensors(inputs), tensors(outputs))
-    assert {state.input: state.output for state in found} == pairs
+def test_names_identify_states(inputs, outputs, pairs):
+    states = find_states(tensors(inputs), tensors(outputs))
+    assert {state.input: state.output for state in states} == pairs
 
 
 def test_types_and_shapes_must_allow_it():
     (step,) = find_states([*tensors("x"), TensorSpec("step", "int64", ())], [TensorSpec("step_out", "int64", ())])
     assert step == State("step", "step_out")
-    given = [*tensors("x"), TensorSpec("h", "float32", (2, "batch"))]
-    assert find_states(given, [TensorSpec("hn", "float32", (2, "b"))])
-    assert not find_states(given, [TensorSpec("hn", "float16", (2, "b"))])
-    assert not find_states(given, [TensorSpec("hn", "float32", (3, "b"))])
-    assert not find_states(given, [TensorSpec("hn", "float32", (2, "b", 1))])
+    items = [*tensors("x"), TensorSpec("h", "float32", (2, "batch"))]
+    assert find_states(items, [TensorSpec("hn", "float32", (2, "b"))])
+    assert not find_states(items, [TensorSpec("hn", "float16", (2, "b"))])
+    assert not find_states(items, [TensorSpec("hn", "float32", (3, "b"))])
+    assert not find_states(items, [TensorSpec("hn", "float32", (2, "b", 1))])
 
 
 def test_a_mask_and_an_input_that_is_handed_on_are_no_states():
-    given, out = [*tensors("x"), TensorSpec("mask", "bool", (2,))], [TensorSpec("mask_out", "bool", (2,))]
-    assert not find_states(given, out) and find_states(tensors("x h"), tensors("y hn"))
+    inputs, out = [*tensors("x"), TensorSpec("mask", "bool", (2,))], [TensorSpec("mask_out", "bool", (2,))]
+    assert not find_states(inputs, out) and find_states(tensors("x h"), tensors("y hn"))
     assert not find_states(tensors("x h"), tensors("y hn"), {"hn": "h"})
     # What came in is what the next call takes: a delay.
     assert find_states(tensors("x h"), tensors("y hn"), {"hn": "x"})
@@ -56,8 +56,8 @@ def test_a_cache_that_grows_begins_empty_and_a_batch_does_not():
     inputs = (TensorSpec("x", "float32", ("batch", 1)), TensorSpec("past", "float32", ("batch", "length", "width")))
     outputs = [TensorSpec("present", "float32", ("batch", "all", "width"))]
     dims = {name: FoundDim(1, 2, 4, "") for name in ("batch", "length", "width")}
-    found = FoundModel("m", {}, inputs, ("present",), dims, states=(State("past", "present"),))
+    model = FoundModel("m", {}, inputs, ("present",), dims, states=(State("past", "present"),))
     expected = {"batch": 1, "length": 0, "width": 1}
-    assert {name: dim.min for name, dim in begin_empty(found, outputs).dims.items()} == expected
-    taken = as_inputs(begin_empty(found, outputs))
+    assert {name: dim.min for name, dim in begin_empty(model, outputs).dims.items()} == expected
+    taken = as_inputs(begin_empty(model, outputs))
     assert (taken.states, {dim.min for dim in taken.dims.values()}) == ((), {1}), "requests hold no empty states"

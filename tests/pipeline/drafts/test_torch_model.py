@@ -76,31 +76,31 @@ def look(folder: Path, function: str, more: str = ""):
     ],
 )
 def test_the_first_layer_says_what_the_input_is(tmp_path: Path, function: str, inputs: list[TensorSpec]) -> None:
-    found = look(tmp_path, function)
-    assert list(found.inputs) == inputs and found.outputs == (
+    facts = look(tmp_path, function)
+    assert list(facts.inputs) == inputs and facts.outputs == (
         ("y",) if function in ("linear", "halving") else ("output",)
     )
-    assert all("the graph ran at" in dim.why for dim in found.dims.values())
-    (tmp_path / "spec.yaml").write_text(write_spec(found))
+    assert all("the graph ran at" in dim.why for dim in facts.dims.values())
+    (tmp_path / "spec.yaml").write_text(write_spec(facts))
     spec = load_spec(tmp_path / "spec.yaml")
     assert spec.model == function and spec.precisions == ("fp32", "fp16")
 
 
 def test_sizes_in_steps_are_multiples(tmp_path: Path) -> None:
-    found = look(tmp_path, "even", EVEN)
-    assert found.inputs[0].shape == ("batch", 3, "height", "width")
-    assert (found.dims["height"].multiple, found.dims["width"].multiple) == (2, 2)
+    facts = look(tmp_path, "even", EVEN)
+    assert facts.inputs[0].shape == ("batch", 3, "height", "width")
+    assert (facts.dims["height"].multiple, facts.dims["width"].multiple) == (2, 2)
 
 
-def test_what_nothing_says_is_marked_and_kept_from_a_build(tmp_path: Path) -> None:
-    found = look(tmp_path, "plain")
-    assert set(found.unknown) == {"a", "b"}
+def test_unknown_sizes_are_marked_and_prevent_a_build(tmp_path: Path) -> None:
+    facts = look(tmp_path, "plain")
+    assert set(facts.unknown) == {"a", "b"}
     path = tmp_path / "spec.yaml"
-    path.write_text(write_spec(found))
+    path.write_text(write_spec(facts))
     assert path.read_text().count("# FILL_IN: dtype") == 2
-    with pytest.raises(SpecError, match="FILL_IN stands where the model does not say it") as told:
+    with pytest.raises(SpecError, match="FILL_IN stands where the model does not say it") as error_info:
         load_spec(path)
-    assert str(told.value).count("write dtype and shape") == 2 and "dims.FILL_IN" not in str(told.value)
+    assert str(error_info.value).count("write dtype and shape") == 2 and "dims.FILL_IN" not in str(error_info.value)
 
 
 EXAMPLES = {
@@ -112,10 +112,10 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_beside_the_entry_point_says_it(tmp_path: Path, name: str) -> None:
-    found = look(tmp_path, "plain", EXAMPLES[name])
-    assert not found.unknown and sorted(spec.name for spec in found.inputs) == ["a", "b"]
-    assert all(spec == TensorSpec(spec.name, "float32", ("batch", 3)) for spec in found.inputs)
-    assert (found.dims["batch"].min, found.dims["batch"].max) == (1, 8)
+    facts = look(tmp_path, "plain", EXAMPLES[name])
+    assert not facts.unknown and sorted(spec.name for spec in facts.inputs) == ["a", "b"]
+    assert all(spec == TensorSpec(spec.name, "float32", ("batch", 3)) for spec in facts.inputs)
+    assert (facts.dims["batch"].min, facts.dims["batch"].max) == (1, 8)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_an_example_beside_the_entry_point_says_it(tmp_path: Path, name: str) ->
         ("def example_inputs(): 1 / 0", r"nets\.py:\d+: example_inputs\(\) failed: ZeroDivisionError"),
     ],
 )
-def test_an_example_that_is_none_is_told(tmp_path: Path, more: str, words: str) -> None:
+def test_an_example_that_is_none_is_reported(tmp_path: Path, more: str, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         look(tmp_path, "plain", more)
 
@@ -149,9 +149,9 @@ ready = nn.Linear(3, 2)
 
 
 def test_a_dataclass_is_returned_as_its_fields_and_inputs_with_defaults_are_named(tmp_path: Path) -> None:
-    found = look(tmp_path, "answering", ODD)
-    assert [spec.name for spec in found.inputs] == ["input_ids"] and found.outputs == ("logits",)
-    assert any(note.endswith("has defaults for are left out: attention_mask, labels") for note in found.notes)
+    facts = look(tmp_path, "answering", ODD)
+    assert [spec.name for spec in facts.inputs] == ["input_ids"] and facts.outputs == ("logits",)
+    assert any(note.endswith("has defaults for are left out: attention_mask, labels") for note in facts.notes)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_dataclass_is_returned_as_its_fields_and_inputs_with_defaults_are_name
         ("ready", "ready is a model and no function; write a function that returns it"),
     ],
 )
-def test_what_cannot_be_called_as_it_is_says_what_to_do(tmp_path: Path, function: str, words: str) -> None:
+def test_an_uncallable_entry_point_is_an_error_with_a_remedy(tmp_path: Path, function: str, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         look(tmp_path, function, ODD)
 
@@ -174,7 +174,7 @@ def test_a_file_of_a_package_with_relative_imports_is_named_by_its_module(tmp_pa
         look_at_module(tmp_path, "pkg/nets.py:build")
 
 
-def test_an_archive_without_a_program_is_told(tmp_path: Path) -> None:
+def test_an_archive_without_a_program_is_reported(tmp_path: Path) -> None:
     for name, words in {
         "hello.txt": "but other files",
         "data/aotinductor/a.so": "but a package of AOTInductor",
@@ -185,7 +185,7 @@ def test_an_archive_without_a_program_is_told(tmp_path: Path) -> None:
             look_at_pt2(tmp_path, "net.pt2")
 
 
-def test_entry_points_that_are_none_are_told(tmp_path: Path) -> None:
+def test_entry_points_that_are_none_are_reported(tmp_path: Path) -> None:
     for entry, words in {"nets:linear:x": "must look like", "other.py:build": "other.py does not exist in"}.items():
         with pytest.raises(InputError, match=words):
             look_at_module(tmp_path, entry)
@@ -203,9 +203,9 @@ def test_the_module_is_run_in_another_process(tmp_path: Path, monkeypatch: pytes
         "import os, torch\nfrom .sizes import WIDTH\n"
         f"def build():\n    assert os.getpid() != {os.getpid()}\n    return torch.nn.Linear(WIDTH, 2)\n"
     )
-    found = look_at_module(tmp_path, "pipeline.models:build")
-    assert found.inputs == (TensorSpec("input", "float32", ("batch", 6)),)
-    assert found.source == {"torch": "pipeline.models:build"}
+    module = look_at_module(tmp_path, "pipeline.models:build")
+    assert module.inputs == (TensorSpec("input", "float32", ("batch", 6)),)
+    assert module.source == {"torch": "pipeline.models:build"}
 
 
 def test_a_program_says_names_types_and_ranges(tmp_path: Path) -> None:
@@ -215,16 +215,16 @@ def test_a_program_says_names_types_and_ranges(tmp_path: Path) -> None:
 
     batch, length = torch.export.Dim("batch", min=1, max=6), torch.export.Dim("length", min=2)
     shapes = ({0: batch, 1: length}, {0: batch, 1: length})
-    given = (torch.zeros(2, 4, 3), torch.zeros(2, 4, 3, dtype=torch.int64))
-    torch.export.save(torch.export.export(Program(), given, dynamic_shapes=shapes), tmp_path / "p.pt2")
-    found = look_at_pt2(tmp_path, "p.pt2")
-    assert found.inputs == tuple(
+    inputs = (torch.zeros(2, 4, 3), torch.zeros(2, 4, 3, dtype=torch.int64))
+    torch.export.save(torch.export.export(Program(), inputs, dynamic_shapes=shapes), tmp_path / "p.pt2")
+    actual = look_at_pt2(tmp_path, "p.pt2")
+    assert actual.inputs == tuple(
         TensorSpec(name, kind, ("batch", "length", 3)) for name, kind in (("a", "float32"), ("ids", "int64"))
     )
-    assert found.outputs == ("y", "z") and [name for name, _ in found.precisions] == ["fp32"]
-    assert (found.dims["batch"].min, found.dims["batch"].max) == (1, 6)
-    assert found.dims["length"].min == 2 and "is a guess" in found.dims["length"].why
-    (tmp_path / "spec.yaml").write_text(write_spec(found))
+    assert actual.outputs == ("y", "z") and [name for name, _ in actual.precisions] == ["fp32"]
+    assert (actual.dims["batch"].min, actual.dims["batch"].max) == (1, 6)
+    assert actual.dims["length"].min == 2 and "is a guess" in actual.dims["length"].why
+    (tmp_path / "spec.yaml").write_text(write_spec(actual))
     assert load_spec(tmp_path / "spec.yaml").source.pt2 == "p.pt2"
     (tmp_path / "q.pt2").write_bytes(np.zeros(8).tobytes())
     cut = (tmp_path / "p.pt2").read_bytes()

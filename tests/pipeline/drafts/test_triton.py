@@ -33,9 +33,9 @@ def repository(folder: Path, text: str = CONFIG) -> Path:
 
 
 def test_name_and_batch_sizes_are_the_configurations(tmp_path: Path) -> None:
-    found = look_at_triton(repository(tmp_path / "m"), tmp_path / "m")
-    assert (found.name, found.source) == ("detector", {"onnx": "2/model.onnx"})
-    batch = found.dims["batch"]
+    triton = look_at_triton(repository(tmp_path / "m"), tmp_path / "m")
+    assert (triton.name, triton.source) == ("detector", {"onnx": "2/model.onnx"})
+    batch = triton.dims["batch"]
     assert (batch.min, batch.opt, batch.max, batch.why) == (1, 8, 16, "max_batch_size is 16")
 
 
@@ -47,10 +47,10 @@ def sized(folder: Path, config: str, shape: str = "n,3,h,w") -> FoundModel:
     return look_at_triton(folder / "config.pbtxt", folder)
 
 
-def test_what_the_model_does_not_have_so_is_said_and_not_dropped_in_silence(tmp_path: Path) -> None:
-    found = sized(tmp_path, "max_batch_size: 4 input {name: 'z' dims: [3, 5, 5]} input {name: 'x' dims: [192]}")
-    assert "config.pbtxt: input 'z', which the model does not have; it has x" in found.notes
-    assert "config.pbtxt: input 'x' has 1 size, and the model takes 3: not taken" in found.notes
+def test_configuration_that_contradicts_the_model_is_reported(tmp_path: Path) -> None:
+    result = sized(tmp_path, "max_batch_size: 4 input {name: 'z' dims: [3, 5, 5]} input {name: 'x' dims: [192]}")
+    assert "config.pbtxt: input 'z', which the model does not have; it has x" in result.notes
+    assert "config.pbtxt: input 'x' has 1 size, and the model takes 3: not taken" in result.notes
     right = sized(tmp_path / "right", "max_batch_size: 4 input {name: 'x' dims: [3, -1, 192]}").notes
     assert not any("input" in note for note in right)
 
@@ -79,10 +79,10 @@ def test_the_sizes_that_are_served_are_those_of_the_spec(tmp_path, config, sizes
         with pytest.raises(InputError, match=sizes):
             sized(tmp_path, config, "batch,3,height,width")
         return
-    found = sized(tmp_path, config, "batch,3,height,width")
-    assert {name: (found.dims[name].min, found.dims[name].max) for name in sizes} == sizes
-    untouched = found.dims.keys() - sizes.keys()
-    assert all(found.dims[name].max >= 8 for name in untouched)
+    result = sized(tmp_path, config, "batch,3,height,width")
+    assert {name: (result.dims[name].min, result.dims[name].max) for name in sizes} == sizes
+    untouched = result.dims.keys() - sizes.keys()
+    assert all(result.dims[name].max >= 8 for name in untouched)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_the_sizes_that_are_served_are_those_of_the_spec(tmp_path, config, sizes
         ("", "targets: [cpu] "),
     ],
 )
-def test_what_serves_it_is_the_target_of_the_spec(tmp_path: Path, config: str, line: str) -> None:
+def test_the_serving_device_becomes_the_target_of_the_spec(tmp_path: Path, config: str, line: str) -> None:
     text = write_spec(sized(tmp_path, config))
     assert line in text and yaml.safe_load(text)["targets"]
 
@@ -114,10 +114,10 @@ response_cache { enable: true }
 """
 
 
-def test_a_configuration_by_hand_is_kept_and_what_is_not_is_said(tmp_path: Path) -> None:
+def test_a_configuration_by_hand_is_kept_and_what_is_not_is_reported(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("a\nb\n")
-    found = sized(tmp_path, BY_HAND)
-    (tmp_path / "densenet.yaml").write_text(write_spec(found))
+    result = sized(tmp_path, BY_HAND)
+    (tmp_path / "densenet.yaml").write_text(write_spec(result))
     spec = load_spec(tmp_path / "densenet.yaml")
     assert (spec.serve, spec.version, spec.targets) == ("triton", "1", ("gpu",))
     expected = {"batch": (1, 8), "h": (224, 224), "w": (224, 224)}
@@ -128,11 +128,11 @@ def test_a_configuration_by_hand_is_kept_and_what_is_not_is_said(tmp_path: Path)
         "max_queue_delay_us": 100,
         "labels": {"y": "names.txt"},
     }
-    dropped = {note.split(": ")[1] for note in found.notes if "since no spec has it" in note}
+    dropped = {note.split(": ")[1] for note in result.notes if "since no spec has it" in note}
     assert dropped == {"response_cache", "dynamic_batching.preserve_ordering", "instance_group.gpus"}
 
 
-def test_a_label_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_label_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"output 'y' has the label file 'names.txt', which is no file in"):
         sized(tmp_path, BY_HAND)
 
@@ -149,7 +149,7 @@ def test_a_label_file_that_is_not_there_is_told(tmp_path: Path) -> None:
         ("platform: 'ensemble'", "name the ONNX files of its steps"),
     ],
 )
-def test_mistakes_are_told(tmp_path: Path, text: str, words: str) -> None:
+def test_mistakes_are_reported(tmp_path: Path, text: str, words: str) -> None:
     config = repository(tmp_path / "m", text)
     with pytest.raises(InputError, match=words):
         look_at_triton(config, tmp_path / "m")
@@ -186,5 +186,5 @@ def as_plain(message: ProtoMessage) -> object:
 
 
 @given(MESSAGES)
-def test_what_is_written_is_read(message: dict[str, object]) -> None:
+def test_written_text_can_be_parsed(message: dict[str, object]) -> None:
     assert as_plain(parse(as_text(message)[1:-1])) == message

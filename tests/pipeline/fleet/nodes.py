@@ -53,7 +53,7 @@ def gfd(
     new = dict(zip(("major", "minor", "revision"), driver.split("."), strict=False))
     old = dict(zip(("major", "minor", "rev"), driver.split("."), strict=False))
     runtime = dict(zip(("major", "minor"), cuda.split("."), strict=False))
-    found = {
+    entries = {
         "cuda.driver-version.full": driver,
         **{f"cuda.driver-version.{name}": value for name, value in new.items()},
         **{f"cuda.driver.{name}": value for name, value in old.items()},
@@ -79,12 +79,12 @@ def gfd(
         **more,
     }
     pci = {"feature.node.kubernetes.io/pci-10de.present": "true"}
-    return {**pci, **{f"nvidia.com/{name}": value for name, value in found.items()}}
+    return {**pci, **{f"nvidia.com/{name}": value for name, value in entries.items()}}
 
 
 def slices(kind: str, product: str, count: int, memory: int) -> dict[str, str]:
     """What MIG strategy `mixed` adds for one kind of slice."""
-    found = {
+    entries = {
         "count": str(count),
         "engines.copy": "1",
         **{f"engines.{name}": "0" for name in ("decoder", "encoder", "jpeg", "ofa")},
@@ -96,7 +96,7 @@ def slices(kind: str, product: str, count: int, memory: int) -> dict[str, str]:
         "slices.ci": kind[0],
         "slices.gi": kind[0],
     }
-    return {f"mig-{kind}.{name}": value for name, value in found.items()}
+    return {f"mig-{kind}.{name}": value for name, value in entries.items()}
 
 
 A100 = "NVIDIA-A100-SXM4-80GB"

@@ -120,7 +120,7 @@ def test_a_pod_s_own_account(api: Api, tmp_path: Path, monkeypatch: pytest.Monke
     assert "proxy" not in str(error.value)
 
 
-def test_what_the_cluster_refuses_has_its_remedy(api: Api, tmp_path: Path) -> None:
+def test_refusals_of_the_cluster_have_a_remedy(api: Api, tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="401 Unauthorized; the cluster does not accept these") as error:
         read_cluster(access(tmp_path, api.url, token="secret-token"))
     assert "secret-token" not in str(error.value) and error.value.exit_code == 3
@@ -133,7 +133,7 @@ def test_what_the_cluster_refuses_has_its_remedy(api: Api, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("raw", [b"<html>", b"[]", b'{"items": 3}', b'{"kind": "NodeList"}'])
-def test_what_is_no_kubernetes(api: Api, tmp_path: Path, raw: bytes) -> None:
+def test_a_server_other_than_kubernetes(api: Api, tmp_path: Path, raw: bytes) -> None:
     api.raw = raw
     with pytest.raises(UnavailableError, match="is it a Kubernetes API"):
         read_cluster(access(tmp_path, api.url))

@@ -32,8 +32,8 @@ def group(
 ) -> NodeGroup:
     target = parse_targets(name)[0]
     product = None if mig else target.product
-    given: Any = {"driver": "580.95.05", **facts}
-    machine = Machine(target.compute_capability, product).with_facts(**given, runtimes=runtimes)
+    entries: Any = {"driver": "580.95.05", **facts}
+    machine = Machine(target.compute_capability, product).with_facts(**entries, runtimes=runtimes)
     return NodeGroup(Hardware(machine, name, target.product, mig), count, count)
 
 
@@ -91,10 +91,10 @@ def digits(store: Store) -> Store:
     ],
 )
 def test_each_state_with_the_reason_that_resolve_gives(digits, where, state, engine, words):
-    (found,) = stand(digits, demand(), where)
-    assert (found.state, found.engine and found.engine.unit) == (state, engine)
-    assert words in found.reason + found.fit
-    assert found.serves == (state in ("covered", "unproven"))
+    (result,) = stand(digits, demand(), where)
+    assert (result.state, result.engine and result.engine.unit) == (state, engine)
+    assert words in result.reason + result.fit
+    assert result.serves == (state in ("covered", "unproven"))
 
 
 def test_unproven_engines_will_do_unless_catalog_or_channel_say_otherwise(digits: Store) -> None:
@@ -102,8 +102,8 @@ def test_unproven_engines_will_do_unless_catalog_or_channel_say_otherwise(digits
     (asked,) = stand(digits, demand(proven=True), group("a100"))
     channels.promote(digits, load(digits, "digits", "1"), "stable", proven_only=True)
     (bound,) = stand(digits, demand("digits:stable"), group("a100"))
-    for found, serves in ((free, True), (asked, False), (bound, False)):
-        assert (found.state, found.serves, found.reason) == ("unproven", serves, "no sm_80 here")
+    for result, serves in ((free, True), (asked, False), (bound, False)):
+        assert (result.state, result.serves, result.reason) == ("unproven", serves, "no sm_80 here")
 
 
 def test_where_only_a_proven_engine_will_do_it_is_taken_before_one_that_fits_better(store: Store) -> None:
@@ -114,26 +114,26 @@ def test_where_only_a_proven_engine_will_do_it_is_taken_before_one_that_fits_bet
     assert asked.engine is not None and asked.engine.target == "sm_89"
 
 
-def test_only_the_driver_being_too_old_is_told_from_another_runtime(digits: Store) -> None:
+def test_an_old_driver_and_another_runtime_are_distinguished(digits: Store) -> None:
     (old,) = stand(digits, demand(), group("h200", driver="535.1"))
     (both,) = stand(digits, demand(), group("h200", driver="535.1", runtimes={"tensorrt": "11.4"}))
     (other,) = stand(digits, demand(), group("h200", runtimes={"tensorrt": "11.4"}))
     assert (old.too_old, both.too_old, other.too_old) == (True, True, False)
 
 
-def test_what_is_planned_breaks_what_serves_now(digits: Store) -> None:
-    found = stand(digits, demand(), group("h200"), group("l4"), tensorrt="11.4")
-    assert [(item.state, item.serves) for item in found] == [("breaking", True), ("covered", True)]
-    assert found[0].reason == "needs TensorRT 10.16.1.11, found 11.4"
+def test_a_planned_change_lists_engines_that_stop_working(digits: Store) -> None:
+    result = stand(digits, demand(), group("h200"), group("l4"), tensorrt="11.4")
+    assert [(item.state, item.serves) for item in result] == [("breaking", True), ("covered", True)]
+    assert result[0].reason == "needs TensorRT 10.16.1.11, found 11.4"
     # A driver that is new enough takes away what its predecessor's CUDA version said.
     (newer,) = stand(digits, demand(), group("h200", cuda="13.0"), driver="590.44")
     assert newer.state == "covered"
 
 
 def test_each_precision_that_is_asked_for_is_a_row(digits: Store) -> None:
-    found = stand(digits, demand(precisions=("int8", "fp16")), group("l4"))
-    assert [(item.precision, item.state) for item in found] == [("int8", "covered"), ("fp16", "missing")]
-    assert found[1].reason == "l4 int8 tensorrt-rtx: precision int8, not fp16"
+    result = stand(digits, demand(precisions=("int8", "fp16")), group("l4"))
+    assert [(item.precision, item.state) for item in result] == [("int8", "covered"), ("fp16", "missing")]
+    assert result[1].reason == "l4 int8 tensorrt-rtx: precision int8, not fp16"
 
 
 def test_where_it_must_be_served(digits: Store) -> None:
@@ -149,16 +149,16 @@ def test_where_it_must_be_served(digits: Store) -> None:
     assert named("sm_90", "t4") == ["t4", "h100", "h200"] and named("h200") == ["h200"]
 
 
-def test_a_model_that_cannot_be_read_keeps_nobody_from_the_others(digits: Store) -> None:
+def test_an_unreadable_model_does_not_hide_others(digits: Store) -> None:
     published(digits, "ranker", [built(digits, "l4", status="proven")])
     overwrite(digits, manifest_key("ranker", "1"), b"{}")
-    wanted = (demand(), demand("ranker@1"), demand("digit"), demand("digits:stable"))
-    served = read_served(digits, wanted)
-    found = list_coverage([group("l4")], served, Catalog(wanted))
-    assert [item.state for item in found] == ["covered", "missing", "missing", "missing"]
-    assert "manifest of ranker@1 (" in found[1].reason and "): format is missing; restore it" in found[1].reason
-    assert "no model 'digit' in" in found[2].reason and "did you mean 'digits'?" in found[2].reason
-    assert "no channel of digits 'stable'" in found[3].reason
+    expected = (demand(), demand("ranker@1"), demand("digit"), demand("digits:stable"))
+    served = read_served(digits, expected)
+    actual = list_coverage([group("l4")], served, Catalog(expected))
+    assert [item.state for item in actual] == ["covered", "missing", "missing", "missing"]
+    assert "manifest of ranker@1 (" in actual[1].reason and "): format is missing; restore it" in actual[1].reason
+    assert "no model 'digit' in" in actual[2].reason and "did you mean 'digits'?" in actual[2].reason
+    assert "no channel of digits 'stable'" in actual[3].reason
 
 
 def test_a_registry_out_of_reach_ends_it(digits: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,8 +173,8 @@ def test_without_a_catalog_each_model_with_a_channel_on_every_gpu(digits: Store)
     published(digits, "adrift", [built(digits, "l4", status="proven")])
     (digits.root / channel_key("adrift", "candidate")).unlink()
     published(digits, SELFTEST, [built(digits, "cpu", "fp32", "proven")])
-    found = whole_registry(digits)
-    assert [str(item.reference) for item in found.demands] == ["digits:candidate", "ranker:stable"]
+    result = whole_registry(digits)
+    assert [str(item.reference) for item in result.demands] == ["digits:candidate", "ranker:stable"]
 
 
 def test_each_manifest_is_read_once_and_judged_once_for_each_kind_of_machine(store, monkeypatch):
@@ -201,16 +201,16 @@ def test_each_manifest_is_read_once_and_judged_once_for_each_kind_of_machine(sto
     ]
     fleet = fleet_of_nodes(copies, "here")
     monkeypatch.setattr(FleetSources, "fleet", lambda self, catalog: fleet)
-    found = reconcile(store, FleetSources(), nothing_known)
-    assert sum(group.nodes for group in fleet.groups) == 550 and len(found.standings) == 5 * 11
+    result = reconcile(store, FleetSources(), nothing_known)
+    assert sum(group.nodes for group in fleet.groups) == 550 and len(result.standings) == 5 * 11
     assert max(reads.values()) == 1 and set(judged.values()) == {5} and len(judged) == 10
 
 
 def test_the_same_machine_in_two_groups_is_judged_once_and_counted_twice(digits: Store) -> None:
     whole = group("l4", 3)
     shared = replace(whole, hardware=replace(whole.hardware, sharing="time-slicing", replicas=2), nodes=2)
-    found = stand(digits, demand(), whole, shared)
-    assert [(item.group.name, item.group.nodes, item.state) for item in found] == [
+    result = stand(digits, demand(), whole, shared)
+    assert [(item.group.name, item.group.nodes, item.state) for item in result] == [
         ("l4", 3, "covered"), ("l4 shared by 2", 2, "covered"),
     ]  # fmt: skip
 
@@ -218,13 +218,13 @@ def test_the_same_machine_in_two_groups_is_judged_once_and_counted_twice(digits:
 def test_the_engine_that_is_named_is_the_one_that_a_pull_gives_by_the_times_on_record(store: Store) -> None:
     entries = [built(store, "l4", precision, "proven") for precision in ("fp32", "int8")]
     published(store, "timed", entries)
-    wanted, here = demand("timed", "l4"), group("l4")
-    assert stand(store, wanted, here)[0].engine.precision == "fp32"
+    expected, here = demand("timed", "l4"), group("l4")
+    assert stand(store, expected, here)[0].engine.precision == "fp32"
     manifest = load(store, "timed", "1")
     for entry, factor in zip(entries, (1.0, 0.5), strict=True):
         usual = latency_report()
         machine = replace(usual.machine, gpus=("NVIDIA L4",))
         buckets = tuple(scale(factor, bucket) for bucket in usual.buckets)
-        found = replace(usual, engine=str(entry.digest), machine=machine, buckets=buckets)
-        add_latencies(store, manifest, [store.put_bytes(canonical_json(encode(found)))])
-    assert stand(store, wanted, here)[0].engine.precision == "int8"
+        result = replace(usual, engine=str(entry.digest), machine=machine, buckets=buckets)
+        add_latencies(store, manifest, [store.put_bytes(canonical_json(encode(result)))])
+    assert stand(store, expected, here)[0].engine.precision == "int8"

@@ -30,12 +30,12 @@ def file(folder: Path, text: str, name: str = "fleet.yaml") -> Path:
 
 
 def test_groups_as_a_person_writes_them(tmp_path: Path) -> None:
-    found = read_inventory(file(tmp_path, GROUPS))
-    assert [(group.name, group.nodes, group.gpus) for group in found.groups] == [
+    inventory = read_inventory(file(tmp_path, GROUPS))
+    assert [(group.name, group.nodes, group.gpus) for group in inventory.groups] == [
         ("cpu", 3, 0), ("t4 shared by 4", 1, 1), ("a100 mig-1g.10gb", 2, 14), ("sm_87", 3, 3), ("l4", 40, 40),
         ("sm_110", 1, 1),
     ]  # fmt: skip
-    machines = {group.name: group.machine for group in found.groups}
+    machines = {group.name: group.machine for group in inventory.groups}
     assert machines["l4"] == Machine((8, 9), "l4", "570.124.06", memory_bytes=int(22.5 * GIB))
     expected = {"tensorrt": "11.4"}
     assert machines["a100 mig-1g.10gb"] == Machine((8, 0)) and machines["t4 shared by 4"].runtimes == expected
@@ -49,7 +49,7 @@ def test_the_same_as_json(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dash", [False, True])
 @pytest.mark.parametrize("kind", ["List", "NodeList", "Node"])
-def test_what_kubectl_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dash: bool) -> None:
+def test_output_of_kubectl_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dash: bool) -> None:
     if kind == "Node":
         document = {"kind": "Node", **nodes.WHOLE["l4"]}
     else:
@@ -57,9 +57,9 @@ def test_what_kubectl_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ki
         document = {"kind": kind, "items": [{"kind": "Node", **item} for item in items] if kind == "List" else items}
     text = "\n" + json.dumps(document)
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    found = read_inventory(Path("-") if dash else file(tmp_path, text))
-    assert [group.name for group in found.groups if not group.machine.is_cpu] == ["l4"]
-    assert found.source == ("standard input" if dash else str(tmp_path / "fleet.yaml"))
+    inventory = read_inventory(Path("-") if dash else file(tmp_path, text))
+    assert [group.name for group in inventory.groups if not group.machine.is_cpu] == ["l4"]
+    assert inventory.source == ("standard input" if dash else str(tmp_path / "fleet.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_each_mistake_has_its_line(tmp_path: Path, text: str, wanted: str) -> No
         ("apiVersion: v1\nkind: List\nitems: []", "use `kubectl get nodes -o json`"),
     ],
 )
-def test_what_is_no_list_of_nodes(tmp_path: Path, text: str, wanted: str) -> None:
+def test_invalid_lists_of_nodes_are_refused(tmp_path: Path, text: str, wanted: str) -> None:
     with pytest.raises(InputError, match=wanted):
         read_inventory(file(tmp_path, text))
 
@@ -120,13 +120,13 @@ serve:
 runtimes: {tensorrt: 10.16.1}
 planned: {driver: "590.44", tensorrt_rtx: "1.8", Their.Runtime: "2"}
 """
-    found = load_catalog(file(tmp_path, text))
-    first, second = found.demands
+    catalog = load_catalog(file(tmp_path, text))
+    first, second = catalog.demands
     assert (first.reference, first.precisions, first.proven) == (Reference("digits"), ("fp16", "int8"), True)
     assert [target.name for target in first.on] == ["l4", "sm_90"]
     assert second.reference == Reference("ranker", version="3") and second.on == GPUS
-    assert dict(found.runtimes) == {"tensorrt": "10.16.1"}
-    assert dict(found.planned) == {"driver": "590.44", "tensorrt-rtx": "1.8", "their-runtime": "2"}
+    assert dict(catalog.runtimes) == {"tensorrt": "10.16.1"}
+    assert dict(catalog.planned) == {"driver": "590.44", "tensorrt-rtx": "1.8", "their-runtime": "2"}
 
 
 @pytest.mark.parametrize(

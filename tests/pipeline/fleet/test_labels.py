@@ -13,9 +13,9 @@ MIB = 1 << 20
 
 
 def one(node: nodes.Json) -> GpuPart:
-    (found,) = parts_of(node)
-    assert isinstance(found, GpuPart), found
-    return found
+    (result,) = parts_of(node)
+    assert isinstance(result, GpuPart), result
+    return result
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,12 @@ def one(node: nodes.Json) -> GpuPart:
     ],
 )
 def test_whole_gpus(name: str, target: str, driver: str, cuda: str, mib: int, gpus: int) -> None:
-    found = one(nodes.WHOLE[name])
-    wanted = parse_targets(target)[0]
-    assert found.hardware.machine == Machine(
-        wanted.compute_capability, wanted.product, driver, cuda, memory_bytes=mib * MIB
+    result = one(nodes.WHOLE[name])
+    expected = parse_targets(target)[0]
+    assert result.hardware.machine == Machine(
+        expected.compute_capability, expected.product, driver, cuda, memory_bytes=mib * MIB
     )
-    assert (found.hardware.name, found.gpus, found.remarks) == (target, gpus, ())
+    assert (result.hardware.name, result.gpus, result.remarks) == (target, gpus, ())
 
 
 def test_a_slice_is_no_gpu_of_its_product_and_has_its_own_memory() -> None:
@@ -75,9 +75,9 @@ def test_what_cannot_be_placed_says_why_and_a_cpu_node_is_one() -> None:
     assert one(nodes.CPU).hardware.machine == Machine() and one(nodes.CPU).hardware.name == "cpu"
 
 
-def test_what_keeps_pods_away_is_said_by_group() -> None:
+def test_conditions_that_keep_pods_away_are_listed_by_group() -> None:
     lifecycle = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
-    found = fleet_of_nodes(
+    actual = fleet_of_nodes(
         [
             nodes.node("a", nodes.L4_LABELS, gpus=1, ready="Unknown", taints=[nodes.GPU_TAINT]),
             nodes.node("b", nodes.L4_LABELS, gpus=1, cordoned=True, taints=[nodes.GPU_TAINT, lifecycle]),
@@ -85,21 +85,21 @@ def test_what_keeps_pods_away_is_said_by_group() -> None:
         ],
         "here",
     )
-    (group,) = found.groups
+    (group,) = actual.groups
     assert group.remarks == ("1 cordoned", "1 not ready", "2 tainted nvidia.com/gpu=present:NoSchedule")
     assert (group.nodes, group.gpus) == (3, 3)
 
 
 def test_drivers_memories_and_slices_are_groups_of_their_own() -> None:
     every = [*nodes.WHOLE.values(), nodes.MIG_SINGLE, nodes.MIG_MIXED, nodes.MIG_HALF, nodes.TIME_SHARED, nodes.MPS]
-    found = fleet_of_nodes([*every, nodes.RENAMED, nodes.NO_GFD, nodes.CPU], "here")
-    assert [group.name for group in found.groups] == [
+    actual = fleet_of_nodes([*every, nodes.RENAMED, nodes.NO_GFD, nodes.CPU], "here")
+    assert [group.name for group in actual.groups] == [
         "cpu", "t4", "t4 shared by 4", "a100", "a100", "a100 mig-1g.10gb", "a100 mig-3g.40gb", "a10", "l4",
         "l4 shared by 2", "l40s", "h100", "h100 mig-1g.10gb", "h100 mig-3g.40gb", "h200", "b200", "rtxpro6000",
     ]  # fmt: skip
-    by_name = {group.name: group for group in found.groups}
+    by_name = {group.name: group for group in actual.groups}
     assert by_name["t4 shared by 4"].nodes == 2 and by_name["a100"].nodes == 2
-    assert [item.node for item in found.left_out] == ["no-gfd"]
+    assert [item.node for item in actual.left_out] == ["no-gfd"]
 
 
 KEYS = st.sampled_from(list(nodes.WHOLE["h100"]["metadata"]["labels"])) | st.sampled_from(
@@ -121,14 +121,14 @@ LABELS = st.builds(
 
 
 @given(LABELS, ANY, ANY, ANY)
-def test_whatever_a_node_says_it_is_in_a_group_or_left_out(labels: dict, spec: Any, status: Any, capacity: Any) -> None:
+def test_every_node_is_in_a_group_or_left_out(labels: dict, spec: Any, status: Any, capacity: Any) -> None:
     for node in (
         {"metadata": {"name": "n", "labels": labels}, "spec": spec, "status": {"capacity": capacity}},
         {"metadata": status, "spec": {"taints": spec}, "status": status},
     ):
-        found = list(parts_of(node))
-        assert found
-        for item in found:
+        result = list(parts_of(node))
+        assert result
+        for item in result:
             if isinstance(item, GpuPart):
                 machine = item.hardware.machine
                 assert item.gpus >= 0 and item.hardware.replicas >= 1

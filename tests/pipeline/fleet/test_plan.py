@@ -64,23 +64,23 @@ def ready_work(found: FleetPlan) -> list[str]:
 
 def test_another_tensorrt_kills_what_it_does_not_run_and_each_unit_is_built_once(store: Store, fleet: Fleet) -> None:
     newer = Fleet(()).with_groups([group("h200", 4), group("l4", 40), group("l4", 6, memory_bytes=24 << 30)])
-    found = plan(store, newer, runtimes={"tensorrt": "11.4"})
+    actual = plan(store, newer, runtimes={"tensorrt": "11.4"})
     why = "needs TensorRT 10.16.1.11, found 11.4"
-    assert dead(found) == {("digits@1", "h200"): why, ("digits@1", "l4"): why}
-    assert ready_work(found) == ["build digits@1 l4 fp16 tensorrt", "build digits@1 h200 fp16 tensorrt"]
-    (l4, h200) = (item for item in found.work if item.ready)
+    assert dead(actual) == {("digits@1", "h200"): why, ("digits@1", "l4"): why}
+    assert ready_work(actual) == ["build digits@1 l4 fp16 tensorrt", "build digits@1 h200 fp16 tensorrt"]
+    (l4, h200) = (item for item in actual.work if item.ready)
     assert (l4.nodes, l4.groups, h200.nodes) == (46, ("l4",), 4)
-    assert {group.machine.runtimes["tensorrt"] for group in found.after.groups} == {"11.4"}
+    assert {group.machine.runtimes["tensorrt"] for group in actual.after.groups} == {"11.4"}
     # What serves nobody now is not called dying: ranker has nothing for h200.
-    assert ("ranker@1", "h200") in {(item.served.name, item.group.name) for item in found.waiting}
+    assert ("ranker@1", "h200") in {(item.served.name, item.group.name) for item in actual.waiting}
 
 
 def test_a_newer_driver_kills_nothing_and_makes_old_nodes_serve(store: Store, fleet: Fleet) -> None:
     before = plan(store, fleet, runtimes={"tensorrt": "10.16.1"})
     assert ("digits@1", "l4") in {(item.served.name, item.group.name) for item in before.waiting}
-    found = plan(store, fleet, driver="590.44")
-    assert dead(found) == {} and {item.served.name for item in found.waiting} == {"ranker@1"}
-    (l4,) = (item for item in found.after.groups if item.name == "l4")
+    actual = plan(store, fleet, driver="590.44")
+    assert dead(actual) == {} and {item.served.name for item in actual.waiting} == {"ranker@1"}
+    (l4,) = (item for item in actual.after.groups if item.name == "l4")
     assert (l4.nodes, l4.machine.driver, l4.machine.cuda) == (46, "590.44", None)
     older = plan(store, fleet, driver="550.1")
     assert dead(older)[("digits@1", "h200")] == "needs driver >= 580, found 550.1"
@@ -88,25 +88,25 @@ def test_a_newer_driver_kills_nothing_and_makes_old_nodes_serve(store: Store, fl
 
 
 def test_only_the_nodes_that_are_named_change(store: Store, fleet: Fleet) -> None:
-    found = plan(store, fleet, runtimes={"tensorrt": "11.4"}, on=parse_targets("hopper"))
-    assert set(dead(found)) == {("digits@1", "h200")}
+    actual = plan(store, fleet, runtimes={"tensorrt": "11.4"}, on=parse_targets("hopper"))
+    assert set(dead(actual)) == {("digits@1", "h200")}
 
 
 def test_nodes_that_come_need_engines_if_their_spec_and_a_compiler_allow(store: Store, fleet: Fleet) -> None:
-    found = plan(store, fleet, driver="590.44", add=(parse_nodes("b200=16"), parse_nodes("l4=2")))
-    groups = {item.name: item.nodes for item in found.after.groups}
+    actual = plan(store, fleet, driver="590.44", add=(parse_nodes("b200=16"), parse_nodes("l4=2")))
+    groups = {item.name: item.nodes for item in actual.after.groups}
     assert groups["b200"] == 16 and groups["l4"] == 46 + 2
-    by_name = {item.name: item for item in found.work}
+    by_name = {item.name: item for item in actual.work}
     assert by_name["digits@1 sm_100 fp16 tensorrt"].ready and by_name["digits@1 sm_100 fp16 tensorrt"].nodes == 16
-    (ranker,) = (item for item in found.work if item.unit.model == "ranker" and item.unit.target.name == "sm_100")
+    (ranker,) = (item for item in actual.work if item.unit.model == "ranker" and item.unit.target.name == "sm_100")
     assert "; build it with onnxruntime-cuda, on any machine, or tensorrt, on a worker with sm_100" in ranker.refused
     assert ranker.remedy == "add sm_100 to its spec, and register it again"
-    assert not ranker.ready and found.work.index(ranker) > found.work.index(by_name["digits@1 sm_100 fp16 tensorrt"])
+    assert not ranker.ready and actual.work.index(ranker) > actual.work.index(by_name["digits@1 sm_100 fp16 tensorrt"])
 
 
 def test_of_nodes_that_go_those_with_the_oldest_driver_go_first(store: Store, fleet: Fleet) -> None:
-    found = plan(store, fleet, driver="590.44", remove=(parse_nodes("t4=8"), parse_nodes("l4=10")))
-    assert [(item.name, item.nodes) for item in found.after.groups] == [("l4", 36), ("h200", 4)]
+    actual = plan(store, fleet, driver="590.44", remove=(parse_nodes("t4=8"), parse_nodes("l4=10")))
+    assert [(item.name, item.nodes) for item in actual.after.groups] == [("l4", 36), ("h200", 4)]
     kept = plan(store, fleet, runtimes={"tensorrt": "10.16.1"}, remove=(parse_nodes("l4=10"),))
     assert [(item.machine.driver, item.nodes) for item in kept.after.groups if item.name == "l4"] == [("580.95.05", 36)]
     gone = plan(store, Fleet(()).with_groups([group("t4", 8), group("l4", 2)]), remove=(parse_nodes("t4=8"),))
@@ -115,7 +115,7 @@ def test_of_nodes_that_go_those_with_the_oldest_driver_go_first(store: Store, fl
         plan(store, fleet, remove=(parse_nodes("t4=9"),))
 
 
-def test_how_long_is_summed_over_what_is_known_and_the_rest_is_said(store: Store, fleet: Fleet) -> None:
+def test_how_long_is_summed_over_what_is_known_and_the_rest_is_reported(store: Store, fleet: Fleet) -> None:
     def predict(model: str, request: BuildRequest) -> Took | None:
         return {"l4": Took(600, 3), "h200": Took(1200, 2), "sm_100": None}.get(request.target.name)
 
@@ -150,15 +150,15 @@ def test_the_order_is_nodes_then_channel_then_time(store: Store) -> None:
     ]
 
 
-def test_what_failed_when_it_was_built_is_not_tried_again_by_itself(store: Store) -> None:
+def test_failed_builds_are_not_retried_automatically(store: Store) -> None:
     failed = without_engine(store, "h200", "failed", "out of memory", "fp16")
     published(store, "heavy", [built(store, "l4", status="proven")], others=[failed])
-    found = plan(store, Fleet(()).with_groups([group("h200", 1)]), add=(parse_nodes("h200=1"),))
-    (heavy,) = (item for item in found.work if item.unit.model == "heavy")
+    actual = plan(store, Fleet(()).with_groups([group("h200", 1)]), add=(parse_nodes("h200=1"),))
+    (heavy,) = (item for item in actual.work if item.unit.model == "heavy")
     assert heavy.remedy == "change its spec: with the present spec, this unit failed"
 
 
 @pytest.mark.parametrize("text", ["b200", "b200=0", "b200=x", "=3", "b200=-1", "b201=3", "ampere=1", "gpu=1", "b200=²"])
-def test_what_are_no_nodes(text: str) -> None:
+def test_documents_without_nodes_are_refused(text: str) -> None:
     with pytest.raises(InputError):
         parse_nodes(text)

@@ -29,20 +29,20 @@ def test_a_registered_spec_is_built_and_built_again_by_what_status_says(project:
     project.change_spec(**SMALL)
     address = registered(project)
     assert project.run("build", "registered:tiny", "--json").json["version"] == "1"
-    said = project.run("status", "tiny", "--json").json["spec"]
-    assert said == address, "with the digest: another may be the newest tomorrow"
-    again = project.run("build", said, "--json")
+    output = project.run("status", "tiny", "--json").json["spec"]
+    assert output == address, "with the digest: another may be the newest tomorrow"
+    again = project.run("build", output, "--json")
     assert again.code == 0 and again.json["cached"] is True
-    plan = project.run("plan", said, "--json").json
+    plan = project.run("plan", output, "--json").json
     assert [unit["action"] for unit in plan["units"]] == ["cached"]
 
 
 def test_remedies_name_the_registered_spec(project: Project) -> None:
     project.change_spec(**SMALL, golden={"data": "golden.npz", "labels": "label", "frozen": "0" * 64})
     address = registered(project)
-    done = project.run("build", address)
-    assert done.code != 0 and "golden.frozen is 000000000000" in done.err
-    assert f"where the spec of {address} is kept, then enginesmith prefect register SPEC" in done.err
+    result = project.run("build", address)
+    assert result.code != 0 and "golden.frozen is 000000000000" in result.err
+    assert f"where the spec of {address} is kept, then enginesmith prefect register SPEC" in result.err
     with spec_at(address, str(project.registry)) as found:
         command = reproduce(an_engine().unit, found.load(), "/a registry")
         assert f" build {address} --registry '/a registry' " in command and str(found.path) not in command
@@ -50,7 +50,7 @@ def test_remedies_name_the_registered_spec(project: Project) -> None:
     assert accepted.code == 2 and "is a copy; accept the golden set where the spec is kept" in accepted.err
 
 
-def test_mistakes_in_a_copy_are_told_by_its_address(project: Project) -> None:
+def test_mistakes_in_a_copy_name_its_address(project: Project) -> None:
     project.change_spec(precisions=["fp99"], source={"onnx": "gone.onnx"})
     with pytest.raises(SpecError, match=r"^registered:tiny@1:[0-9]+: precisions") as error:
         load_spec(project.spec, "registered:tiny@1")
@@ -70,14 +70,14 @@ def test_a_catalog_in_a_bucket_calls_its_specs_by_where_they_are(project: Projec
     prefix = s3_uri.partition("?")[0].removeprefix(f"s3://{BUCKET}/")
     for path in project.folder.iterdir():
         client.put_object(Bucket=BUCKET, Key=f"{prefix}/vision/{path.name}", Body=path.read_bytes())
-    with gather_specs(s3_uri, None) as (found,):
-        assert str(found) == below(s3_uri, "vision/tiny.yaml")
-        with spec_at(found, None) as same:
-            assert same is found
+    with gather_specs(s3_uri, None) as (result,):
+        assert str(result) == below(s3_uri, "vision/tiny.yaml")
+        with spec_at(result, None) as same:
+            assert same is result
     expected = load_spec(project.spec)
-    with spec_at(str(found), None) as again:
+    with spec_at(str(result), None) as again:
         spec: ModelSpec = again.load()
-        assert spec.model_dump() == expected.model_dump() and spec.address == str(found) and spec.is_copy
+        assert spec.model_dump() == expected.model_dump() and spec.address == str(result) and spec.is_copy
     assert not again.path.exists()
     with pytest.raises(InputError, match=r"there is no such file; `enginesmith build --all`"), spec_at(s3_uri, None):
         pass

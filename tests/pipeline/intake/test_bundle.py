@@ -42,8 +42,8 @@ def test_a_generator_brings_the_local_modules_that_it_imports_and_a_folder_its_f
     (project.folder / "data.py").write_text(GENERATOR)
     (project.folder / "helper.py").write_text("width = 8\n")
     (project.folder / "unrelated.py").write_text("")
-    found = bundled(project, calibration={"data": "data.py:samples"})
-    assert {"data.py", "helper.py"} <= set(found.files) and "unrelated.py" not in found.files
+    result = bundled(project, calibration={"data": "data.py:samples"})
+    assert {"data.py", "helper.py"} <= set(result.files) and "unrelated.py" not in result.files
     (project.folder / "samples" / "more").mkdir(parents=True)
     (project.folder / "samples" / "more" / "a.npy").write_bytes(b"1")
     assert "samples/more/a.npy" in bundled(project, calibration={"data": "samples"}).files
@@ -53,8 +53,8 @@ def test_a_torch_source_brings_its_modules_and_weights(project: Project) -> None
     (project.folder / "net.py").write_text("from layers import Layer\n\ndef build():\n    return Layer()\n")
     (project.folder / "layers.py").write_text("class Layer: pass\n")
     (project.folder / "w.safetensors").write_bytes(b"weights")
-    found = bundled(project, source={"torch": "net.py:build", "weights": "w.safetensors"})
-    assert {"net.py", "layers.py", "w.safetensors"} <= set(found.files) and "tiny.onnx" not in found.files
+    result = bundled(project, source={"torch": "net.py:build", "weights": "w.safetensors"})
+    assert {"net.py", "layers.py", "w.safetensors"} <= set(result.files) and "tiny.onnx" not in result.files
 
 
 def test_any_change_of_a_file_makes_another_bundle_and_its_place_does_not(project: Project) -> None:
@@ -111,7 +111,7 @@ def test_the_newest_is_the_one_that_was_registered_last_and_only_some_are_kept(p
         find(store, "tiny", digests[0])
 
 
-def test_collections_keep_what_is_registered_and_verify_finds_it_in_order(project: Project, store: Store) -> None:
+def test_gc_keeps_registered_specs_and_verify_accepts_them(project: Project, store: Store) -> None:
     item, _ = register(store, load_spec(project.spec))
     for _ in range(2):
         collect(store, grace=timedelta(0), delete=True)

@@ -30,10 +30,10 @@ def asked(target: str, *names: str) -> CompareOptions:
 def test_engines_are_built_proven_timed_and_one_is_recommended_and_nothing_is_published(built: Project):
     versions = sorted((built.registry / "models").rglob("*"))
     words_of = ("backends", "compare", built.spec, "--target", "cpu", "--seconds", "0.02", "--backend", "onnxruntime")
-    done = built.run(*words_of, "--json")
-    assert done.code == 0, done.err
-    found = done.json
-    engines = {engine["unit"]: engine for engine in found["engines"]}
+    result = built.run(*words_of, "--json")
+    assert result.code == 0, result.err
+    actual = result.json
+    engines = {engine["unit"]: engine for engine in actual["engines"]}
     assert engines.keys() >= {"cpu fp32 onnxruntime", "cpu int8 onnxruntime"}
     for unit in ("cpu fp32 onnxruntime", "cpu int8 onnxruntime"):
         engine = engines[unit]
@@ -41,11 +41,11 @@ def test_engines_are_built_proven_timed_and_one_is_recommended_and_nothing_is_pu
         assert 0 < engine["low_s"] <= engine["median_s"] <= engine["high_s"]
         assert min(engine[name] for name in ("build_s", "load_s", "items_per_s", "size_bytes", "sqnr_db")) > 0
         assert engine["metrics"]["accuracy"] >= 0.9
-    assert found["bucket"] == "batch=4" and found["fleet"] == ["cpu", "sm_75", "sm_89"]
-    assert found["recommendation"]["unit"] in engines and len(found["duels"]) == len(engines) - 1
+    assert actual["bucket"] == "batch=4" and actual["fleet"] == ["cpu", "sm_75", "sm_89"]
+    assert actual["recommendation"]["unit"] in engines and len(actual["duels"]) == len(engines) - 1
     assert sorted((built.registry / "models").rglob("*")) == versions, "a comparison publishes nothing"
     again = built.run(*words_of, "--precision", "fp32")
-    assert again.code == 0 and "built in" not in done.err + again.err, "what was built is on record"
+    assert again.code == 0 and "built in" not in result.err + again.err, "what was built is on record"
     assert "latency cpu fp32 onnxruntime: cached" not in again.err, "a time of another moment is compared with nothing"
     assert "recommended: cpu fp32 onnxruntime: the only engine that is proven here" in again.out
 
@@ -64,8 +64,8 @@ def test_every_backend_that_serves_the_target_is_taken_with_the_specs_own_option
 def test_engines_of_one_reason_are_named_together():
     refused = FOUND.engines[1]
     others = (replace(refused, precision="int8"), replace(refused, precision="fp16", reason="c"))
-    told = [*describe_comparison(replace(FOUND, engines=(*FOUND.engines, *others)))]
-    assert told[:2] == ["fp32 b, int8 b are refused: a | b", "fp16 b is refused: c"]
+    messages = [*describe_comparison(replace(FOUND, engines=(*FOUND.engines, *others)))]
+    assert messages[:2] == ["fp32 b, int8 b are refused: a | b", "fp16 b is refused: c"]
 
 
 FOUND = BackendComparison(
@@ -93,7 +93,7 @@ def test_the_words_leave_out_what_nobody_has_and_hide_nothing():
     assert "faster: x against z, by the times that each had alone (2,330 times)" in text
 
 
-def test_a_busy_machine_is_said_once_with_the_remedy():
+def test_a_busy_machine_is_reported_once_with_the_remedy():
     first, *engines = FOUND.engines
     duel, *duels = FOUND.duels
     noisy = replace(
@@ -101,12 +101,12 @@ def test_a_busy_machine_is_said_once_with_the_remedy():
         engines=(replace(first, busy=("other processes used 31 % of the 2 cores",)), *engines),
         duels=(replace(duel, busy=("other processes used 44 % of the 2 cores", "60 switches a second")), *duels),
     )
-    (said,) = (line for line in describe_comparison(noisy) if "busy" in line)
-    assert "other processes used 44 % of the 2 cores; 60 switches" in said and "a larger --seconds" in said
+    (output,) = (line for line in describe_comparison(noisy) if "busy" in line)
+    assert "other processes used 44 % of the 2 cores; 60 switches" in output and "a larger --seconds" in output
     assert not any("busy" in line for line in describe_comparison(FOUND))
 
 
-def test_what_cannot_be_compared_is_refused(project: Project):
+def test_incomparable_specs_are_refused(project: Project):
     spec = load_spec(project.spec)
     with pytest.raises(
         InputError, match="none of tensorrt-rtx builds for cpu; `enginesmith backends list` says what does"
@@ -116,20 +116,20 @@ def test_what_cannot_be_compared_is_refused(project: Project):
         widen_spec(spec, asked("cpu", "onnxruntim"))
 
 
-def test_where_nothing_runs_it_says_so_and_ends_with_1(project: Project):
+def test_without_a_runnable_engine_the_exit_code_is_1(project: Project):
     project.change_spec(precisions=["fp32"], calibration=None)
-    done = project.run(
+    result = project.run(
         "backends", "compare", project.spec, "--target", "sm_89", "--backend", "tensorrt-rtx,tensorrt", "--json"
     )
-    assert done.code == 1
-    engines = {engine["backend"]: engine for engine in done.json["engines"]}
+    assert result.code == 1
+    engines = {engine["backend"]: engine for engine in result.json["engines"]}
     assert engines["tensorrt-rtx"]["status"] == "unproven" and engines["tensorrt-rtx"]["build_s"] > 0
     assert engines["tensorrt"]["status"] == "refused" and "pip install" in engines["tensorrt"]["reason"]
-    assert done.json["recommendation"]["unit"] is None and done.json["duels"] == []
+    assert result.json["recommendation"]["unit"] is None and result.json["duels"] == []
 
 
 def test_a_precision_that_the_spec_does_not_have_is_refused(project: Project):
-    done = project.run("backends", "compare", project.spec, "--target", "cpu", "--precision", "fp8")
-    assert done.code == 2 and "fp8: not in the spec, which has fp32, int8" in done.err
-    done = project.run("backends", "compare", project.spec, "--target", "cpu", "--precision", "fp33")
-    assert done.code == 2 and "fp33: there is none; take of the spec's: fp32, int8" in done.err
+    result = project.run("backends", "compare", project.spec, "--target", "cpu", "--precision", "fp8")
+    assert result.code == 2 and "fp8: not in the spec, which has fp32, int8" in result.err
+    result = project.run("backends", "compare", project.spec, "--target", "cpu", "--precision", "fp33")
+    assert result.code == 2 and "fp33: there is none; take of the spec's: fp32, int8" in result.err

@@ -34,8 +34,8 @@ QUICK = {"seconds": 0.005}
 
 def test_a_build_times_what_runs_here_and_a_second_one_does_nothing(project: Project) -> None:
     project.change_spec(targets=["cpu", "sm_89"], precisions=["fp32"], validation={"latency": QUICK})
-    done = project.build()
-    assert done.code == 0 and "latency cpu fp32 onnxruntime: done" in done.err and "latency sm_89" not in done.err
+    result = project.build()
+    assert result.code == 0 and "latency cpu fp32 onnxruntime: done" in result.err and "latency sm_89" not in result.err
     store, manifest = project.published()
     ((engine, (report,)),) = latencies(store, manifest).items()
     assert engine == manifest.engines[0].digest and report.unit == "cpu fp32 onnxruntime"
@@ -93,7 +93,7 @@ def test_a_report_about_another_engine_is_refused(built: Project) -> None:
         attach_latency(store, load(store, "tiny", "1"), store.put_bytes(b"{}"))
 
 
-def test_whatever_is_timed_is_timed_alone(built: Project) -> None:
+def test_engines_are_timed_one_at_a_time(built: Project) -> None:
     store, jobs = built.store, []
 
     def note(job: Job) -> NoReturn:

@@ -41,8 +41,8 @@ def returned_once(built_once: Path, tmp_path_factory: pytest.TempPathFactory) ->
     place = tmp_path_factory.mktemp("carried")
     store = open_store(built_once / "registry")
     write_offline_bundle(store, load(store, "tiny", "1"), place / "out")
-    found = run_kit(KitOptions("cpu", (), carry=(place / "out",), seconds=0.01, peaks=False), lambda _: None)
-    (place / "results.json").write_bytes(found.to_bytes())
+    result = run_kit(KitOptions("cpu", (), carry=(place / "out",), seconds=0.01, peaks=False), lambda _: None)
+    (place / "results.json").write_bytes(result.to_bytes())
     return place / "out", place / "results.json"
 
 
@@ -67,9 +67,9 @@ def changed(path: Path, unit: str, change: Change) -> Results:
 
 
 def test_the_answers_of_a_machine_elsewhere_prove_engines(built: Project, returned_once: tuple[Path, Path]) -> None:
-    done = built.run("validate", "--import", returned_once[1], "--json")
-    assert done.code == 0, done.err
-    found = {item["unit"]: (item["verdict"], item["report"]) for item in done.json}
+    result = built.run("validate", "--import", returned_once[1], "--json")
+    assert result.code == 0, result.err
+    found = {item["unit"]: (item["verdict"], item["report"]) for item in result.json}
     assert found["cpu fp32 onnxruntime"][0] == found["cpu int8 onnxruntime"][0] == "proven"
     assert found["sm_89 int8 tensorrt-rtx"] == ("unproven", None)
     store = built.store
@@ -81,7 +81,7 @@ def test_the_answers_of_a_machine_elsewhere_prove_engines(built: Project, return
     assert "answers recorded on" in text["reason"] and text["host"]["device_name"] and text["spreads"]
 
 
-def test_what_cannot_be_carried_is_said(place: tuple[Store, Manifest], tmp_path: Path) -> None:
+def test_engines_that_cannot_be_bundled_are_reported(place: tuple[Store, Manifest], tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="has no engine to carry for that target"):
         write_offline_bundle(*place, tmp_path / "a", {"sm_90"})
     (tmp_path / "b").mkdir()
@@ -150,9 +150,9 @@ DOCTORED: dict[str, tuple[Change, str]] = {
 
 @pytest.mark.parametrize("name", DOCTORED)
 def test_results_of_something_else_are_refused_and_leave_no_trace(place, returned_once, in_process, name):
-    change, said = DOCTORED[name]
-    (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", change))
-    assert found.verdict == "refused" and said in found.reason
+    change, output = DOCTORED[name]
+    (result,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", change))
+    assert result.verdict == "refused" and output in result.reason
     assert [entry.status for entry in judge_entries(*place)] == [entry.status for entry in place[1].engines]
 
 
@@ -165,8 +165,8 @@ def far_off(document: dict[str, Any]) -> None:
 
 
 def test_drift_is_measured_here_whatever_the_results_say_of_it(place, returned_once, in_process):
-    (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", far_off))
-    assert (found.verdict == "failed" and "sqnr" in found.reason) or "max_rel" in found.reason
+    (result,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", far_off))
+    assert (result.verdict == "failed" and "sqnr" in result.reason) or "max_rel" in result.reason
     assert {entry.unit: entry.status for entry in judge_entries(*place)}["cpu int8 onnxruntime"] == "failed"
 
 
@@ -183,8 +183,8 @@ def test_an_engine_that_broke_there_has_failed_and_one_that_did_not_finish_has_n
     def ended(document: dict[str, Any]) -> None:
         carried(document).update(outcome=outcome, reason=why)
 
-    (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", ended))
-    assert found.verdict == verdict and why in found.reason
+    (result,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", ended))
+    assert result.verdict == verdict and why in result.reason
     statuses = {entry.unit: entry.status for entry in place[1].engines}
     statuses |= {"cpu int8 onnxruntime": "failed"} if verdict == "failed" else {}
     assert {entry.unit: entry.status for entry in judge_entries(*place)} == statuses
@@ -193,8 +193,8 @@ def test_an_engine_that_broke_there_has_failed_and_one_that_did_not_finish_has_n
 @pytest.mark.parametrize("asked", ["contract_of", "padding_rules"])
 def test_a_version_with_a_contract_or_padding_asks_for_runs_of_its_own(place, returned_once, monkeypatch, asked):
     monkeypatch.setattr(bundle, asked, lambda _: {"bitwise": {}})
-    (found,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", lambda _: None))
-    assert found.verdict == "refused" and "`enginesmith validate tiny@1` on a node" in found.reason
+    (result,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", lambda _: None))
+    assert result.verdict == "refused" and "`enginesmith validate tiny@1` on a node" in result.reason
 
 
 def of_a_gpu(
@@ -220,9 +220,9 @@ def of_a_gpu(
     )  # fmt: skip
     gpu = KitDevice("cuda", "NVIDIA L4", "NVIDIA-L4", driver="580.1", compute_capability=(8, 9))
     gpu = replace(gpu, **device)
-    found = Results(now(), gpu, {"name": "box"}, {}, None, (), (), (), (item,), 1.0, "real")
-    (found,) = import_results(store, Results.from_json(json.loads(found.to_bytes())))
-    return found
+    results = Results(now(), gpu, {"name": "box"}, {}, None, (), (), (), (item,), 1.0, "real")
+    (results,) = import_results(store, Results.from_json(json.loads(results.to_bytes())))
+    return results
 
 
 def test_an_engine_of_a_gpu_is_proven_by_answers_of_such_a_gpu_alone(place, returned_once, in_process, tmp_path):
@@ -250,8 +250,8 @@ def test_what_holds_no_carried_engine_or_is_no_result_is_one_message(built: Proj
         empty.to_bytes().replace(b'"carried":[]', b'"carried":[3]'): "Results.carried[0] is 3",
         empty.to_bytes().replace(b'"skipped":[],', b""): "not whole",
     }
-    for data, said in texts.items():
+    for data, output in texts.items():
         path.write_bytes(data)
-        done = built.run("validate", "--import", path)
-        assert done.code == (2 if "upgrade" in said else 1) and said in done.err, (data[:80], done.err)
-        assert str(path) in done.err
+        result = built.run("validate", "--import", path)
+        assert result.code == (2 if "upgrade" in output else 1) and output in result.err, (data[:80], result.err)
+        assert str(path) in result.err

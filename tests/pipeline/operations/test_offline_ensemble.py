@@ -65,12 +65,12 @@ def test_answers_of_one_graph_that_are_missing_or_the_other_graphs_are_refused(p
     answers = document["carried"][0]["answers"]
     for asked in list(answers)[:4]:
         gone = answers.pop(asked)
-        (found,) = judge(place[0], document)
-        assert found.verdict == "refused" and "no answer to it was recorded" in found.reason
+        (result,) = judge(place[0], document)
+        assert result.verdict == "refused" and "no answer to it was recorded" in result.reason
         answers[asked] = gone
     document["carried"][0]["golden"] = "0" * 64
-    (found,) = judge(place[0], document)
-    assert found.verdict == "refused" and "its golden set is 000" in found.reason
+    (result,) = judge(place[0], document)
+    assert result.verdict == "refused" and "its golden set is 000" in result.reason
 
 
 def test_the_whole_waits_for_its_graphs(place, returned, monkeypatch):
@@ -82,8 +82,8 @@ def test_the_whole_waits_for_its_graphs(place, returned, monkeypatch):
     monkeypatch.setattr(bundle, "judge_entries", waiting)
     document = copy.deepcopy(returned)
     del document["carried"][:2]
-    (found,) = judge(place[0], document)
-    assert (found.verdict, found.reason, found.report) == ("unproven", "graph 'encoder': not run yet", None)
+    (result,) = judge(place[0], document)
+    assert (result.verdict, result.reason, result.report) == ("unproven", "graph 'encoder': not run yet", None)
 
 
 def test_functions_between_graphs_are_not_carried(place: tuple[Store, Manifest], tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def carry(store: Store, manifest: Manifest, folder: Path) -> dict[str, Any]:
     """The results of the kit, as a document, for a version that was carried to this machine's CPU."""
     write_offline_bundle(store, manifest, folder)
-    found = run_kit(KitOptions("cpu", (), carry=(folder,), seconds=0.01, peaks=False), lambda _: None)
-    return json.loads(found.to_bytes())
+    result = run_kit(KitOptions("cpu", (), carry=(folder,), seconds=0.01, peaks=False), lambda _: None)
+    return json.loads(result.to_bytes())
 
 
 def judge(store: Store, document: dict[str, Any]) -> list[Validated]:
@@ -69,28 +69,28 @@ def returned(built: tuple[Store, Manifest], tmp_path_factory: pytest.TempPathFac
 def test_sequences_are_run_there_and_judged_here(built: tuple[Store, Manifest], returned: dict[str, Any]) -> None:
     store, manifest = built
     assert [item["outcome"] for item in returned["carried"]] == ["recorded"] * len(manifest.engines)
-    found = judge(store, returned)
-    assert {item.verdict for item in found} == {"proven"}, found
-    for item in found:
+    verdicts = judge(store, returned)
+    assert {item.verdict for item in verdicts} == {"proven"}, verdicts
+    for item in verdicts:
         report = json.loads(next(Path(store.uri.removeprefix("file://")).rglob(f"{item.report}.json")).read_bytes())
         free = [check for check in report["checks"] if check["case"] == "free running" and check["stage"] == "engine"]
         assert free and report["free_running"]
     assert all("proven by attestation" in entry.reason for entry in judge_entries(store, manifest))
 
 
-def test_an_answer_that_is_missing_is_refused_whatever_it_is_to(built, returned):
+def test_any_missing_answer_is_refused(built, returned):
     """Each fifth answer in turn: of golden cases and steps of sequences."""
     document = copy.deepcopy(returned)
     del document["carried"][1:]
     answers = document["carried"][0]["answers"]
     for asked in list(answers)[::5]:
         gone = answers.pop(asked)
-        (found,) = judge(built[0], document)
-        assert found.verdict == "refused" and "no answer to it was recorded" in found.reason
+        (result,) = judge(built[0], document)
+        assert result.verdict == "refused" and "no answer to it was recorded" in result.reason
         answers[asked] = gone
 
 
-def test_a_contract_is_told_before_anything_is_carried(built, tmp_path, monkeypatch):
+def test_a_contract_is_rejected_before_files_are_written(built, tmp_path, monkeypatch):
     monkeypatch.setattr(bundle, "contract_of", lambda _: {"bitwise": {}})
     with pytest.raises(InputError, match=r"promises a contract.*reaches the registry"):
         write_offline_bundle(*built, tmp_path / "out")

@@ -77,16 +77,16 @@ def three_versions(store: Store) -> None:
 def test_a_version_that_is_asked_for_is_looked_at_whichever_it_is(store: Store) -> None:
     three_versions(store)
     assert list(units(store)) == ["digits@3"]
-    found = pending_of(store, "digits", "1")
-    assert [entry.unit for entry in found.engines] == [
+    result = pending_of(store, "digits", "1")
+    assert [entry.unit for entry in result.engines] == [
         "cpu fp32 onnxruntime"
-    ] and found.manifest.reference == "digits@1"
+    ] and result.manifest.reference == "digits@1"
     assert not pending_of(store, "digits", "1", "sm_89").engines
     with pytest.raises(UnknownNameError):
         pending_of(store, "digits", "9")
 
 
-def test_who_asks_for_what_cannot_be_proven_here_is_told_why(store: Store) -> None:
+def test_the_error_explains_why_an_engine_cannot_be_proven_here(store: Store) -> None:
     three_versions(store)
     one = pending_of(store, "digits", "1")
     for target in ("sm_89", "l4"):
@@ -117,14 +117,14 @@ def test_of_several_runs_one_proves_and_never_two_engines_at_once(store, monkeyp
 
     monkeypatch.setattr(proving.PublishedModel, "_prove", attested)
     executor = LocalExecutor()
-    found: list[list[Validated]] = []
+    actual: list[list[Validated]] = []
 
     def run() -> None:
-        found.append(list(validate(manifest, RunContext(store, executor, executor), again=False)))
+        actual.append(list(validate(manifest, RunContext(store, executor, executor), again=False)))
 
     run_threads([run] * 3)
     assert sorted(ran) == ["cpu fp16 onnxruntime", "cpu fp32 onnxruntime"], "each once"
-    assert len(found) == 3 and {item.verdict for items in found for item in items} == {"proven"}
+    assert len(actual) == 3 and {item.verdict for items in actual for item in items} == {"proven"}
     list(validate(manifest, RunContext(store, executor, executor)))
     assert len(ran) == 4, "a person who says validate means it"
 
@@ -159,11 +159,11 @@ def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(store, mo
 
 def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_before(store, monkeypatch):
     three_versions(store)
-    asked: list[str] = []
+    requests: list[str] = []
 
     def noted(item: Pending, on: Target, context: RunContext) -> list[Validated]:
         assert isinstance(context.executor, RayExecutor) and isinstance(context.local, LocalExecutor)
-        asked.append(f"{item.manifest.reference} {[entry.unit for entry in item.engines]} on {on.name}")
+        requests.append(f"{item.manifest.reference} {[entry.unit for entry in item.engines]} on {on.name}")
         return [Validated(item.manifest.reference, entry.unit, "proven", "") for entry in item.engines]
 
     fake_flow(monkeypatch, flows, validate_on_worker=noted)
@@ -173,16 +173,16 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
 
     assert run("digits", "1", "sm_89", on="l4").message == "1 engine pending for l4, 1 proven"
     assert run(on="l4").message == "1 engine pending for l4, 1 proven"
-    assert asked == [f"digits@{version} ['l4 fp32 tensorrt-rtx'] on l4" for version in "13"]
+    assert requests == [f"digits@{version} ['l4 fp32 tensorrt-rtx'] on l4" for version in "13"]
     others = {
         "sm_90": "digits@1: an unproven engine is for l4, and these workers have sm_90",
         "sm_89": "digits@1: an unproven engine is for l4, and these workers have sm_89",
     }
-    for on, said in others.items():
+    for on, output in others.items():
         skipped = run("digits", "1", "l4", on=on)
-        assert (skipped.name, skipped.message) == ("Skipped", said)
+        assert (skipped.name, skipped.message) == ("Skipped", output)
         assert run(on=on).message == f"0 engines pending for {on}, 0 proven"
-    assert len(asked) == 2
+    assert len(requests) == 2
     for wrong in ("auto", "cpu"):
         with pytest.raises(InputError, match=f"'{wrong}' names no GPU of Ray's workers"):
             run(on=wrong)
@@ -192,5 +192,5 @@ def test_what_goes_wrong_with_a_version_is_its_row(store: Store) -> None:
     publish_engines(store, [engine(store, status="unproven")])
     [item] = list_pending(store)
     executor = LocalExecutor()
-    [found] = prove(item, RunContext(store, executor, executor))
-    assert found.verdict == "error" and not found.good and found.reference == "digits@1"
+    [result] = prove(item, RunContext(store, executor, executor))
+    assert result.verdict == "error" and not result.good and result.reference == "digits@1"

@@ -29,9 +29,9 @@ SAME = "no difference shown"
 
 
 def test_the_fastest_is_taken_where_its_lead_was_shown():
-    told = recommend([engine("a", 2e-3), engine("b", 1e-3)], [pair("b", "a", "faster", 0.5)])
-    assert told.unit == "b" and told.ties == ()
-    assert told.reason == "the fastest, 1 ms per run; the next, a, takes 2 times as long (95 %: 1.94 to 2.06)"
+    recommendation = recommend([engine("a", 2e-3), engine("b", 1e-3)], [pair("b", "a", "faster", 0.5)])
+    assert recommendation.unit == "b" and recommendation.ties == ()
+    assert recommendation.reason == "the fastest, 1 ms per run; the next, a, takes 2 times as long (95 %: 1.94 to 2.06)"
 
 
 def test_a_lead_that_no_duel_measured_has_no_interval():
@@ -42,8 +42,8 @@ def test_a_lead_that_no_duel_measured_has_no_interval():
 
 @pytest.mark.parametrize(("median_s", "verdict"), [(1.2e-3, "faster"), (1.05e-3, SAME), (0.5e-3, SAME)])
 def test_of_engines_that_ran_alone_the_first_is_faster_where_the_intervals_are_apart(median_s, verdict):
-    found = compare_alone(engine("a"), engine("b", median_s))
-    assert found == report.PairedComparison("a", "b", verdict, 1e-3 / median_s)
+    result = compare_alone(engine("a"), engine("b", median_s))
+    assert result == report.PairedComparison("a", "b", verdict, 1e-3 / median_s)
     unknown = compare_alone(engine("a"), engine("b", median_s, low_s=None))
     assert unknown.verdict == SAME
 
@@ -61,8 +61,8 @@ def test_what_was_too_noisy_to_tell_is_not_as_fast_and_the_answer_says_so():
 def test_what_failed_or_is_unproven_is_never_taken_however_fast_or_good():
     bad = replace(engine("b", 1e-6, covers=FLEET), status="failed", reason="SQNR")
     unproven = replace(engine("c", 1e-6), status="unproven", reason="no sm_89 GPU")
-    told = recommend([engine("a"), bad, unproven], [])
-    assert told.unit == "a" and told.reason.startswith("the only engine that is proven here")
+    recommendation = recommend([engine("a"), bad, unproven], [])
+    assert recommendation.unit == "a" and recommendation.reason.startswith("the only engine that is proven here")
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_what_failed_or_is_unproven_is_never_taken_however_fast_or_good():
     ],
 )
 def test_with_nothing_to_take_the_reason_says_why(facts, words):
-    told = recommend(facts, [])
-    assert told.unit is None and words in told.reason
+    recommendation = recommend(facts, [])
+    assert recommendation.unit is None and words in recommendation.reason
 
 
 @pytest.mark.parametrize(
@@ -97,12 +97,12 @@ def test_between_engines_that_are_as_fast_targets_decide_and_then_the_sqnr(bette
     assert words is None or (words in told.reason and "no difference in speed shown to a" in told.reason)
 
 
-def test_an_engine_without_an_sqnr_loses_to_none_that_has_one():
+def test_a_missing_sqnr_is_no_disadvantage():
     for engines in ([engine("a", sqnr_db=None), engine("b")], [engine("a"), engine("b", sqnr_db=None)]):
         assert recommend(engines, [pair("a", "b", SAME)]).unit == "a"
 
 
-def test_an_engine_that_beats_the_least_median_is_taken_whatever_else_the_others_have():
+def test_an_engine_faster_in_pairs_beats_the_lowest_median():
     engines = [engine("a", 0.9e-3), engine("b", 1e-3), engine("c", 1e-3, covers=FLEET)]
     told = recommend(engines, [pair("a", "b", "slower", 1.1), pair("a", "c", SAME)])
     assert told.unit == "b" and told.ties == ()

@@ -55,8 +55,8 @@ def model_of(folder: Path, name: str, **changes: np.ndarray) -> Path:
     ],
 )
 def test_models_that_differ_in_more_than_weights_are_told_apart(tmp_path, changes, words):
-    found = differs(model_of(tmp_path, "old"), model_of(tmp_path, "new", **changes))
-    assert (found is None) if words is None else re.search(words, str(found)), found
+    actual = differs(model_of(tmp_path, "old"), model_of(tmp_path, "new", **changes))
+    assert (actual is None) if words is None else re.search(words, str(actual)), actual
 
 
 def test_weights_beside_the_model_are_told_apart_by_their_form_alone(tmp_path: Path) -> None:

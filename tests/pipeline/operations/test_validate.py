@@ -49,5 +49,5 @@ def test_a_whole_is_run_where_the_engines_of_its_graphs_passed(monkeypatch, verd
     monkeypatch.setattr(validating, "attach", lambda *_: Validated("pair@1", "", "proven", ""))
     whole: Any = SimpleNamespace(reference="pair@1")
     entry: Any = SimpleNamespace(unit="cpu fp32 ensemble", status="unproven", reason="", checks={}, sqnr_db=None)
-    found = validating.PublishedEnsemble(whole, whole).validate(entry, SimpleNamespace(store=None))
-    assert (found.verdict, proofs) == (("proven", [entry.unit]) if runs else ("failed", []))
+    result = validating.PublishedEnsemble(whole, whole).validate(entry, SimpleNamespace(store=None))
+    assert (result.verdict, proofs) == (("proven", [entry.unit]) if runs else ("failed", []))

@@ -76,18 +76,18 @@ def api() -> Iterator[Api]:
 
 def test_an_event_is_about_a_model_and_says_what_the_next_step_needs(api: Api, tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
-    told = watch.send_published_once(store, "tiny", "3", "0" * 64)
+    message = watch.send_published_once(store, "tiny", "3", "0" * 64)
     watch.send_judged(store, *JUDGED_CANARY, "1" * 64)
-    assert told is not None
+    assert message is not None
     one, two = api.taken
-    assert (told.event, told.id) == (PUBLISHED, one["id"]) and two["event"] == JUDGED
+    assert (message.event, message.id) == (PUBLISHED, one["id"]) and two["event"] == JUDGED
     assert one["resource"] == {"prefect.resource.id": "enginesmith.model.tiny", "prefect.resource.name": "tiny"}
     assert one["payload"] == {"model": "tiny", "version": "3", "manifest": "0" * 64, "registry": store.uri}
     assert two["payload"].keys() >= {"model", "channel", "report", "registry"}
     assert "hunter2" not in json.dumps(api.taken)
 
 
-def test_without_a_server_it_is_said() -> None:
+def test_a_missing_server_is_reported() -> None:
     with temporary_settings({PREFECT_API_URL: None}), pytest.raises(UnavailableError, match="set PREFECT_API_URL"):
         watch.send_event(PUBLISHED, "tiny", {"version": "3", "manifest": "0" * 64, "registry": "r"})
 
@@ -123,14 +123,14 @@ def test_what_was_told_is_remembered_by_what_it_is_about(api: Api, tmp_path: Pat
     assert not was_sent(store, PUBLISHED, "1" * 64) and not was_sent(store, JUDGED, "0" * 64)
 
 
-def test_of_many_runs_that_end_with_one_version_one_tells(api: Api, tmp_path: Path) -> None:
+def test_concurrent_runs_send_one_event_per_version(api: Api, tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
     args = (watch.send_published_once, store, "tiny", "3", "0" * 64)
     run_threads(partial(copy_context().run, *args) for _ in range(4))
     assert len(api.taken) == 1
 
 
-def test_a_run_with_nothing_to_do_tells_what_the_one_that_published_could_not(api: Api, built: Project) -> None:
+def test_an_unchanged_run_sends_an_event_that_failed_earlier(api: Api, built: Project) -> None:
     api.code = 500
     first = built.build("--runner", "prefect")
     assert first.code == 3 and "did not reach the Prefect server" in first.err
@@ -143,7 +143,7 @@ def test_a_run_with_nothing_to_do_tells_what_the_one_that_published_could_not(ap
     assert len(api.taken) == 1, "in this process, nobody asked for Prefect"
 
 
-def test_whoever_tells_says_what_is_declared(api: Api, tmp_path: Path, project: Project) -> None:
+def test_all_senders_use_the_declared_events(api: Api, tmp_path: Path, project: Project) -> None:
     store = open_store(tmp_path / "r", create=True)
     item, _ = register(store, load_spec(project.spec))
     watch.send_registered(store, item)

@@ -23,15 +23,15 @@ WAITING = re.compile(r"lock: waiting: compiling tiny is running on \S+, process 
 def test_three_builds_at_once_make_everything_once(project: Project) -> None:
     project.change_spec(**SMALL, validation={"latency": {}})
     runs = [start(project) for _ in range(3)]
-    told = [run.communicate(timeout=PATIENCE_S)[1] for run in runs]
-    assert [run.returncode for run in runs] == [0, 0, 0], told
-    everything = "".join(told)
+    messages = [run.communicate(timeout=PATIENCE_S)[1] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0], messages
+    everything = "".join(messages)
     for step in ("export: done", "onnxruntime: built in", "prove cpu fp32 onnxruntime: done"):
         assert everything.count(step) == 1, everything
     assert len(re.findall("latency cpu fp32 onnxruntime: done", everything)) == 1, "and none was timed beside another"
     assert set(WAITING.findall(everything)) <= {str(run.pid) for run in runs}
-    found = project.run("registry", "gc", "--json").json
-    whys = [item["why"] for item in found["items"] if item["kind"] == "blob"]
+    result = project.run("registry", "gc", "--json").json
+    whys = [item["why"] for item in result["items"] if item["kind"] == "blob"]
     orphaned = [why for why in whys if not why.startswith("only a step record (")]
     assert len(orphaned) <= 1, "but the snapshot of before the latency was known"
     assert list(project.store.list("locks/")) == []
@@ -50,9 +50,9 @@ def test_two_builds_of_one_model_that_select_different_units_do_not_run_side_by_
         stopped(first)
         first.send_signal(signal.SIGCONT)
         rest = lines.read()
-    told = second.communicate(timeout=PATIENCE_S)[1]
-    assert (first.wait(PATIENCE_S), second.returncode) == (0, 0), rest + told
-    assert WAITING.search(waiting) and f"process {first.pid}, since" in waiting and "export: cached" in told
+    message = second.communicate(timeout=PATIENCE_S)[1]
+    assert (first.wait(PATIENCE_S), second.returncode) == (0, 0), rest + message
+    assert WAITING.search(waiting) and f"process {first.pid}, since" in waiting and "export: cached" in message
 
 
 def test_a_killed_holder_keeps_nobody_waiting(project: Project) -> None:

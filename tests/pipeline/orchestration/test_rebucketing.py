@@ -44,28 +44,28 @@ def put_traffic(folder: Path, sizes: np.ndarray) -> str:
 
 def answer(project: Project, traffic: str | None, executors: Executors, said: list[str] | None = None) -> DriftAnswer:
     say = (said if said is not None else []).append
-    asked = DriftRequest("tiny", str(project.registry), traffic, OPTIONS)
-    return answer_drift(asked, Progress(), executors, say)
+    request = DriftRequest("tiny", str(project.registry), traffic, OPTIONS)
+    return answer_drift(request, Progress(), executors, say)
 
 
 def test_a_dim_grows_to_hold_what_came_and_the_spec_is_registered_with_buckets(registered, executors, tmp_path):
     sizes = np.random.default_rng(0).choice([1, 2, 20], 400, p=[0.5, 0.3, 0.2])
-    said: list[str] = []
-    found = answer(registered, put_traffic(tmp_path / "traffic", sizes), executors, said)
-    assert said[0] == "batch grows from 8 to 20"
-    assert found.registration is not None and found.edges["batch"][-1] == 20 and len(found.edges["batch"]) <= 3
-    assert found.reason.startswith("registered with buckets batch: ")
+    output: list[str] = []
+    actual = answer(registered, put_traffic(tmp_path / "traffic", sizes), executors, output)
+    assert output[0] == "batch grows from 8 to 20"
+    assert actual.registration is not None and actual.edges["batch"][-1] == 20 and len(actual.edges["batch"]) <= 3
+    assert actual.reason.startswith("registered with buckets batch: ")
     newest = registrations(registered.store, "tiny")
-    assert [item.bundle.digest for item in newest][-1] == found.registration.bundle.digest and len(newest) == 2
-    with spec_at(found.registration.address, str(registered.registry)) as place:
-        assert place.load().named_dims()[0].edges == found.edges["batch"]
+    assert [item.bundle.digest for item in newest][-1] == actual.registration.bundle.digest and len(newest) == 2
+    with spec_at(actual.registration.address, str(registered.registry)) as place:
+        assert place.load().named_dims()[0].edges == actual.edges["batch"]
 
 
-def test_one_request_in_a_thousand_grows_nothing(registered: Project, executors: Executors, tmp_path: Path) -> None:
+def test_one_outlier_in_2000_requests_adds_no_bucket(registered: Project, executors: Executors, tmp_path: Path) -> None:
     sizes = np.full(2000, 8)
     sizes[1000] = 31
-    found = answer(registered, put_traffic(tmp_path / "traffic", sizes), executors)
-    assert found.registration is None and found.reason.startswith("the present buckets stay: others would save ")
+    actual = answer(registered, put_traffic(tmp_path / "traffic", sizes), executors)
+    assert actual.registration is None and actual.reason.startswith("the present buckets stay: others would save ")
     assert len(registrations(registered.store, "tiny")) == 1
 
 
@@ -80,5 +80,5 @@ def test_without_traffic_it_says_so(registered, executors, tmp_path, traffic, re
 
 def test_a_model_that_is_not_registered_is_named(project: Project, executors: Executors, tmp_path: Path) -> None:
     open_store(project.registry, create=True)
-    found = answer(project, put_traffic(tmp_path / "traffic", np.ones(5, int)), executors)
-    assert found.registration is None and "`enginesmith prefect register SPEC` registers it" in found.reason
+    actual = answer(project, put_traffic(tmp_path / "traffic", np.ones(5, int)), executors)
+    assert actual.registration is None and "`enginesmith prefect register SPEC` registers it" in actual.reason

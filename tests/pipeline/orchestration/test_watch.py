@@ -39,14 +39,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
 
 def look(store: Store, place: object, times: int = 1, *, settled: bool = False) -> list[WatchedSpec]:
     """A watcher that is started anew, and what it says in so many looks."""
-    said: list[WatchedSpec] = []
-    with watch_place(store, str(place), said.append) as watch:
+    output: list[WatchedSpec] = []
+    with watch_place(store, str(place), output.append) as watch:
         for _ in range(times):
             watch.look(stable_only=settled)
-    return said
+    return output
 
 
-def test_new_content_is_told_once_also_by_a_watcher_that_starts_anew(project, store, server):
+def test_new_content_is_reported_once_also_by_a_watcher_that_starts_again(project, store, server):
     [seen] = look(store, project.folder, 2)
     assert seen.told and seen.spec == "tiny.yaml"
     assert look(store, project.folder) == [] and len(server.heard) == 1
@@ -56,22 +56,22 @@ def test_new_content_is_told_once_also_by_a_watcher_that_starts_anew(project, st
     assert look(store, project.folder)[0].told and len(server.heard) == 2
 
 
-def test_a_change_that_was_taken_back_is_told_again(project: Project, store: Store, server: Server) -> None:
+def test_a_change_that_was_taken_back_is_reported_again(project: Project, store: Store, server: Server) -> None:
     first = (project.folder / "tiny.onnx").read_bytes()
-    said: list[WatchedSpec] = []
-    with watch_place(store, str(project.folder), said.append) as watch:
+    output: list[WatchedSpec] = []
+    with watch_place(store, str(project.folder), output.append) as watch:
         watch.look(stable_only=False)
         write_model(project.folder / "tiny.onnx", weights(seed=1))
         watch.look(stable_only=False)
         (project.folder / "tiny.onnx").write_bytes(first)
         watch.look(stable_only=False)
         watch.look(stable_only=False)
-    assert [digest for _, _, digest in server.heard] == [said[0].digest, said[1].digest, said[0].digest]
-    assert registrations(store, "tiny")[-1].bundle.digest == said[0].digest
+    assert [digest for _, _, digest in server.heard] == [output[0].digest, output[1].digest, output[0].digest]
+    assert registrations(store, "tiny")[-1].bundle.digest == output[0].digest
     assert look(store, project.folder) == [], "and a watcher that starts anew does not tell it once more"
 
 
-def test_what_the_server_did_not_hear_is_told_at_the_next_look(project: Project, store: Store, server: Server) -> None:
+def test_a_lost_report_is_sent_at_the_next_poll(project: Project, store: Store, server: Server) -> None:
     server.down = True
     with pytest.raises(UnavailableError):
         look(store, project.folder)
@@ -82,24 +82,24 @@ def test_what_the_server_did_not_hear_is_told_at_the_next_look(project: Project,
 
 
 def test_files_that_still_change_are_waited_for(project: Project, store: Store, server: Server) -> None:
-    said: list[WatchedSpec] = []
-    with watch_place(store, str(project.folder), said.append) as watch:
+    output: list[WatchedSpec] = []
+    with watch_place(store, str(project.folder), output.append) as watch:
         watch.look()
         write_model(project.folder / "tiny.onnx", weights(seed=1))
         watch.look()
-        assert said == []
+        assert output == []
         watch.look()
-    assert [seen.told for seen in said] == [True]
+    assert [seen.told for seen in output] == [True]
 
 
-def test_a_spec_that_cannot_be_read_is_said_once_and_stops_no_other(project, store, server):
+def test_a_spec_that_cannot_be_read_is_reported_once_and_stops_no_other(project, store, server):
     (project.folder / "a.yaml").write_text("model: a\n")
-    said = look(store, project.folder, 3)
-    assert [(seen.spec, seen.told) for seen in said] == [("a.yaml", False), ("tiny.yaml", True)]
-    assert "a.yaml:1" in said[0].said
+    result = look(store, project.folder, 3)
+    assert [(seen.spec, seen.told) for seen in result] == [("a.yaml", False), ("tiny.yaml", True)]
+    assert "a.yaml:1" in result[0].said
 
 
-def test_a_place_that_is_not_there_is_out_of_reach(store: Store, tmp_path: Path) -> None:
+def test_a_missing_place_is_out_of_reach(store: Store, tmp_path: Path) -> None:
     with pytest.raises(UnavailableError, match="make it, or name another one"):
         look(store, tmp_path / "absent")
 

@@ -43,7 +43,7 @@ class Breaks(Progress):
         raise ValueError("it broke")
 
 
-def test_a_listener_that_breaks_is_told_nothing_more_and_the_others_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_listener_gets_no_more_events_and_the_others_do(capsys: pytest.CaptureFixture[str]) -> None:
     first, last = Hears(), Hears()
     all_of_them = together(first, Breaks(), last)
     all_of_them.emit(PhaseEntered("unit", "one"))
@@ -74,18 +74,18 @@ def test_a_clock_says_phase_and_prediction() -> None:
     assert clocks.note_wait("unit", "a slot") and not clocks.note_wait("unit", "a slot")
 
 
-def test_a_wait_that_only_counts_on_is_told_seldom_and_another_reason_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_countdown_is_reported_seldom_and_a_new_reason_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clocks, now = Clocks(), [100.0]
     monkeypatch.setattr("pipeline.progress.display.time.monotonic", lambda: now[0])
-    told = []
+    messages = []
     for second in range(0, 60, 2):
         now[0] = 100.0 + second
-        told.append(
+        messages.append(
             clocks.note_wait(
                 "unit", f"a node with sm_90: none yet, {(60 - second) // 60}:{(60 - second) % 60:02d} left"
             )
         )
-    assert sum(told) == 4, "first, and each 15 seconds"
+    assert sum(messages) == 4, "first, and each 15 seconds"
     assert clocks.note_wait("unit", "room on the cluster: 2 of 4 nodes can take it")
     assert clocks.waits() == [(["unit"], "room on the cluster: 2 of 4 nodes can take it")]
 
@@ -101,9 +101,9 @@ def test_those_that_wait_for_the_same_are_told_of_once(capsys: pytest.CaptureFix
     waits = [line.split("] ")[1] for line in capsys.readouterr().err.splitlines() if "waiting" in line]
     assert waits == [f"unit 0: waiting: {why}", "other: waiting: a slot", f"late: waiting: {why}"]
     log: list[str] = []
-    told = JsonLines(log.append)
+    lines = JsonLines(log.append)
     for number in range(14):
-        told.emit(Waiting(f"unit {number}", why))
+        lines.emit(Waiting(f"unit {number}", why))
     assert len(log) == 14, "a program wants to know of each"
 
 
@@ -197,20 +197,20 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 def test_errors_are_events(project: Project) -> None:
-    done = project.build("--log-format", "json", "--precision", "bf16")
-    (event,) = events(done.err)
-    assert done.code == 2 and event["event"] == event["level"] == "error" and "bf16" in event["message"]
+    result = project.build("--log-format", "json", "--precision", "bf16")
+    (event,) = events(result.err)
+    assert result.code == 2 and event["event"] == event["level"] == "error" and "bf16" in event["message"]
 
 
 def test_remarks_are_events_and_the_result_stays_on_stdout(built: Project, tmp_path: Path) -> None:
     words = ("--dest", tmp_path / "engines", "--target", "cpu", "--log-format", "json")
-    done = built.run("pull", "tiny:candidate", "--follow", "--once", *words, "--json")
-    (event,) = events(done.err)
-    assert done.code == 0 and event["event"] == "remark" and "tiny:candidate now serves version 1" in event["message"]
-    assert done.json["swapped"] is True
+    result = built.run("pull", "tiny:candidate", "--follow", "--once", *words, "--json")
+    (event,) = events(result.err)
+    assert result.code == 0 and event["event"] == "remark" and "tiny:candidate now serves version 1" in event["message"]
+    assert result.json["swapped"] is True
 
 
-def test_the_environment_may_choose(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_sets_the_log_format(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ENGINESMITH_LOG_FORMAT", "json")
     assert {event["event"] for event in events(built.build().err)} >= {"began", "finished", "verdict", "concluded"}
     proven = built.run("validate", "tiny", "--target", "cpu", "--json")
@@ -218,5 +218,5 @@ def test_the_environment_may_choose(built: Project, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_flow_has_its_own_log(built: Project) -> None:
-    done = built.build("--runner", "prefect", "--log-format", "json")
-    assert done.code == 2 and "--runner inprocess" in done.err
+    result = built.build("--runner", "prefect", "--log-format", "json")
+    assert result.code == 2 and "--runner inprocess" in result.err

@@ -76,7 +76,7 @@ def test_one_weight_read_by_two_nodes(precision: str, scheme: object) -> None:
 
 
 @every_scheme
-def test_masks_of_minus_infinity_and_shape_arithmetic_are_left_alone(precision: str, scheme: object) -> None:
+def test_masks_of_minus_infinity_and_shape_arithmetic_are_not_changed(precision: str, scheme: object) -> None:
     model, data = nets.attention_net(), nets.sentences()
     result, _ = written(model, data, precision, scheme)
     quantizers = {"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"}

@@ -153,9 +153,9 @@ def test_tensorrt_rtx_builds_them(precision: str, sm: str, scheme) -> None:
     [("nvfp4", "SM89", False), ("nvfp4-weights", "SM89", False), ("mxfp8", "SM89", True), ("mxfp8", "SM80", False)],
 )
 def test_the_refusals_are_true(precision: str, sm: str, builds: bool) -> None:
-    said = nets.compiles(written(nets.wide_net(96), precision), sm, nets.WIDE_SHAPES)
+    message = nets.compiles(written(nets.wide_net(96), precision), sm, nets.WIDE_SHAPES)
     refused = TensorRTRTX().refuses(graphs.request(f"sm_{sm[2:]}", precision))
-    assert (said == "") == builds == (refused is None), (said, refused)
+    assert (message == "") == builds == (refused is None), (message, refused)
 
 
 def test_a_backend_builds_an_engine_of_a_written_graph(tmp_path: Path) -> None:

@@ -25,13 +25,13 @@ def calibrate(model: Path, data: Samples, tensors: Sequence[str] | None = None) 
 
 
 def test_only_what_int8_needs_is_measured(tmp_path: Path) -> None:
-    found = calibrate(saved(nets.conv_net(), tmp_path), nets.samples(tmp_path, nets.images(), (nets.IMAGE,)))
+    result = calibrate(saved(nets.conv_net(), tmp_path), nets.samples(tmp_path, nets.images(), (nets.IMAGE,)))
     # what each weighted node reads, what each convolution writes (behind its Relu), and the integer path between them
-    assert set(found.tensors) == {"image", "r1", "c2", "r2", "pooled", "flat"}
-    found = calibrate(
+    assert set(result.tensors) == {"image", "r1", "c2", "r2", "pooled", "flat"}
+    result = calibrate(
         saved(nets.attention_net(), tmp_path), nets.samples(tmp_path, nets.sentences(), (nets.TOKENS, nets.MASK))
     )
-    assert set(found.tensors) == {"x", "a", "n", "u5", "y"}
+    assert set(result.tensors) == {"x", "a", "n", "u5", "y"}
 
 
 def test_large_finite_values_are_not_taken_for_nan(tmp_path: Path) -> None:
@@ -62,9 +62,9 @@ STATE = State("past", "present")
 
 
 def test_the_scale_holds_the_largest_magnitude_that_went_in_or_out():
-    (found,) = scale_states([STATE], Ranges({"past": (-1.0, 2.0), "present": (-5.08, 2.0)}, "minmax", "", 3))
-    assert (found.input, found.output) == ("past", "present")
-    assert found.scale == float(np.float32(5.08 / 127)), "as float32 holds it, so that JSON and the graph agree"
+    (result,) = scale_states([STATE], Ranges({"past": (-1.0, 2.0), "present": (-5.08, 2.0)}, "minmax", "", 3))
+    assert (result.input, result.output) == ("past", "present")
+    assert result.scale == float(np.float32(5.08 / 127)), "as float32 holds it, so that JSON and the graph agree"
 
 
 @pytest.mark.parametrize("ranges", [None, Ranges({}, "minmax", "", 0), Ranges({"past": (0.0, 0.0)}, "minmax", "", 3)])

@@ -70,10 +70,10 @@ SHAPES = {
 @BOTH
 @given(arrays.arrays(np.float32, st.integers(1, 30), elements=FLOATS))
 def test_every_range_is_finite_and_within_what_was_seen(chosen, activation, values):
-    found = ranges(observed(x=seen(values)), chosen, activation)
-    low, high = found.tensors["x"]
+    actual = ranges(observed(x=seen(values)), chosen, activation)
+    low, high = actual.tensors["x"]
     assert values.min() <= low <= high <= values.max()
-    assert Ranges.from_json(found.to_json()) == found
+    assert Ranges.from_json(actual.to_json()) == actual
 
 
 @BOTH
@@ -130,8 +130,8 @@ def test_percentiles_are_of_magnitudes_for_int8_and_of_both_ends_for_uint8() -> 
 
 
 def test_the_moving_average_is_over_samples() -> None:
-    found = TensorStatistics().extend_with(-1, 2, 4).extend_with(-3, 10, 4)
-    assert ranges(observed(x=found), MOVING_AVERAGE, "int8").tensors["x"] == (-2, 6)
+    result = TensorStatistics().extend_with(-1, 2, 4).extend_with(-3, 10, 4)
+    assert ranges(observed(x=result), MOVING_AVERAGE, "int8").tensors["x"] == (-2, 6)
 
 
 def test_masks_and_empty_tensors_have_no_range_and_unwatched_ones_keep_their_extremes() -> None:
@@ -141,19 +141,19 @@ def test_masks_and_empty_tensors_have_no_range_and_unwatched_ones_keep_their_ext
         "plain": seen(SHAPES["outlier"], histogram=False),
         "x": seen(SHAPES["outlier"]),
     }
-    found = ranges(observed(**tensors), MSE, "int8")
-    assert set(found.tensors) == {"plain", "x"} and found.tensors["plain"][1] == 90
+    actual = ranges(observed(**tensors), MSE, "int8")
+    assert set(actual.tensors) == {"plain", "x"} and actual.tensors["plain"][1] == 90
     with pytest.raises(DataError, match="observe with histograms"):
         MSE.choose(tensors["plain"], "int8")
 
 
 def test_the_scales_file_says_what_the_ranges_were_chosen_from() -> None:
     item = seen(SHAPES["outlier"])
-    found = ranges(observed(x=item), MSE, "int8")
-    document = found.to_json()
+    actual = ranges(observed(x=item), MSE, "int8")
+    document = actual.to_json()
     assert document["method"] == "mse int8" and document["dataset"] == "d" * 64 and document["samples"] == 8
     assert document["tensors"]["x"]["histogram"] == item.histogram.digest
-    assert document["tensors"]["x"]["seen"] == [item.low, 90] and found.reach("x") == 90
+    assert document["tensors"]["x"]["seen"] == [item.low, 90] and actual.reach("x") == 90
     assert 0 < document["tensors"]["x"]["clipped"] < 0.01
 
 

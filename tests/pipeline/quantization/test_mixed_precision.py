@@ -136,7 +136,7 @@ def test_a_floor_of_accuracy_reads_the_labels_that_lie_with_the_samples(small: P
     assert wrong.code == 2 and "'y' of calibration.npz is float32; class indices are integers" in wrong.err
 
 
-def test_what_cannot_be_searched_or_written_is_said_before_the_work(small: Project) -> None:
+def test_sensitivity_rejects_bad_input_before_it_runs(small: Project) -> None:
     (small.folder / "taken").touch()
     assert "is a file" in small.run("debug", "sensitivity", small.spec, "--out", small.folder / "taken").err
     small.change_spec(calibration=None)

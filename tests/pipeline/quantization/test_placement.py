@@ -58,10 +58,10 @@ def test_a_residual_net_stays_in_integers_from_the_first_to_the_last_convolution
     result = quantized(model, photos(), nets.CPU)
     assert nets.sqnr_db(nets.run(model, held_out), nets.run(result, held_out)) > 25
     nets.session(result, save=tmp_path / "optimized.onnx")
-    found = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
-    assert found.count("QLinearConv") == 4 and found.count("QLinearAdd") == 2 and "QLinearGlobalAveragePool" in found
-    assert not {"Conv", "Add", "Relu"} & set(found)
-    assert found.count("QuantizeLinear") <= 2 and found.count("DequantizeLinear") <= 1
+    items = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert items.count("QLinearConv") == 4 and items.count("QLinearAdd") == 2 and "QLinearGlobalAveragePool" in items
+    assert not {"Conv", "Add", "Relu"} & set(items)
+    assert items.count("QuantizeLinear") <= 2 and items.count("DequantizeLinear") <= 1
 
 
 def test_tensorrt_fuses_the_add_into_the_larger_convolution_and_reads_the_other_quantized() -> None:
@@ -145,5 +145,5 @@ def test_shapes_that_only_the_author_knew_survive() -> None:
     model = nets.build("float[batch,5] x, float[batch,5] other", "float[batch,5] y", text, {"w": np.eye(5)})
     model.graph.value_info.append(onnx.helper.make_tensor_value_info("r", 1, ["batch", 5]))
     result = quantize_int8(model, Ranges({"r": (-1.0, 1.0)}, "minmax", "0" * 64, 1), nets.CPU)[0]
-    told = next(value for value in result.graph.value_info if value.name == "r")
-    assert [dim.dim_param or dim.dim_value for dim in told.type.tensor_type.shape.dim] == ["batch", 5]
+    message = next(value for value in result.graph.value_info if value.name == "r")
+    assert [dim.dim_param or dim.dim_value for dim in message.type.tensor_type.shape.dim] == ["batch", 5]

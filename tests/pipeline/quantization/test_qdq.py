@@ -226,7 +226,7 @@ def test_fp16_scales_that_would_become_zero_are_floored_and_said_so() -> None:
     assert nets.compiles(result, "SM75", {"x": ((1, 5), (4, 5), (8, 5))}) == ""
 
 
-def test_an_old_opset_is_lifted_to_where_fp16_scales_exist() -> None:
+def test_an_old_opset_is_raised_to_one_with_fp16_scales() -> None:
     result = quantized(nets.conv_net(13), nets.images(), "tensorrt")
     scales = {nets.constant(result, node.input[1]).dtype for node in nets.of_type(result, "QuantizeLinear")}
     assert scales == {np.dtype(np.float16)}

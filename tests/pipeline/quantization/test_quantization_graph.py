@@ -24,7 +24,7 @@ def test_sorting_puts_every_node_behind_what_it_reads(order: list[int]) -> None:
         made |= set(node.output)
 
 
-def test_a_sorted_graph_stays_as_it_is() -> None:
+def test_a_sorted_graph_stays_unchanged() -> None:
     graph = attention_net().graph
     before = graph.SerializeToString()
     sort_nodes(graph)

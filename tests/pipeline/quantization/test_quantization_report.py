@@ -35,8 +35,8 @@ def test_the_command_shows_it(built: Project) -> None:
     assert shown.code == 0, shown.err
     assert "100.0 % of the multiplications with weights in int8" in shown.out
     assert "activation, uint8" in shown.out and "weight, int8" in shown.out
-    told = built.run("show", "tiny", "--quantization", "--json").json
-    assert told[CPU]["tensors"][0]["sqnr_db"] <= told[CPU]["tensors"][-1]["sqnr_db"]
+    message = built.run("show", "tiny", "--quantization", "--json").json
+    assert message[CPU]["tensors"][0]["sqnr_db"] <= message[CPU]["tensors"][-1]["sqnr_db"]
 
 
 def test_without_calibration_there_is_nothing_to_show(project: Project) -> None:
@@ -48,7 +48,7 @@ def test_without_calibration_there_is_nothing_to_show(project: Project) -> None:
     assert project.run("show", "tiny", "--quantization", "--json").json == {}
 
 
-def test_a_record_of_another_format_is_refused_in_words(built: Project) -> None:
+def test_a_record_of_another_format_is_refused_with_a_message(built: Project) -> None:
     store, manifest = built.published()
     odd = store.put_bytes(json.dumps({"format": 99}).encode())
     with pytest.raises(IntegrityError, match="format is 99; this enginesmith reads 1"):

@@ -11,7 +11,7 @@ from pipeline.quantization.schemes.write import quantize_dynamic
 from tests.pipeline.projects import Project, arrays, rebuilt, units
 
 
-def test_one_changed_calibration_sample_rebuilds_int8_alone(built: Project) -> None:
+def test_a_changed_calibration_sample_rebuilds_only_int8(built: Project) -> None:
     data = arrays(built.folder / "calibration.npz")
     data["x"][3] *= 10
     np.savez(built.folder / "calibration.npz", **data)
@@ -22,15 +22,15 @@ def test_one_changed_calibration_sample_rebuilds_int8_alone(built: Project) -> N
 
 def test_calibration_data_that_gives_the_same_ranges_writes_no_graph_again(built: Project) -> None:
     np.savez_compressed(built.folder / "calibration.npz", **arrays(built.folder / "calibration.npz"))
-    done = built.build()
-    assert "calibrate: done" in done.err and "write int8 (uint8 activations, fp32 elsewhere): cached" in done.err
+    result = built.build()
+    assert "calibrate: done" in result.err and "write int8 (uint8 activations, fp32 elsewhere): cached" in result.err
 
 
 def test_another_method_changes_the_scales_without_running_inference_again(built: Project) -> None:
     built.change_spec(calibration={"data": "calibration.npz", "method": "mse"})
-    done = built.build()
-    assert "calibrate: cached" in done.err
-    assert rebuilt(done.json) == {"cpu int8", "sm_75 int8", "sm_89 int8"}
+    result = built.build()
+    assert "calibrate: cached" in result.err
+    assert rebuilt(result.json) == {"cpu int8", "sm_75 int8", "sm_89 int8"}
 
 
 GENERATOR = """
@@ -47,9 +47,9 @@ def samples():
 def test_calibration_data_may_come_from_a_generator(built: Project) -> None:
     built.change_spec(calibration={"data": "data.py:samples", "method": "entropy"}, targets=["cpu"])
     (built.folder / "data.py").write_text(GENERATOR.replace("BAD", "41"))
-    done = built.build()
-    assert done.code == 1 and "data.py:samples: sample 41: 'x' is float64" in done.err
-    assert units(done.json, "status") == {"cpu fp32": "proven", "cpu int8": "failed"}
+    result = built.build()
+    assert result.code == 1 and "data.py:samples: sample 41: 'x' is float64" in result.err
+    assert units(result.json, "status") == {"cpu fp32": "proven", "cpu int8": "failed"}
     (built.folder / "data.py").write_text(GENERATOR.replace("BAD", "None"))
     assert units(built.build().json, "status") == {"cpu fp32": "proven", "cpu int8": "proven"}
     assert built.build().json["cached"] is True
@@ -57,10 +57,10 @@ def test_calibration_data_may_come_from_a_generator(built: Project) -> None:
 
 def test_calibration_in_parts_sees_what_one_pass_sees_and_keeps_what_is_done(built: Project) -> None:
     built.change_spec(targets=["cpu"], precisions=["int8"], calibration={"data": "calibration.npz", "parts": 3})
-    done = built.build()
-    assert all(f"calibrate {part}/3: done" in done.err for part in (1, 2, 3))
-    assert "write int8" in done.err and "write int8: done" not in done.err
-    assert rebuilt(done.json) == set(), "the same observations give the same graphs"
+    result = built.build()
+    assert all(f"calibrate {part}/3: done" in result.err for part in (1, 2, 3))
+    assert "write int8" in result.err and "write int8: done" not in result.err
+    assert rebuilt(result.json) == set(), "the same observations give the same graphs"
     next((built.registry / "records" / "merge").rglob("*.json")).unlink()
     again = built.build().err
     assert "merge calibration: done" in again and all(f"calibrate {part}/3: cached" in again for part in (1, 2, 3))
@@ -79,16 +79,16 @@ def test_calibration_data_may_be_a_folder(built: Project) -> None:
 
 def test_int8_without_calibration_data_is_an_error_with_the_remedy(built: Project) -> None:
     built.change_spec(calibration=None)
-    done = built.build()
-    assert done.code == 1 and units(done.json, "status")["cpu fp32"] == "proven"
-    assert "add calibration.data" in next(row["reason"] for row in done.json["engines"] if row["precision"] == "int8")
+    result = built.build()
+    assert result.code == 1 and units(result.json, "status")["cpu fp32"] == "proven"
+    assert "add calibration.data" in next(row["reason"] for row in result.json["engines"] if row["precision"] == "int8")
 
 
 def test_fp8_int4_dynamic_int8_and_block_floats_go_the_whole_way(built: Project) -> None:
     built.change_spec(precisions=["fp8", "int8-dynamic", "int4", "nvfp4"], targets=["cpu", "sm_80", "sm_89"])
-    done = built.build()
-    assert done.code == 0, done.err
-    assert units(done.json, "status") == {
+    result = built.build()
+    assert result.code == 0, result.err
+    assert units(result.json, "status") == {
         "cpu fp8": "refused",
         "cpu int8-dynamic": "proven",
         "cpu int4": "refused",
@@ -100,7 +100,7 @@ def test_fp8_int4_dynamic_int8_and_block_floats_go_the_whole_way(built: Project)
         "sm_89 int4": "refused",
         **{f"{target} nvfp4": "refused" for target in ("cpu", "sm_80", "sm_89")},
     }
-    reason = next(row["reason"] for row in done.json["engines"] if row["precision"] == "int4")
+    reason = next(row["reason"] for row in result.json["engines"] if row["precision"] == "int4")
     assert reason.startswith("0 nodes compute in int4") and "no multiple of the block" in reason
 
 

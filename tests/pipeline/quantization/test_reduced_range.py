@@ -68,13 +68,13 @@ def test_pairs_of_tensorrt_take_scales_over_64():
 def test_a_search_rounds_to_the_levels_that_are_written():
     """Were its steps those of 127 levels, writing would round again."""
     model, data = deep_net(), loud()
-    found = choose(model, measured(model, data), REDUCED, [(32, data)])
-    weights = {item.name: numpy_helper.to_array(item) for item in found.model.graph.initializer}
-    read = [weights[node.input[1]] for node in found.model.graph.node if node.op_type in ("MatMul", "Gemm")]
+    result = choose(model, measured(model, data), REDUCED, [(32, data)])
+    weights = {item.name: numpy_helper.to_array(item) for item in result.model.graph.initializer}
+    read = [weights[node.input[1]] for node in result.model.graph.node if node.op_type in ("MatMul", "Gemm")]
     for values in read:
         levels = values / (np.abs(values).max(axis=0) / 64)
         assert np.abs(levels - np.rint(levels)).max() < 1e-3
-    assert len(read) == 2 and largest(write(found.model, "int8", REDUCED, found.ranges)[0]) == 64
+    assert len(read) == 2 and largest(write(result.model, "int8", REDUCED, result.ranges)[0]) == 64
 
 
 def test_names_tell_the_graphs_apart():
@@ -120,6 +120,6 @@ def test_an_engine_is_right_on_the_kind_of_cpu_that_it_is_for_or_says_what_it_ne
     """Wherever it is built. stored: the largest int8 weight; 0: none, they are uint8."""
     _, engine = compiled(how, "int8", tmp_path, target)
     weights = [item for item in onnx.load(engine.path).graph.initializer if item.dims and "zero_point" not in item.name]
-    found = [numpy_helper.to_array(item) for item in weights if item.data_type == TensorProto.INT8]
-    assert max((int(np.abs(values.astype(int)).max()) for values in found), default=0) == stored
+    items = [numpy_helper.to_array(item) for item in weights if item.data_type == TensorProto.INT8]
+    assert max((int(np.abs(values.astype(int)).max()) for values in items), default=0) == stored
     assert (WideSums() in engine.requires) is needs

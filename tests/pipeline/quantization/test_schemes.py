@@ -61,9 +61,9 @@ def test_fp8_is_refused_below_sm_89_for_a_reason(sm: str) -> None:
 
 @pytest.mark.parametrize(("sm", "builds"), [("SM75", False), ("SM80", True), ("SM89", True), ("SM120", True)])
 def test_tensorrt_rtx_builds_int4_from_ampere_on(sm: str, builds: bool) -> None:
-    said = nets.compiles(written(nets.wide_net(), nets.wide_data(), "int4"), sm, nets.WIDE_SHAPES)
-    assert (said == "") == builds
-    assert builds or "int4" in said
+    message = nets.compiles(written(nets.wide_net(), nets.wide_data(), "int4"), sm, nets.WIDE_SHAPES)
+    assert (message == "") == builds
+    assert builds or "int4" in message
 
 
 def test_int4_takes_blocks_that_divide_the_depth_and_leaves_the_rest() -> None:
@@ -97,10 +97,10 @@ def test_onnxruntime_multiplies_int4_weights_in_one_kernel(tmp_path: Path) -> No
 def test_searched_scales_beat_the_ones_that_reach_the_largest_weight() -> None:
     weights = np.random.default_rng(6).normal(size=(256, 32)).astype(np.float32)
     stored, scales = blocks_of(weights, 64)
-    found = stored.astype(np.float32).reshape(4, 64, 32) * scales[:, None]
+    result = stored.astype(np.float32).reshape(4, 64, 32) * scales[:, None]
     full = np.abs(weights.reshape(4, 64, 32)).max(axis=1, keepdims=True) / 7
     plain = np.clip(np.rint(weights.reshape(4, 64, 32) / full), -8, 7) * full
-    errors = [np.square(weights.reshape(4, 64, 32) - item).sum(axis=1) for item in (found, plain)]
+    errors = [np.square(weights.reshape(4, 64, 32) - item).sum(axis=1) for item in (result, plain)]
     assert (errors[0] <= errors[1] + 1e-6).all() and errors[0].sum() < 0.9 * errors[1].sum()
     assert (scales >= full[:, 0] * SHARES[-1] * 0.999).all()
 
@@ -127,8 +127,8 @@ def test_dynamic_int8_computes_the_same_function_without_calibration(net: str, t
     exact = nets.run(result, held_out, optimized=False)  # kernels may saturate
     assert nets.sqnr_db(nets.run(model, held_out), exact) > 30
     nets.session(result, save=tmp_path / "optimized.onnx")
-    found = {node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node}
-    assert found & {"DynamicQuantizeMatMul", "MatMulIntegerToFloat"} and "MatMulInteger" not in found
+    actual = {node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node}
+    assert actual & {"DynamicQuantizeMatMul", "MatMulIntegerToFloat"} and "MatMulInteger" not in actual
     assert not nets.of_type(result, "QuantizeLinear") and isinstance(notes, QuantizationNotes)
 
 
@@ -189,13 +189,13 @@ def test_an_override_that_matches_nothing_names_the_nearest() -> None:
 def test_flavours_of_one_name_are_one_graph(precision: str) -> None:
     """A manifest keeps graphs by name: a second graph under one name would be lost."""
     ranges = nets.measured(nets.conv_net(), nets.images())
-    found: dict[str, set[bytes]] = {}
+    entries: dict[str, set[bytes]] = {}
     for (activation, bias), rest, levels in itertools.product(BIASES, ("fp32", "fp16"), (127, 64)):
         scheme = QuantizationScheme(activation, quantize_bias=bias, float_precision=rest, weight_levels=levels)
         graph = write(nets.conv_net(), precision, scheme, ranges)[0].SerializeToString(deterministic=True)
-        found.setdefault(GraphVariant(precision, scheme).name, set()).add(graph)
-    assert all(len(graphs) == 1 for graphs in found.values()), found.keys()
-    assert precision != "int8" or len(set.union(*found.values())) == 12
+        entries.setdefault(GraphVariant(precision, scheme).name, set()).add(graph)
+    assert all(len(graphs) == 1 for graphs in entries.values()), entries.keys()
+    assert precision != "int8" or len(set.union(*entries.values())) == 12
 
 
 def test_a_scheme_says_whether_biases_are_quantized() -> None:
@@ -209,7 +209,7 @@ def test_a_scheme_says_whether_biases_are_quantized() -> None:
         QuantizationScheme("int8", quantize_bias=True, float_precision="fp32")
 
 
-def test_each_reason_is_told_once_and_that_of_most_nodes_first() -> None:
+def test_reasons_are_listed_once_by_number_of_nodes() -> None:
     reasons = ["it multiplies two activations"] * 2 + ["K=32 is no multiple of the block"] * 9
     kept = tuple(FloatNode(f"/{index}", "MatMul", why) for index, why in enumerate(reasons))
     idle = str(QuantizationNotes(float_nodes=kept, precision="int4 weights").idle)

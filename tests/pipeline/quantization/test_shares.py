@@ -86,8 +86,8 @@ def test_what_samples_showed_counts_in_place_of_what_shapes_do_not_say() -> None
     text = "n = NonZero(x) t = Transpose(n) f = Cast<to=1>(t) a = MatMul(f, u) b = MatMul(x, w) y = Relu(b)"
     model = net(text, "float[batch,64] y, float[k,9] a", u=np.ones((2, 9)))
     elements = {"x": 2.0 * 3 * 64, "a": 100.0, "b": 2.0 * 3 * 64, "f": 40.0}
-    found = count_multiplications(tidy(model), {"x": (3, 64)}, elements)
-    assert list(found.values()) == [100 * 2, 2 * 3 * 64 * 64]
+    multiplications = count_multiplications(tidy(model), {"x": (3, 64)}, elements)
+    assert list(multiplications.values()) == [100 * 2, 2 * 3 * 64 * 64]
 
 
 def test_where_shapes_contradict_each_other_a_weight_counts_once() -> None:
@@ -134,10 +134,10 @@ def recurrent_net(hidden: int) -> ModelProto:
 def test_a_graph_with_hardly_any_of_its_format_is_refused_whether_or_not_it_was_searched(
     tmp_path, precision, hidden, idle
 ):
-    found = written(tmp_path, recurrent_net(hidden), precision, HEAD[precision])
+    result = written(tmp_path, recurrent_net(hidden), precision, HEAD[precision])
     share = hidden * 256 / (hidden * 256 + 3 * hidden * (64 + hidden))
-    assert found.share == pytest.approx(share) and (found.share < 0.1) is idle and (found.idle is not None) is idle
-    assert not idle or "recurrent nodes have no int8 form here" in found.idle
+    assert result.share == pytest.approx(share) and (result.share < 0.1) is idle and (result.idle is not None) is idle
+    assert not idle or "recurrent nodes have no int8 form here" in result.idle
 
 
 def written(folder: Path, model: ModelProto, precision: Any, scheme: QuantizationScheme) -> WrittenGraph:
@@ -159,7 +159,7 @@ def written(folder: Path, model: ModelProto, precision: Any, scheme: Quantizatio
 
 
 def test_an_lstm_in_integers_counts_as_narrow() -> None:
-    given = {
+    entries = {
         "v": np.ones((1, 64, 64), np.int8),
         "r": np.ones((1, 16, 64), np.int8),
         "s": np.ones(1, "f"),
@@ -173,7 +173,7 @@ def test_an_lstm_in_integers_counts_as_narrow() -> None:
         helper.make_tensor_value_info("y", TensorProto.FLOAT, None),
     ]
     graph = helper.make_graph(
-        [lstm], "g", ends[:1], ends[1:], [numpy_helper.from_array(v, k) for k, v in given.items()]
+        [lstm], "g", ends[:1], ends[1:], [numpy_helper.from_array(v, k) for k, v in entries.items()]
     )
     domains = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=domains)

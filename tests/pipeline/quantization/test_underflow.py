@@ -35,8 +35,8 @@ def test_what_underflows_stays_in_fp32_and_no_nan_comes_of_it(name: str) -> None
     text, constants, data = NETS[name]
     model = x_net(text, **constants)
     result, notes = cast_float(model, "fp16")
-    found, expected = run_net(emulate(result), data, False), run_net(model, data)
-    np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-6)
+    actual, expected = run_net(emulate(result), data, False), run_net(model, data)
+    np.testing.assert_allclose(actual, expected, rtol=2e-3, atol=1e-6)
     assert any("underflow to 0 in fp16" in item.reason for item in notes.float_nodes)
     assert not cast_float(model, "bf16")[1].underflowed
 

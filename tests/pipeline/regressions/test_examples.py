@@ -21,16 +21,16 @@ def test_an_example_keeps_its_schema(name: str) -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", SCHEMAS[name], str(FOLDER / name)]
     if name.startswith("gitlab"):
         command[3:3] = ["--data-transform", "gitlab-ci"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_commands_of_an_example_can_be_read(name: str) -> None:
     texts = _texts(yaml.safe_load((FOLDER / name).read_text()))
-    found = [text for text in texts if text.startswith("enginesmith ") and "--" in text]
-    assert found
-    for text in found:
+    items = [text for text in texts if text.startswith("enginesmith ") and "--" in text]
+    assert items
+    for text in items:
         words = shlex.split(re.sub(r"\s+", " ", text))
         command = enginesmith.get_command(click.Context(enginesmith), words[1])
         assert command is not None

@@ -54,10 +54,10 @@ def test_a_task_metric_may_be_worse_by_so_much(name: str, new: float, served: fl
     assert rules(pair(metrics=(MetricPair(name, new, served, allowed),))) == (["error metric"] if lost else [])
 
 
-def test_a_lost_metric_is_told_with_both_values() -> None:
+def test_a_lost_metric_is_reported_with_both_values() -> None:
     worse = pair(metrics=(MetricPair("accuracy", 0.90, 0.95, 0.01),))
-    (found,) = judge_pair(worse, CheckOptions(), judged_by_metric=True)
-    assert "accuracy 0.9000, served version 0.9500" in found.text and found.text.endswith("the limit is 0.01 worse")
+    (result,) = judge_pair(worse, CheckOptions(), judged_by_metric=True)
+    assert "accuracy 0.9000, served version 0.9500" in result.text and result.text.endswith("the limit is 0.01 worse")
 
 
 def test_the_allowed_loss_of_a_metric_comes_before_that_of_all() -> None:
@@ -85,8 +85,8 @@ def test_a_target_without_an_engine_is_a_regression_and_a_precision_a_note() -> 
             self.target, self.unit = target, f"{target} {precision} onnxruntime"
 
     served = [Entry("cpu", "int8"), Entry("cpu", "fp32"), Entry("sm_89", "fp16")]
-    found = list(judge_coverage(served, [Entry("cpu", "fp32")], ["cpu", "sm_89"], "digits@3"))
-    assert [(item.level, item.unit) for item in found] == [("note", UNIT), ("error", "sm_89")]
+    result = list(judge_coverage(served, [Entry("cpu", "fp32")], ["cpu", "sm_89"], "digits@3"))
+    assert [(item.level, item.unit) for item in result] == [("note", UNIT), ("error", "sm_89")]
     assert not list(judge_coverage(served[2:], [], ["cpu"], "digits@3"))
 
 

@@ -44,8 +44,8 @@ EQUAL = BucketTimes("batch=4", 1e-3, 1e-3, 1.0, 0.99, 1.01, 0.02, 400)
     ],
 )
 def test_a_unit_moves_only_where_it_is_proven_and_shown_to_be_no_worse(new, times, remarks, verdict, why):
-    found = judge_trials("cpu fp32 onnxruntime", OLD, new, times, remarks)
-    assert found[0] == verdict and why in found[1]
+    actual = judge_trials("cpu fp32 onnxruntime", OLD, new, times, remarks)
+    assert actual[0] == verdict and why in actual[1]
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_a_version_moves_with_all_its_units_that_channels_serve_or_has_no_comman
     served: Any = [SimpleNamespace(name=name, proven_only=only, active_rollout=None) for name, only in channels.items()]
     manifest: Any = SimpleNamespace(model="m", reference="m@1", graphs=())
     words, store = "--toolchain=onnxruntime==2", open_store(tmp_path, create=True)
-    found = plan_version(manifest, tuple(served), units, words, store)
+    result = plan_version(manifest, tuple(served), units, words, store)
     moves = plan == "moves"
-    assert (found.verdict, found.commands) == (plan, (f"enginesmith rehearse m@1 {words} --apply",) if moves else ())
+    assert (result.verdict, result.commands) == (plan, (f"enginesmith rehearse m@1 {words} --apply",) if moves else ())
     same = plan_version(manifest, tuple(served), [replace(unit, new=unit.old) for unit in units], words, store)
     assert (same.verdict, same.commands, same.busy_channels) == (plan, (), ()), "nothing to publish"
 
@@ -103,7 +103,7 @@ def test_a_worker_rehearses_a_unit_and_what_it_measured_counts_where_no_machine_
     results = [untimed, measured]
     assert (rehearse(work), rehearse().machine) == (untimed, None), "it is timed again the next time"
     assert rehearse(work) == measured
-    assert [(found.verdict, found.machine) for found in (rehearse(), rehearse(nobody))] == [("stays", there)] * 2
+    assert [(result.verdict, result.machine) for result in (rehearse(), rehearse(nobody))] == [("stays", there)] * 2
     assert (rehearse(slower=0.5).verdict, rehearse(pin="3").verdict) == ("moves", "unknown")
     for other in (None, SimpleNamespace(digest="b" * 64)):
         monkeypatch.setattr(rehearsal_verdicts, "recall_engine", lambda *_, other=other: other)

@@ -24,11 +24,11 @@ def test_a_version_without_an_engine_for_this_machine_names_the_remedy(store: St
 def test_the_default_is_what_stable_serves(store: Store) -> None:
     for content in ("a", "b"):
         publish_engines(store, [engine(store, data=content.encode())], content, channel="candidate")
-    found = find_served(store, "digits", None, HERE)
-    assert found and (found.manifest.reference, found.channel) == ("digits@2", "candidate")
+    actual = find_served(store, "digits", None, HERE)
+    assert actual and (actual.manifest.reference, actual.channel) == ("digits@2", "candidate")
     first = find_served(store, "digits", "digits@1", HERE)
     assert first and first.channel is None
     promote(store, first.manifest, "stable", by="a test", why="")
-    found = find_served(store, "digits", None, HERE)
-    assert found and (found.manifest.reference, found.channel) == ("digits@1", "stable")
-    assert list(found.here) == [found.pulled.unit] == ["cpu fp32 onnxruntime"]
+    actual = find_served(store, "digits", None, HERE)
+    assert actual and (actual.manifest.reference, actual.channel) == ("digits@1", "stable")
+    assert list(actual.here) == [actual.pulled.unit] == ["cpu fp32 onnxruntime"]

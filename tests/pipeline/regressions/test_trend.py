@@ -46,9 +46,9 @@ def test_without_the_package_that_finds_changes_the_series_is_shown_and_what_is_
         write_whole(store.root / series.key, merged(series, series.points))
     assert find_trend(series).changes is None and "20 points" in draw_trend(find_trend(series))
     assert exit_code("profile", "--series", "digits", "--registry", store.uri) == 0
-    said = capsys.readouterr()
-    assert said.out.index("batch=8") < said.out.index("batch=32")
-    assert "pip install '.[trend]' in a clone" in said.err
+    output = capsys.readouterr()
+    assert output.out.index("batch=8") < output.out.index("batch=32")
+    assert "pip install '.[trend]' in a clone" in output.err
     assert [item.bucket for item in list_series(store, "digits")] == ["batch=8", "batch=32"]
 
 
@@ -81,11 +81,11 @@ def test_the_picture_has_points_levels_and_what_came_with_a_change() -> None:
 def test_the_command_prints_draws_and_refuses(built: Project) -> None:
     series = replace(stepped(40, version="2"), model="tiny")
     write_whole(built.registry / series.key, merged(series, ()))
-    done = built.run("profile", "--series", "tiny")
-    assert done.code == 0 and "with version 1 -> 2" in done.out and "60 (60 quiet)" in done.out
-    (found,) = built.run("profile", "--series", "tiny", "--json").json
-    assert built.run("profile", "--series", "tiny", "--bucket", found["series"]["bucket"].replace(" ", ",")).code == 0
-    assert found["changes"][0]["came_with"] == ["version 1 -> 2"] and len(found["series"]["points"]) == 60
+    result = built.run("profile", "--series", "tiny")
+    assert result.code == 0 and "with version 1 -> 2" in result.out and "60 (60 quiet)" in result.out
+    (actual,) = built.run("profile", "--series", "tiny", "--json").json
+    assert built.run("profile", "--series", "tiny", "--bucket", actual["series"]["bucket"].replace(" ", ",")).code == 0
+    assert actual["changes"][0]["came_with"] == ["version 1 -> 2"] and len(actual["series"]["points"]) == 60
     more = replace(series, bucket="batch=1")
     write_whole(built.registry / more.key, merged(more, ()))
     picture = built.folder / "trend.svg"
@@ -105,9 +105,9 @@ def test_the_command_prints_draws_and_refuses(built: Project) -> None:
 def test_profile_adds_a_point_for_each_bucket_and_keeps_its_reference(built: Project) -> None:
     words = ("profile", "tiny@1", "--precision", "fp32", "--bucket", "batch=4", "--seconds", "0.02", "--record")
     for count in (1, 2):
-        done = built.run(*words, "--json")
-        assert done.code == 0 and f"point {count}" in done.err, done.err
-        assert json.loads(done.out)["unit"] == "cpu fp32 onnxruntime"
+        result = built.run(*words, "--json")
+        assert result.code == 0 and f"point {count}" in result.err, result.err
+        assert json.loads(result.out)["unit"] == "cpu fp32 onnxruntime"
     (series,) = list_series(built.store, "tiny")
     assert series.reference == "1" and series.base == 1.0 and series.bucket == "batch=4"
     first: SeriesPoint = series.points[0]

@@ -43,11 +43,11 @@ def at(seconds: float) -> datetime:
 def look(store: Any, seconds: float) -> Rollout:
     """The controller's look; where it reached more nodes, another in the same second, so that their time begins."""
     store.clock.now = at(seconds)
-    found = advance(store, *WHERE)
-    assert found is not None
-    if found.action in ("wave", "raised"):
+    result = advance(store, *WHERE)
+    assert result is not None
+    if result.action in ("wave", "raised"):
         advance(store, *WHERE)
-    return found
+    return result
 
 
 def tell(
@@ -67,8 +67,8 @@ def reached(rollout: Rollout) -> list[ServingNode]:
 
 
 def plan(*waves: str, soak: int = 600, step: int | None = None, nodes: int | None = None, **gates: Any) -> RolloutPlan:
-    found = tuple(parse_wave(text) for text in waves or ("1%", "5%", "25%", "100%"))
-    return RolloutPlan(found, (soak,) * len(found), Gates(**gates), look_s=30, step_ppm=step, nodes=nodes)
+    result = tuple(parse_wave(text) for text in waves or ("1%", "5%", "25%", "100%"))
+    return RolloutPlan(result, (soak,) * len(result), Gates(**gates), look_s=30, step_ppm=step, nodes=nodes)
 
 
 def registry() -> tuple[Any, Manifest, Manifest]:
@@ -130,29 +130,29 @@ class Watcher:
         if served.version != self.version:
             self.version, self.unwell_since = served.version, None
             self.swaps.append(second)
-        told = channel.rollout
+        message = channel.rollout
         self.reports = (
-            told is not None
-            and told.serves(self.node)
-            and is_reporter(digest_of_bytes(self.node.name.encode()), told.reporters_ppm)
+            message is not None
+            and message.serves(self.node)
+            and is_reporter(digest_of_bytes(self.node.name.encode()), message.reporters_ppm)
         )
 
     def _report(self, fleet: "Fleet", channel: Channel, second: float) -> None:
-        told = channel.rollout
-        assert told is not None
-        failure = "unhealthy" if fleet.is_bad(self.node) and self.version == told.version else ""
+        message = channel.rollout
+        assert message is not None
+        failure = "unhealthy" if fleet.is_bad(self.node) and self.version == message.version else ""
         if failure:
             self.unwell_since = second if self.unwell_since is None else self.unwell_since
             if second - self.unwell_since < GRACE_S:
                 return
-        state = (told.id, failure)
+        state = (message.id, failure)
         if state[0] != self.told[0]:
             self.written, self.reported = None, -1e9
         if second - self.reported < (LEAST_S if state != self.told else HEARTBEAT_S):
             return
         time = format_time(at(second))
         report = NodeReport(self.node.name, self.node.region, self.version, time, time, failure)
-        key = report_key(*WHERE, told.id, self.node.name)
+        key = report_key(*WHERE, message.id, self.node.name)
         fleet.store.clock.now = at(second)
         self.written = write_report(fleet.store, key, report, self.written)
         self.told, self.reported = state, second
@@ -183,9 +183,9 @@ class Fleet:
     def read_channel(self) -> Channel:
         data = self.store.objects[channel_key(*WHERE)]
         if self._parsed is None or self._parsed[0] is not data:
-            found = read_channel(self.store, *WHERE)
-            assert found is not None
-            self._parsed = data, found
+            channel = read_channel(self.store, *WHERE)
+            assert channel is not None
+            self._parsed = data, channel
         return self._parsed[1]
 
     def serving(self, version: str) -> int:
@@ -212,12 +212,12 @@ class Fleet:
 
     def _control(self, state: str) -> str:
         self.store.clock.now = at(self.second)
-        found = advance(self.store, *WHERE)
-        if found is None:
+        result = advance(self.store, *WHERE)
+        if result is None:
             return state
-        if not self.actions or self.actions[-1][1:] != (found.action, found.why):
-            self.actions.append((self.second, found.action, found.why))
-        self.read_by_looks.append((found.heard.nodes, len(found.heard.reports)))
-        version = found.rollout.version
+        if not self.actions or self.actions[-1][1:] != (result.action, result.why):
+            self.actions.append((self.second, result.action, result.why))
+        self.read_by_looks.append((result.heard.nodes, len(result.heard.reports)))
+        version = result.rollout.version
         self.most[version] = max(self.most.get(version, 0), self.serving(version))
-        return found.rollout.state
+        return result.rollout.state

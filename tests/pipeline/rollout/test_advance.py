@@ -46,9 +46,9 @@ def test_nodes_that_fail_halt_it_at_the_first_look_that_shows_it(share):
     fleet.tell(store, rollout, 30, nodes[:bad], "unhealthy")
     fleet.tell(store, rollout, 30, nodes[bad:])
     assert fleet.look(store, 31).action == ("halted" if share == 1.0 else "waiting")
-    found = fleet.look(store, 600)
-    assert found.action == "halted" and f"{bad} of {len(nodes)} reporting nodes failed" in found.why
-    assert "unhealthy: told" in found.why and read_channel(store, *fleet.WHERE).active_rollout is None
+    result = fleet.look(store, 600)
+    assert result.action == "halted" and f"{bad} of {len(nodes)} reporting nodes failed" in result.why
+    assert "unhealthy: told" in result.why and read_channel(store, *fleet.WHERE).active_rollout is None
     assert all(fleet.served(store, node) == "1" for node in fleet.NODES[:20]) and not running_rollouts(store)
 
 
@@ -62,8 +62,8 @@ def test_one_node_that_fails_early_halts_nothing():
 
 def test_without_reports_health_does_not_pass():
     store, rollout = fleet.running(health_ppm=950_000, least_reports=3)
-    found = fleet.look(store, 9999)
-    assert found.action == "waiting" and "health: no reports" in found.why
+    result = fleet.look(store, 9999)
+    assert result.action == "waiting" and "health: no reports" in result.why
     fleet.tell(store, rollout, 9999, fleet.NODES[:2])
     assert "3 must report" in fleet.look(store, 9999).why
     fleet.tell(store, rollout, 9999, fleet.NODES[:3])
@@ -76,8 +76,8 @@ def test_a_person_lets_a_wave_pass_that_reaches_nobody_who_reports():
     operations.resume(store, *fleet.WHERE, Operator("bob", fleet.at(701), "three nodes"), without_data=True)
     with pytest.raises(InputError, match="needs no data in this wave already"):
         operations.resume(store, *fleet.WHERE, Operator("eve", fleet.at(702)), without_data=True)
-    found = fleet.look(store, 703)
-    assert found.action == "wave" and "health: no reports" in found.why and "(waived)" in found.why
+    result = fleet.look(store, 703)
+    assert result.action == "wave" and "health: no reports" in result.why and "(waived)" in result.why
     assert fleet.look(store, 2000).action == "waiting"  # of this wave alone
     operations.resume(store, *fleet.WHERE, Operator("bob", fleet.at(2001)), without_data=True)
     fleet.tell(store, rollout, 2002, fleet.NODES[:9], "hook")
@@ -161,8 +161,8 @@ def test_whoever_moves_the_channel_all_the_same_ends_the_rollout():
     assert fleet.served(store, fleet.NODES[0]) == "2" and read_channel(store, *fleet.WHERE).active_rollout is None
     with pytest.raises(InputError, match=r"is aborted since .*: the channel was moved to 1 by eve"):
         operations.pause(store, *fleet.WHERE, Operator("ada", fleet.at(1)))
-    found = fleet.look(store, 1)
-    assert (found.action, found.why, found.is_made) == ("aborted", "the channel was moved to 1 by eve", False)
+    result = fleet.look(store, 1)
+    assert (result.action, result.why, result.is_made) == ("aborted", "the channel was moved to 1 by eve", False)
     assert not running_rollouts(store)
     fleet.begin_and_look(store, one, fleet.plan("100%"))
     assert [item.state for item in read_history(store, read_channel(store, *fleet.WHERE)).rollouts] == ["aborted"]
@@ -197,8 +197,8 @@ def test_a_policy_with_waves_takes_nothing_at_once_and_its_own_waves_alone():
 def test_a_version_that_the_policy_refuses_by_then_is_halted_and_not_promoted():
     store, _ = fleet.running("100%")
     policies.write(store, "digits", "stable", ChannelPolicy(canary=True))
-    found = fleet.look(store, 600)
-    assert found.action == "halted" and "the promotion was refused" in found.why
+    result = fleet.look(store, 600)
+    assert result.action == "halted" and "the promotion was refused" in result.why
     assert read_channel(store, *fleet.WHERE).version == "1" and fleet.served(store, fleet.NODES[0]) == "1"
 
 
@@ -209,8 +209,8 @@ def test_too_many_reports_make_fewer_nodes_report(monkeypatch):
     fleet.tell(store, rollout, 1, fleet.reached(rollout)[:150])
     assert fleet.look(store, 2).rollout.reporters_ppm == 666_666
     assert read_channel(store, *fleet.WHERE).rollout.reporters_ppm == 666_666
-    found = fleet.look(store, 600)  # the next wave reaches twice as many
-    assert 70 < found.heard.nodes < 130 and found.rollout.reporters_ppm == int(666_666 * 100 / (2 * found.heard.nodes))
+    step = fleet.look(store, 600)  # the next wave reaches twice as many
+    assert 70 < step.heard.nodes < 130 and step.rollout.reporters_ppm == int(666_666 * 100 / (2 * step.heard.nodes))
 
 
 def test_nodes_that_are_asked_no_longer_are_neither_counted_nor_silent():

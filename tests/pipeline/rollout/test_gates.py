@@ -13,8 +13,8 @@ def judge(failing: int, count: int, health_ppm: int, second: float = 31, **optio
     store, _, two = registry()
     rollout = count_time(begin(store, two, plan("50%", "100%", health_ppm=health_ppm, **options)), at(0))
     reports = tuple(report(node.name, second - 1, index < failing) for index, node in enumerate(NODES[:count]))
-    (found,) = advance.judge_gates(rollout, Heard(count, reports), (), at(second))
-    return found
+    (result,) = advance.judge_gates(rollout, Heard(count, reports), (), at(second))
+    return result
 
 
 def report(node: str, second: float, fails: bool):
@@ -24,8 +24,8 @@ def report(node: str, second: float, fails: bool):
 
 @pytest.mark.parametrize("health_ppm", [950_000, 900_000, 800_000, 500_000])
 def test_where_all_that_report_fail_it_fails_at_once(health_ppm):
-    found = judge(8, 8, health_ppm)
-    assert found.verdict == "fail" and "8 of 8 reporting nodes failed" in found.why
+    verdicts = judge(8, 8, health_ppm)
+    assert verdicts.verdict == "fail" and "8 of 8 reporting nodes failed" in verdicts.why
     assert judge(8, 8, health_ppm, least_reports=100).verdict == "fail"
 
 

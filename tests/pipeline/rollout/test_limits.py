@@ -29,24 +29,24 @@ def tail(most: int, nodes: int, share: float) -> float:
 @example(10_000, 10_000, 99)
 @given(st.integers(20, 200_000), st.integers(1_000, 500_000), st.integers(0, 300_000))
 def test_no_more_than_the_share_of_these_nodes_or_of_more(nodes, share_ppm, more):
-    found = limit_share(share_ppm, nodes)
+    result = limit_share(share_ppm, nodes)
     for total in (nodes, nodes + more):
-        assert not found or tail(share_ppm * total // WHOLE, total, found / WHOLE) <= LEVEL * 1.001
+        assert not result or tail(share_ppm * total // WHOLE, total, result / WHOLE) <= LEVEL * 1.001
 
 
 def test_the_limit_is_the_greatest_that_keeps_within_it():
-    found = limit_share(10_000, 10_000)
-    assert 0.0058 < found / WHOLE < 0.0061
-    assert tail(100, 10_099, (found + 1) / WHOLE) > LEVEL
+    result = limit_share(10_000, 10_000)
+    assert 0.0058 < result / WHOLE < 0.0061
+    assert tail(100, 10_099, (result + 1) / WHOLE) > LEVEL
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1_900, 100_000), st.lists(st.integers(10_000, WHOLE), min_size=1, max_size=5, unique=True))
 def test_waves_stay_nested_and_below_their_shares(nodes, shares):
     waves = [Slice(share) for share in sorted(shares)]
-    found = limit_waves(waves, nodes)
-    assert list(found) == sorted(found)
-    assert all(limit <= wave.share_ppm for limit, wave in zip(found, waves, strict=True))
+    actual = limit_waves(waves, nodes)
+    assert list(actual) == sorted(actual)
+    assert all(limit <= wave.share_ppm for limit, wave in zip(actual, waves, strict=True))
 
 
 def test_no_first_wave_of_forty_rollouts_has_more_than_its_share():
@@ -110,6 +110,6 @@ def test_the_next_rollout_keeps_within_what_was_reported_and_a_small_fleet_withi
         store, _, two = registry()
         _report(store, begin(store, two, plan("100%", soak=0)), count)
         abort(store, "digits", "stable", Operator("ada", at(1)))
-        found = begin(store, two, plan(wave, "100%"), 9)
-        assert (found.nodes == count) == limited == bool(found.shares_ppm)
-        assert (found.aim.share_ppm < found.target.share_ppm) == limited
+        result = begin(store, two, plan(wave, "100%"), 9)
+        assert (result.nodes == count) == limited == bool(result.shares_ppm)
+        assert (result.aim.share_ppm < result.target.share_ppm) == limited

@@ -34,9 +34,9 @@ class Tab:
             self.events.append(message)
 
     def evaluate(self, script: str) -> Any:
-        found = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
+        result = self.call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in result, result
+        return result["result"].get("value")
 
     def resize(self, width: int, height: int = 900, *, dark: bool = False) -> None:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)

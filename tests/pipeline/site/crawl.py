@@ -40,15 +40,15 @@ class Seen(HTMLParser):
             self.wrong.append("a table without a caption")
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
+        inputs = dict(attrs)
         self.tags += [tag] if "svg" not in self.open else []  # a title there is a hint
-        self.ids += [given["id"] or ""] if "id" in given else []
-        self.links += [given[name] or "" for name in ("href", "src") if name in given]
-        if "style" in given or tag == "style" or any(name.startswith("on") for name in given):
+        self.ids += [inputs["id"] or ""] if "id" in inputs else []
+        self.links += [inputs[name] or "" for name in ("href", "src") if name in inputs]
+        if "style" in inputs or tag == "style" or any(name.startswith("on") for name in inputs):
             self.wrong.append(f"<{tag}> with a style or a script of its own")
-        if tag == "script" and "src" not in given:
+        if tag == "script" and "src" not in inputs:
             self.wrong.append("a script in the page")
-        if tag == "th" and "scope" not in given:
+        if tag == "th" and "scope" not in inputs:
             self.wrong.append("a <th> without a scope")
         if tag not in VOID:
             self.open.append(tag)
@@ -81,12 +81,12 @@ def pages(root: Path) -> Iterator[Seen]:
 
 def broken_links(root: Path, among: Collection[Path] | None = None) -> list[str]:
     """Links of a site that lead nowhere, out of it, or to an absolute path. among: the pages looked at, if not all."""
-    found = {seen.path: seen for seen in pages(root) if among is None or seen.path in among}
+    result = {seen.path: seen for seen in pages(root) if among is None or seen.path in among}
     return [
         f"{seen.path.relative_to(root)}: {link}"
-        for seen in found.values()
+        for seen in result.values()
         for link in seen.links
-        if not _leads(root, seen.path, link, found)
+        if not _leads(root, seen.path, link, result)
     ]
 
 

@@ -51,19 +51,19 @@ def publish_hostile(store: Store, model: str = "hostile") -> Manifest:
     )
     pairs = [(entry, approval(entry)) for entry in entries]
     others = [replace(refusal(), reason=HOSTILE_TEXT)]
-    found = publish.publish(store, made, pairs, others, channel=None).manifest
-    channels.promote(store, found, "stable", by=HOSTILE_TEXT, why=HOSTILE_TEXT, proven_only=True)
+    result = publish.publish(store, made, pairs, others, channel=None).manifest
+    channels.promote(store, result, "stable", by=HOSTILE_TEXT, why=HOSTILE_TEXT, proven_only=True)
     _add_run(store, model)
-    return found
+    return result
 
 
 def _hostile_engine(store: Store, target: str, status: str = "proven") -> EngineEntry:
     entry = engine(store, target, status=status)
     hostile = replace(entry.outputs[0], name=HOSTILE_TEXT)
     entry = replace(entry, reason=HOSTILE_TEXT, notes=HOSTILE, outputs=(hostile,), toolchain={HOSTILE[0]: HOSTILE_TEXT})
-    found = report(entry)
-    checks = tuple(replace(check, output=HOSTILE_TEXT, case=HOSTILE[1], note=HOSTILE_TEXT) for check in found.checks)
-    return replace(entry, report=store.put_bytes(canonical_json(replace(found, checks=checks).to_json())))
+    result = report(entry)
+    checks = tuple(replace(check, output=HOSTILE_TEXT, case=HOSTILE[1], note=HOSTILE_TEXT) for check in result.checks)
+    return replace(entry, report=store.put_bytes(canonical_json(replace(result, checks=checks).to_json())))
 
 
 def _add_run(store: Store, model: str) -> None:

@@ -108,12 +108,12 @@ def test_a_deep_link_shows_its_engine(tab: Tab, site: Path) -> None:
 @pytest.mark.skipif(not AXE.is_file(), reason="no axe-core here: make site-check")
 def test_axe_finds_nothing(tab: Tab, site: Path, dark: bool) -> None:
     script = AXE.read_text()
-    found: dict[str, list[str]] = {}
+    entries: dict[str, list[str]] = {}
     for page in PAGES:
         for width in (360, 1600):
             tab.resize(width, dark=dark)
             tab.open(f"{site.as_uri()}/{page}")
             tab.evaluate(script)
             run = "axe.run().then(r => r.violations.map(v => v.id + ': ' + v.nodes.map(n => n.html).slice(0, 3)))"
-            found |= {f"{page} at {width}": violations} if (violations := tab.evaluate(run)) else {}
-    assert not found, json.dumps(found, indent=1)
+            entries |= {f"{page} at {width}": violations} if (violations := tab.evaluate(run)) else {}
+    assert not entries, json.dumps(entries, indent=1)

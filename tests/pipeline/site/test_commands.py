@@ -32,11 +32,11 @@ def test_serve_shows_what_changes_and_ends_with_ctrl_c(store: Store) -> None:
     with subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
         try:
-            found = re.search(r"http://\S+/", process.stderr.readline())
-            assert found and found[0].endswith("/registry/")
-            assert "model-b" not in wait_for(found[0], "digits")
+            search_result = re.search(r"http://\S+/", process.stderr.readline())
+            assert search_result and search_result[0].endswith("/registry/")
+            assert "model-b" not in wait_for(search_result[0], "digits")
             publish_small(store, "model-b")
-            wait_for(found[0], "model-b")
+            wait_for(search_result[0], "model-b")
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 0 and "stopped" in process.stderr.read()
@@ -64,7 +64,7 @@ def wait_for(url: str, text: str) -> str:
         (["--trust", "missing.yaml"], "missing.yaml"),
     ],
 )
-def test_bad_options_are_said(store: Store, out: Path, words: list[str], message: str) -> None:
+def test_bad_options_are_reported(store: Store, out: Path, words: list[str], message: str) -> None:
     command = ["site", "write", out] if words[0] == "--trust" else ["site", "serve"]
     result = run(*command, "--registry", store.uri, *words)
     assert result.exit_code and message in f"{result.output} {result.exception}"

@@ -18,8 +18,8 @@ from tests.pipeline.site.sites import move, publish_small, write
 
 
 def times(out: Path) -> dict[str, int]:
-    found = (path for path in out.rglob("*.*") if path.is_file() and ".enginesmith-site" not in path.parts)
-    return {str(path.relative_to(out)): path.stat().st_mtime_ns for path in found}
+    result = (path for path in out.rglob("*.*") if path.is_file() and ".enginesmith-site" not in path.parts)
+    return {str(path.relative_to(out)): path.stat().st_mtime_ns for path in result}
 
 
 def changed(before: dict[str, int], out: Path) -> set[str]:
@@ -55,9 +55,9 @@ def test_only_what_changed_is_read_and_written(store: Store, out: Path, monkeypa
     write(store, out)
     assert changed(before, out) <= ALWAYS and read == []
     move(store, "digits", "1")
-    done = write(store, out)
+    result = write(store, out)
     # The model's page and that of the version; those about all models; the style and the script.
-    assert read == ["digits"] and done.drawn == 1 + 1 + ALWAYS_DRAWN
+    assert read == ["digits"] and result.drawn == 1 + 1 + ALWAYS_DRAWN
     place = "models/digits/"
     assert changed(before, out) - ALWAYS == {"models.js", f"{place}index.html", f"{place}versions/1/index.html"}
 
@@ -135,13 +135,13 @@ def test_what_a_killed_run_wrote_in_part_is_no_file_of_the_site_and_goes(store: 
 def test_a_version_that_comes_while_the_site_is_made_waits_for_the_next_time(store, out, monkeypatch):
     publish_small(store)
     publish_small(store, "gone")
-    seen = read_models(store, "")
+    models = read_models(store, "")
     publish_small(store, content="b")
     move(store, "digits", "2")
     for key in list(store.list("models/gone/")):
         store.remove(key)
     with monkeypatch.context() as patched:
-        patched.setattr("pipeline.site.generate.read_models", lambda *_: seen)
+        patched.setattr("pipeline.site.generate.read_models", lambda *_: models)
         write(store, out)
     assert "versions/2/index.html" not in (out / "models/digits/index.html").read_text() and not broken_links(out)
     write(store, out)
@@ -149,7 +149,7 @@ def test_a_version_that_comes_while_the_site_is_made_waits_for_the_next_time(sto
     assert not (out / "models/gone").exists()
 
 
-def test_a_folder_with_other_things_is_left_alone(store: Store, out: Path) -> None:
+def test_a_folder_with_other_things_is_not_changed(store: Store, out: Path) -> None:
     out.mkdir()
     (out / "thesis.txt").write_text("all of it")
     with pytest.raises(InputError, match="holds other files"):

@@ -59,7 +59,7 @@ def test_channels_say_who_moved_them_why_and_on_which_canary(store: Store, out: 
     assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
 
 
-def test_a_damaged_version_is_said_and_the_others_are_there(store: Store, out: Path) -> None:
+def test_a_damaged_version_is_reported_and_the_others_are_there(store: Store, out: Path) -> None:
     for content in "ab":
         publish_small(store, content=content)
     overwrite(store, layout.manifest_key("digits", "1"), b"{")
@@ -90,7 +90,7 @@ def test_an_empty_registry_says_how_to_begin(store: Store, out: Path) -> None:
     assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
 
 
-def test_signatures_are_counted_and_checked_by_a_policy(store: Store, out: Path, tmp_path: Path) -> None:
+def test_pages_show_signatures_and_trust_policy_results(store: Store, out: Path, tmp_path: Path) -> None:
     secret, _ = written(tmp_path, "release")
     sign(store, publish_small(store), SigningKey(secret))
     publish_small(store, content="b")
@@ -122,16 +122,16 @@ def test_an_ensemble_leads_to_its_graphs_and_has_their_size(store: Store, out: P
 def test_hostile_texts_are_shown_and_nothing_of_them_is_markup(store: Store, out: Path) -> None:
     manifest = publish_hostile(store)
     write(store, out)
-    seen = {str(found.path.relative_to(out)): found for found in pages(out)}
-    assert not [(path, found.wrong) for path, found in seen.items() if found.wrong]
+    seen = {str(result.path.relative_to(out)): result for result in pages(out)}
+    assert not [(path, result.wrong) for path, result in seen.items() if result.wrong]
     assert not broken_links(out)
     shown = " ".join(visible(HOSTILE_TEXT).split())
     for path in ("models/hostile/index.html", "models/hostile/versions/1/index.html", "runs.html"):
         assert shown in seen[path].words, path
-    for path, found in seen.items():
-        raw = found.path.read_text()
+    for path, result in seen.items():
+        raw = result.path.read_text()
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", raw), path
-        assert not {"img", "svg onload"} & {*found.tags} and "1337" not in raw, path
+        assert not {"img", "svg onload"} & {*result.tags} and "1337" not in raw, path
         assert not any(text in raw for text in HOSTILE[:3]), path
         assert f'content="{POLICY}"' in raw.replace("&#39;", "'")
     assert "unsafe" not in POLICY and manifest.model in seen["index.html"].words

@@ -40,10 +40,10 @@ def test_a_rollout_says_who_gets_what_and_who_started_it(store: Store, out: Path
 
 
 def test_a_step_of_a_rollout_is_seen_though_its_document_has_the_same_size(store: Store, out: Path) -> None:
-    found = roll_out(store)
+    result = roll_out(store)
     write(store, out)
     size = len(store.read(channel_key("digits", "stable")) or b"")
-    change_rollout(store, found, replace(found, reach=(replace(found.reach[0], share_ppm=60_000),)))
+    change_rollout(store, result, replace(result, reach=(replace(result.reach[0], share_ppm=60_000),)))
     assert len(store.read(channel_key("digits", "stable")) or b"") == size
     write(store, out)
     assert "6% of the nodes get 2" in words(out)
@@ -59,8 +59,8 @@ def test_a_rollout_that_a_move_has_ended_reaches_nobody(store: Store, out: Path)
 
 
 def test_a_finished_and_a_damaged_rollout(store: Store, out: Path) -> None:
-    found = roll_out(store)
-    change_rollout(store, found, found.decide(BEGIN, "halted", "rule", "1 of 1 nodes fail", state="halted"))
+    result = roll_out(store)
+    change_rollout(store, result, result.decide(BEGIN, "halted", "rule", "1 of 1 nodes fail", state="halted"))
     assert read_rollout(store, "digits", "stable")
     write(store, out)
     assert "halted" in words(out) and "1 of 1 nodes fail" in words(out) and "never" in words(out)

@@ -104,16 +104,16 @@ def test_while_the_first_site_is_written(tmp_path: Path) -> None:
         assert answer.status == 503 and b"is being written" in data
 
 
-def test_a_registry_out_of_reach_is_said_once_and_the_site_stays() -> None:
-    said: list[str] = []
+def test_a_registry_out_of_reach_is_reported_once_and_the_site_stays() -> None:
+    output: list[str] = []
     fails = [True, True, False, True]
 
     def refresh() -> None:
         if fails.pop(0):
             raise UnavailableError("gone")
 
-    refresher = Refresher(refresh, said.append)
+    refresher = Refresher(refresh, output.append)
     assert [refresher.once() for _ in range(4)] == [False, False, True, False]
-    assert said == [
+    assert output == [
         "the site is not up to date: gone", "the site is up to date again", "the site is not up to date: gone",
     ]  # fmt: skip

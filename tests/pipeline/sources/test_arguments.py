@@ -32,10 +32,10 @@ def test_the_branch_that_an_argument_chooses_is_built(rate: int, factor: float, 
     workdir = tmp_path / "work"
     workdir.mkdir()
     request = ExportRequest("onnx", tmp_path, "m.onnx", (x,), (batch,), arguments={"rate": rate})
-    done = export(request, None, None, workdir)
-    model = onnx.load(done.onnx)
+    result = export(request, None, None, workdir)
+    model = onnx.load(result.onnx)
     assert [item.name for item in model.graph.input] == ["x"] and count_ifs(model) == 0
-    assert all(check.passed for check in done.checks)
+    assert all(check.passed for check in result.checks)
     weights = [onnx.numpy_helper.to_array(item) for item in model.graph.initializer]
     assert any(np.all(item == factor) for item in weights)
 
@@ -51,7 +51,7 @@ def test_the_branch_that_an_argument_chooses_is_built(rate: int, factor: float, 
         (HeaderTensor("rate", "int64", None), {"rate": 1}, "of unknown rank"),
     ],
 )
-def test_an_argument_that_does_not_fit_is_told(given: HeaderTensor, arguments: dict[str, int], words: str) -> None:
+def test_an_argument_that_does_not_fit_is_reported(given: HeaderTensor, arguments: dict[str, int], words: str) -> None:
     ((_, text),) = wrong_arguments([given], arguments)
     assert re.search(words, text)
 

@@ -31,8 +31,8 @@ def branch(name: str, op_type: str, weight: float) -> onnx.GraphProto:
 def model_of(condition: list[onnx.NodeProto], shape: list[int | str], constants: dict[str, object]) -> onnx.ModelProto:
     branches = {"then_branch": branch("a", "Relu", 2.0), "else_branch": branch("b", "Neg", 3.0)}
     nodes = [*condition, helper.make_node("If", ["c"], ["m"], "if", **branches), helper.make_node("Abs", ["m"], ["y"])]
-    given = [numpy_helper.from_array(np.asarray(item), name) for name, item in constants.items()]
-    graph = helper.make_graph(nodes, "g", [value("x", shape)], [value("y", ["n", 3])], given)
+    items = [numpy_helper.from_array(np.asarray(item), name) for name, item in constants.items()]
+    graph = helper.make_graph(nodes, "g", [value("x", shape)], [value("y", ["n", 3])], items)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
 
 
@@ -82,10 +82,10 @@ CASES = {
 def test_the_branch_that_is_taken_stands_in_its_place(case: str, tmp_path) -> None:
     condition, constants, taken = CASES[case]
     model = model_of(condition, ["n", 3], constants)
-    found = canonical(model)
-    assert [node.op_type for node in found.graph.node] == ["Mul", taken, "Abs"]
-    assert [item.name for item in found.graph.output] == ["y"] and canonical(found) == found
-    np.testing.assert_array_equal(answer(model, tmp_path), answer(found, tmp_path))
+    result = canonical(model)
+    assert [node.op_type for node in result.graph.node] == ["Mul", taken, "Abs"]
+    assert [item.name for item in result.graph.output] == ["y"] and canonical(result) == result
+    np.testing.assert_array_equal(answer(model, tmp_path), answer(result, tmp_path))
 
 
 def test_what_the_inputs_decide_stays() -> None:
@@ -96,7 +96,7 @@ def test_what_the_inputs_decide_stays() -> None:
     assert count_ifs(canonical(model_of(asked, [3, 3], {"zero": np.float32(0)}))) == 1
 
 
-def test_a_wrong_shape_that_a_branch_states_for_its_output_is_found_anew() -> None:
+def test_a_wrong_shape_that_a_branch_states_for_its_output_is_found_again() -> None:
     """As Paddle's exporter writes for SLANet."""
     model = model_of([helper.make_node("Greater", ["first", "k"], ["c"])], ["n", 3], {"k": np.float32(1)})
     model.graph.input.append(value("first", []))
@@ -112,8 +112,8 @@ def test_a_branch_that_gives_what_it_captures_or_a_constant_is_copied() -> None:
     body.node.append(helper.make_node("Identity", ["x"], ["a_y"]))
     model.graph.output[0].name = "m"
     del model.graph.node[1]
-    found = canonical(model)
-    assert count_ifs(found) == 0 and [item.name for item in found.graph.output] == ["m"]
+    result = canonical(model)
+    assert count_ifs(result) == 0 and [item.name for item in result.graph.output] == ["m"]
 
 
 PADS = """
@@ -138,6 +138,6 @@ PADS = """
 def test_pads_that_are_computed_of_a_rank_tell_the_size_behind_them(tmp_path, width: str, kept: str) -> None:
     """As PyTorch's exporter writes a pad: of 2 axes [[0, 1], [0, 0]], its rows turned and read by columns."""
     model = onnx.parser.parse_model(PADS.replace("width = {7}", f"width = {{{width}}}"))
-    found = canonical(model)
-    assert count_ifs(found) == 0 and [node.op_type for node in found.graph.node] == [kept, "Abs"]
-    np.testing.assert_array_equal(answer(model, tmp_path), answer(found, tmp_path))
+    result = canonical(model)
+    assert count_ifs(result) == 0 and [node.op_type for node in result.graph.node] == [kept, "Abs"]
+    np.testing.assert_array_equal(answer(model, tmp_path), answer(result, tmp_path))

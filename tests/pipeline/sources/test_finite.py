@@ -37,11 +37,11 @@ class Net(torch.nn.Module):
 
 def model(text: str, **constants: np.ndarray) -> onnx.ModelProto:
     head = '<ir_version: 10, opset_import: ["" : 20]> g (float[batch, 4] x) => (float[batch, 4] y) '
-    found = onnx.parser.parse_model(head + text)
-    found.graph.initializer.extend(
+    actual = onnx.parser.parse_model(head + text)
+    actual.graph.initializer.extend(
         onnx.numpy_helper.from_array(value.astype(np.float32), name) for name, value in constants.items()
     )
-    return found
+    return actual
 
 
 def spoiled(shape: tuple[int, ...], value: float) -> np.ndarray:
@@ -58,13 +58,13 @@ def test_a_weight_that_is_not_finite_is_named(text: str, value: float) -> None:
 
 
 def test_a_constant_inside_a_node_is_named() -> None:
-    found = model("{ w = Identity(x)  y = Add(x, w) }")
+    result = model("{ w = Identity(x)  y = Add(x, w) }")
     constant = onnx.helper.make_node(
         "Constant", [], ["w"], value=onnx.numpy_helper.from_array(np.array([1, np.nan, 1, np.nan], np.float32))
     )
-    found.graph.node[0].CopyFrom(constant)
+    result.graph.node[0].CopyFrom(constant)
     with pytest.raises(ModelError, match=r"weight 'w' holds nan at \[1\], and 1 more such values"):
-        check_weights(found)
+        check_weights(result)
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,8 @@ def far(tensor: TensorProto, location: str, **numbers: object) -> None:
     tensor.ClearField("raw_data")
     del tensor.external_data[:]
     tensor.data_location = TensorProto.EXTERNAL
-    for key, told in {"location": location, **numbers}.items():
-        tensor.external_data.add(key=key, value=str(told))
+    for key, message in {"location": location, **numbers}.items():
+        tensor.external_data.add(key=key, value=str(message))
 
 
 PLACES = [

@@ -35,9 +35,9 @@ def exported(folder: Path, body: str) -> ExportResult:
 
 @pytest.mark.parametrize("body", ODD.values(), ids=ODD)
 def test_a_model_that_cannot_be_run_in_float64_is_exported_with_a_note(tmp_path: Path, body: str) -> None:
-    done = exported(tmp_path, body)
-    assert all(check.passed for check in done.checks)
-    (note,) = [note for note in done.notes if "noise floor" in note]
+    result = exported(tmp_path, body)
+    assert all(check.passed for check in result.checks)
+    (note,) = [note for note in result.notes if "noise floor" in note]
     assert "is not known (" in note and "the documented limits count" in note and "Error: " in note
 
 
@@ -50,10 +50,10 @@ def test_a_model_that_cannot_be_run_in_float64_is_exported_with_a_note(tmp_path:
 )
 def test_its_time_and_memory_are_bounded(tmp_path, monkeypatch, name, value, told):
     monkeypatch.setattr(noise, name, value)
-    done = exported(tmp_path, "y = Relu(x)")
-    assert done.checks and any(told in note for note in done.notes)
-    found = GoldenSet.load(done.golden).noise
-    assert found == Noise(reason=told)  # without figures of this run: it is part of the golden set's digest
+    result = exported(tmp_path, "y = Relu(x)")
+    assert result.checks and any(told in note for note in result.notes)
+    actual = GoldenSet.load(result.golden).noise
+    assert actual == Noise(reason=told)  # without figures of this run: it is part of the golden set's digest
 
 
 def test_a_model_is_allowed_memory_by_its_weights(tmp_path: Path) -> None:

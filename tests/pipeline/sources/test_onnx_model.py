@@ -82,7 +82,7 @@ class TestLoading:
         ],
         ids=["empty", "text", "noise", "truncated", "no graph"],
     )
-    def test_a_file_that_is_no_model_says_so(self, tmp_path, content, words):
+    def test_an_invalid_model_file_says_so(self, tmp_path, content, words):
         (tmp_path / "model.onnx").write_bytes(content)
         with pytest.raises(ModelError, match=words):
             onnx_model.load_onnx(tmp_path / "model.onnx", tmp_path)
@@ -175,7 +175,7 @@ class TestExternalData:
 
 
 class TestCanonical:
-    def test_twice_changes_nothing_and_the_argument_is_left_alone(self):
+    def test_a_second_rewrite_changes_nothing_and_the_argument_is_not_changed(self):
         model = linear()
         once = canonical(model, [X])
         assert model == linear()
@@ -337,8 +337,8 @@ def test_numbers_as_a_list_are_written_as_bytes_of_the_same_numbers():
     odd = np.array([0, -0.0, np.nan, 1e-45], "f")
     made.graph.initializer[1].CopyFrom(helper.make_tensor("b", TensorProto.FLOAT, [4], odd))
     plain = canonical(made)
-    found = next(tensor for tensor in plain.graph.initializer if tensor.name == "b")
-    assert found.HasField("raw_data") and found.raw_data == odd.tobytes()
+    result = next(tensor for tensor in plain.graph.initializer if tensor.name == "b")
+    assert result.HasField("raw_data") and result.raw_data == odd.tobytes()
 
 
 def test_a_normalisation_over_its_default_axes_is_valid(tmp_path):
@@ -379,16 +379,16 @@ def test_libraries_are_named_by_digest_with_what_their_headers_say(tmp_path: Pat
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(data)
     (dest := tmp_path / "dest").mkdir()
-    found = onnx_model.read_libraries(tmp_path, [("a/x.so", 0), ("b/x.so", 0), ("y.so", 13)], dest)
-    x, y = found.libraries
+    libraries = onnx_model.read_libraries(tmp_path, [("a/x.so", 0), ("b/x.so", 0), ("y.so", 13)], dest)
+    x, y = libraries.libraries
     assert [build.platform for build in x.builds] == ["linux-x86_64", "linux-aarch64"]
     assert (x.name, x.entry, y.entry, y.builds[0].cuda) == ("x.so", "RegisterCustomOps", "getCreators", 13)
-    assert sorted(found.digests) == sorted(path.name for path in dest.iterdir())
+    assert sorted(libraries.digests) == sorted(path.name for path in dest.iterdir())
     model = linear()
-    onnx_model.name_libraries(model, found)
+    onnx_model.name_libraries(model, libraries)
     onnx_model.save_onnx(model, tmp_path / "m.onnx")
-    assert list_libraries(tmp_path / "m.onnx") == found
-    assert list_shards(tmp_path / "m.onnx") == tuple(sorted(found.digests))
+    assert list_libraries(tmp_path / "m.onnx") == libraries
+    assert list_shards(tmp_path / "m.onnx") == tuple(sorted(libraries.digests))
 
 
 @pytest.mark.parametrize(
@@ -401,7 +401,7 @@ def test_libraries_are_named_by_digest_with_what_their_headers_say(tmp_path: Pat
         ({"../x.so": elf(62)}, "leads outside the spec's folder"),
     ],
 )
-def test_a_file_that_is_no_library_with_operators_is_refused(tmp_path: Path, files, words) -> None:
+def test_a_file_without_an_operator_library_is_refused(tmp_path: Path, files, words) -> None:
     (root := tmp_path / "spec").mkdir()
     for name, data in files.items():
         (root / name).parent.mkdir(exist_ok=True)

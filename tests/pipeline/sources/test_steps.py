@@ -45,12 +45,12 @@ def cases(most, count, order):
 
 
 def test_sequences_are_run_alone_and_side_by_side_as_streams_of_a_batch():
-    found = cases(4, 8, np.array([0, 0, 0, 1, 1, 2, 2, 2]))
-    assert [*found] == ["sequence 0", "sequence 1", "sequence 2", "sequences side by side"]
-    together = found["sequences side by side"]
+    actual = cases(4, 8, np.array([0, 0, 0, 1, 1, 2, 2, 2]))
+    assert [*actual] == ["sequence 0", "sequence 1", "sequence 2", "sequences side by side"]
+    together = actual["sequences side by side"]
     np.testing.assert_array_equal(together.inputs["x"][:, 0, :, 0], [[0, 3, 5], [1, 4, 6]], "to the shortest's end")
     for row in range(3):
-        alone = found[f"sequence {row}"].expected["y"][:2, 0]
+        alone = actual[f"sequence {row}"].expected["y"][:2, 0]
         np.testing.assert_array_equal(together.expected["y"][:, row], alone)
     np.testing.assert_array_equal(cases(2, 4, None)["sequences side by side"].inputs["x"][:, 0, :, 0], [[0, 2], [1, 3]])
 
@@ -79,9 +79,9 @@ def prompted(begins, order, count=8):
 
 
 def test_outputs_of_unequal_steps_are_laid_out_place_by_place():
-    found = prompted([1, 0, 0, 1, 1, 1, 0, 1], [0, 0, 0, 0, 0, 1, 1, 1])
-    cases = {case.name: case for case in found.golden.cases}
-    assert found.lengths == (3, 2, 2), "steps; side by side up to the shortest sequence's end"
+    result = prompted([1, 0, 0, 1, 1, 1, 0, 1], [0, 0, 0, 0, 0, 1, 1, 1])
+    cases = {case.name: case for case in result.golden.cases}
+    assert result.lengths == (3, 2, 2), "steps; side by side up to the shortest sequence's end"
     np.testing.assert_array_equal(cases["sequence 0"].expected["y"][:, 0, 0], np.array([0, 1, 3, 6, 10]))
     together = cases["sequences side by side"]
     np.testing.assert_array_equal(together.inputs[BEGINS], [1, 0, 1], "a step ends where one of any stream does")
@@ -110,10 +110,10 @@ def test_sequences_of_one_step_are_refused():
 
 @pytest.mark.parametrize(("most", "taken"), [(9, 4), (2, 2), (1, None)])
 def test_random_steps_end_at_a_caches_bound_if_two_fit(most, taken):
-    given, past = TensorSpec("x", "float32", ("rows", "tokens")), TensorSpec("past", "float32", ("rows", "past"))
+    inputs, past = TensorSpec("x", "float32", ("rows", "tokens")), TensorSpec("past", "float32", ("rows", "past"))
     dims = Dim("rows", 1, 1, 1), Dim("tokens", 1, 2, 2), Dim("past", 0, 0, most)
     grow = StateModel(
-        lambda step: {"present": np.concatenate([step["past"], step["x"]], 1)}, (given, past), dims, (PRESENT,)
+        lambda step: {"present": np.concatenate([step["past"], step["x"]], 1)}, (inputs, past), dims, (PRESENT,)
     )
     groups = [{"x": np.ones((1, 2), np.float32)}] * 4
     if taken is None:

@@ -36,14 +36,14 @@ class TestEntryPoint:
             ("from other import build", r"other\.py:3: build\(\) failed: ZeroDivisionError"),
         ],
     )
-    def test_what_goes_wrong_in_it_is_told_with_file_and_line(self, tmp_path, code, words):
+    def test_errors_are_reported_with_file_and_line(self, tmp_path, code, words):
         (tmp_path / "other.py").write_text("def build():\n    x = 0\n    return 1 / x\n")
         fails(torch_request(tmp_path, code), words)
 
     def test_a_missing_file_is_a_model_error(self, tmp_path):
         fails(ExportRequest("torch", tmp_path, "none.py", (X,), (BATCH,), function="build"), "does not exist")
 
-    def test_wrong_arguments_are_told(self, tmp_path):
+    def test_wrong_arguments_are_reported(self, tmp_path):
         fails(torch_request(tmp_path, LINEAR, arguments={"widht": 2}), "unexpected keyword argument 'widht'")
 
     def test_arguments_reach_the_function(self, tmp_path):
@@ -124,7 +124,7 @@ class TestWeights:
         self.save(tmp_path, **tensors)
         fails(torch_request(tmp_path, LINEAR, weights="w.safetensors"), words)
 
-    def test_a_file_that_is_no_safetensors_is_a_model_error(self, tmp_path):
+    def test_an_invalid_safetensors_file_is_a_model_error(self, tmp_path):
         (tmp_path / "w.safetensors").write_bytes(b"garbage")
         fails(torch_request(tmp_path, LINEAR, weights="w.safetensors"), "cannot be read as safetensors")
 

@@ -38,37 +38,37 @@ def test_two_kinds_of_requests_get_buckets_at_their_ends():
 
 
 def test_the_edges_that_are_chosen_are_timed_themselves():
-    asked = []
+    requests = []
 
     def noting(sizes):
-        asked.extend(sizes)
+        requests.extend(sizes)
         return instances.measure(sizes)
 
     task = instances.task_of(instances.trace_of_sizes(TWO_KINDS), BucketOptions(batch=1))
     first = task.first_sizes()
     choice = choose_buckets(task, instances.measure(first), noting, 3, 0.0)
-    assert {"batch": 1, "length": 35} in [*asked, *first] and {"batch": 1, "length": 9} in [*asked, *first]
-    assert {each["length"] for each in [*asked, *first]} >= {8, 16, 32, 64}, "those of powers of two too"
-    assert choice.timed == len(first) + len(asked)
+    assert {"batch": 1, "length": 35} in [*requests, *first] and {"batch": 1, "length": 9} in [*requests, *first]
+    assert {each["length"] for each in [*requests, *first]} >= {8, 16, 32, 64}, "those of powers of two too"
+    assert choice.timed == len(first) + len(requests)
 
 
 def test_a_price_makes_fewer_buckets():
     task = instances.task_of(instances.trace_of_sizes(TWO_KINDS), BucketOptions(batch=1))
-    known = instances.measure(task.first_sizes())
-    counts = [len(choose_buckets(task, known, None, 64, price).edges["length"]) for price in (0.0, 200.0, 1e6)]
+    drift = instances.measure(task.first_sizes())
+    counts = [len(choose_buckets(task, drift, None, 64, price).edges["length"]) for price in (0.0, 200.0, 1e6)]
     assert counts[0] > counts[1] > counts[2] == 1
 
 
 def test_with_a_batcher_fewer_buckets_batch_better():
     lengths = np.random.default_rng(1).integers(20, 41, 1500).tolist()
-    known = instances.KnownTimes(lambda batch, length: 5e-3 + 1e-6 * batch * length)
+    times = instances.KnownTimes(lambda batch, length: 5e-3 + 1e-6 * batch * length)
     alone = instances.task_of(instances.trace_of_sizes(lengths, 150.0), BucketOptions(batch=1))
     together = instances.task_of(instances.trace_of_sizes(lengths, 150.0), BucketOptions(batch=8, wait_s=0.02))
     assert together.policy == BatchPolicy(8, 0.02) and alone.policy is None
-    counts = [len(search_buckets(task, known, 64, 0.0)[0][0]) for task in (alone, together)]
+    counts = [len(search_buckets(task, times, 64, 0.0)[0][0]) for task in (alone, together)]
     assert counts[0] > 10 > counts[1]
-    _, served = search_buckets(together, known, 64, 0.0)
-    many = serve_trace(together.grid, {"length": tuple(range(20, 65))}, known, together.policy)
+    _, served = search_buckets(together, times, 64, 0.0)
+    many = serve_trace(together.grid, {"length": tuple(range(20, 65))}, times, together.policy)
     assert served.batch > 1.5 * many.batch and served.mean_s < 0.7 * many.mean_s
 
 
@@ -132,8 +132,8 @@ def test_a_profile_costs_its_build_and_its_share_of_the_memory():
     report = latency_report()
     most = max(bucket.memory_bytes for bucket in report.buckets)
     loaded = replace(report, loaded_bytes=most - psutil.virtual_memory().total // 1000, memory_resettable=True)
-    found = price_profile(loaded, 3.0, None)
-    assert found.seconds_a_day == pytest.approx(3.0 + 86.4, rel=0.01) and "3 s of compiling" in found.words
+    result = price_profile(loaded, 3.0, None)
+    assert result.seconds_a_day == pytest.approx(3.0 + 86.4, rel=0.01) and "3 s of compiling" in result.words
     unknown = price_profile(replace(loaded, memory_resettable=False), None, None)
     assert unknown.seconds_a_day == 0.0 and "no build on record" in unknown.words
     assert price_profile(loaded, 3.0, 7.5).seconds_a_day == 7.5

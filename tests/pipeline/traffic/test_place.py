@@ -25,9 +25,9 @@ def test_files_of_a_folder_are_merged_by_time(tmp_path):
     write(tmp_path / "b.jsonl", [1, 2], EPOCH)
     write(tmp_path / "a.jsonl", [7, 8], EPOCH + 0.5)
     (tmp_path / "notes.txt").write_text("not traffic")
-    found = read_place(tmp_path, INPUTS)
-    assert found.trace.sizes["length"].tolist() == [1, 7, 2, 8] and found.trace.at.tolist() == [0, 0.5, 1, 1.5]
-    assert found.absolute and found.trace.start == EPOCH and len(found.files) == 2
+    actual = read_place(tmp_path, INPUTS)
+    assert actual.trace.sizes["length"].tolist() == [1, 7, 2, 8] and actual.trace.at.tolist() == [0, 0.5, 1, 1.5]
+    assert actual.absolute and actual.trace.start == EPOCH and len(actual.files) == 2
 
 
 def test_a_file_says_its_model_and_another_is_refused(tmp_path):
@@ -75,9 +75,9 @@ def test_another_models_requests_name_the_line(tmp_path):
 
 
 def test_requests_beyond_the_dims_are_counted_by_size(tmp_path):
-    found = read_place(write(tmp_path / "a.jsonl", [9, 1, 4, 9, 12]), INPUTS)
-    split = split_beyond(found.trace, (Dim("batch", 1, 1, 1), Dim("length", 2, 8, 8)))
+    actual = read_place(write(tmp_path / "a.jsonl", [9, 1, 4, 9, 12]), INPUTS)
+    split = split_beyond(actual.trace, (Dim("batch", 1, 1, 1), Dim("length", 2, 8, 8)))
     assert split.within.sizes["length"].tolist() == [4] and split.beyond == {"length": {1: 1, 9: 2, 12: 1}}
     assert split.fallback_share == 0.8 and split.within.start == EPOCH + 2
     with pytest.raises(DataError, match=r"none of the 5 requests is within the dims \(length 50..60\)"):
-        split_beyond(found.trace, (Dim("length", 50, 60, 60),))
+        split_beyond(actual.trace, (Dim("length", 50, 60, 60),))

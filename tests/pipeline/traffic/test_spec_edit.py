@@ -53,7 +53,7 @@ def test_the_line_is_put_in_its_place_and_nothing_else_changes(tmp_path, dims, w
 
 
 @pytest.mark.parametrize("dims", ["dims: {batch: &all {max: 8}, length: *all}\n", "base: &all {max: 8}\n"])
-def test_what_cannot_be_placed_is_told_and_the_file_stays(tmp_path, dims):
+def test_a_spec_that_cannot_be_edited_is_reported_and_not_changed(tmp_path, dims):
     path = spec_with(tmp_path, dims)
     with pytest.raises(InputError, match=r"under dims.length: buckets: \[3, 8\]"):
         write_buckets(path, {"length": (3, 8)})
@@ -71,5 +71,5 @@ def test_a_disk_that_is_full_leaves_the_file(tmp_path, monkeypatch):
 def test_several_dims_at_once(tmp_path):
     path = spec_with(tmp_path, "dims: {batch: {max: 8}, length: {max: 9}}\n")
     write_buckets(path, {"length": (3, 9), "batch": (1, 8)})
-    found = yaml.safe_load(path.read_text())["dims"]
-    assert found == {"batch": {"buckets": [1, 8]}, "length": {"buckets": [3, 9]}}
+    result = yaml.safe_load(path.read_text())["dims"]
+    assert result == {"batch": {"buckets": [1, 8]}, "length": {"buckets": [3, 9]}}

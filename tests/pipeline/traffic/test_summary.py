@@ -22,44 +22,44 @@ def traffic(at, lengths, start=MIDNIGHT, sampling=1.0) -> TrafficAtPlace:
 
 
 def test_histograms():
-    found = summary.summarize(traffic([0, 1, 2, 3], [3, 5, 3, 9]), DIMS)
-    assert found.dims["length"].counts == {3: 2, 5: 1, 9: 1} and found.dims["length"].quantiles[0] == 4.0
-    assert found.beyond == {"length": 1} and found.requests == 4
-    assert summary.dim_rows(found)[1][:5] == ["length", "4", "3", "3", "5"]
-    assert "no times of arrival" not in " ".join(summary.describe_traffic(found))
-    assert any("length: 1 request beyond the spec's dims (25 %)" in line for line in summary.describe_traffic(found))
+    result = summary.summarize(traffic([0, 1, 2, 3], [3, 5, 3, 9]), DIMS)
+    assert result.dims["length"].counts == {3: 2, 5: 1, 9: 1} and result.dims["length"].quantiles[0] == 4.0
+    assert result.beyond == {"length": 1} and result.requests == 4
+    assert summary.dim_rows(result)[1][:5] == ["length", "4", "3", "3", "5"]
+    assert "no times of arrival" not in " ".join(summary.describe_traffic(result))
+    assert any("length: 1 request beyond the spec's dims (25 %)" in line for line in summary.describe_traffic(result))
 
 
 def test_hours_have_absolute_names_and_rates_of_what_was_recorded():
     at = [*np.arange(0, 3600, 10.0), *np.arange(3600, 5400, 1.0)]
-    found = summary.summarize(traffic(at, [1] * 360 + [6] * 1800, sampling=0.5), DIMS)
-    assert [hour.name for hour in found.hours] == ["2026-03-02 00:00", "2026-03-02 01:00"]
-    assert [hour.requests for hour in found.hours] == [360, 1800]
-    assert [hour.per_second for hour in found.hours] == pytest.approx([0.2, 2.0], rel=0.01)
-    assert found.hours[1].sizes["length"].counts == {6: 1800} and found.per_second == pytest.approx(0.8, rel=0.01)
-    columns, rows = summary.hour_table(found)
+    result = summary.summarize(traffic(at, [1] * 360 + [6] * 1800, sampling=0.5), DIMS)
+    assert [hour.name for hour in result.hours] == ["2026-03-02 00:00", "2026-03-02 01:00"]
+    assert [hour.requests for hour in result.hours] == [360, 1800]
+    assert [hour.per_second for hour in result.hours] == pytest.approx([0.2, 2.0], rel=0.01)
+    assert result.hours[1].sizes["length"].counts == {6: 1800} and result.per_second == pytest.approx(0.8, rel=0.01)
+    columns, rows = summary.hour_table(result)
     assert columns[:3] == ["hour", "requests", "per second"] and rows[1][0] == "2026-03-02 01:00"
-    assert re.match(r"recorded in .* s from .*: .* requests per second", [*summary.describe_traffic(found)][1])
-    assert "at most 1 within a second" in [*summary.describe_traffic(found)][2]
+    assert re.match(r"recorded in .* s from .*: .* requests per second", [*summary.describe_traffic(result)][1])
+    assert "at most 1 within a second" in [*summary.describe_traffic(result)][2]
 
 
 def test_many_days_are_put_together_by_the_hour_of_the_day():
     days = np.arange(0, 5 * 86400, 600.0)
-    found = summary.summarize(traffic(days, 1 + (days // 3600 % 24).astype(int)), DIMS)
-    assert len(found.hours) == 24 and found.hours[13].name == "13:00" and found.hours[13].requests == 30
-    assert found.hours[13].per_second == pytest.approx(1 / 600, rel=0.01)
-    assert found.hours[13].sizes["length"].counts == {14: 30}
+    result = summary.summarize(traffic(days, 1 + (days // 3600 % 24).astype(int)), DIMS)
+    assert len(result.hours) == 24 and result.hours[13].name == "13:00" and result.hours[13].requests == 30
+    assert result.hours[13].per_second == pytest.approx(1 / 600, rel=0.01)
+    assert result.hours[13].sizes["length"].counts == {14: 30}
 
 
 def test_times_that_are_not_absolute_count_from_the_first_request():
-    found = summary.summarize(traffic([0.0, 4000.0], [1, 2], start=5.0), DIMS)
-    assert [hour.name for hour in found.hours] == ["hour 0", "hour 1"] and found.start is None
+    result = summary.summarize(traffic([0.0, 4000.0], [1, 2], start=5.0), DIMS)
+    assert [hour.name for hour in result.hours] == ["hour 0", "hour 1"] and result.start is None
 
 
 def test_without_times_there_are_no_rates():
-    found = summary.summarize(traffic([0.0, 0.0], [1, 2], start=0.0), DIMS)
-    assert found.hours == () and found.bursts is None and found.per_second is None
-    assert "no times of arrival, or all of them the same: no rates, no hours" in [*summary.describe_traffic(found)]
+    result = summary.summarize(traffic([0.0, 0.0], [1, 2], start=0.0), DIMS)
+    assert result.hours == () and result.bursts is None and result.per_second is None
+    assert "no times of arrival, or all of them the same: no rates, no hours" in [*summary.describe_traffic(result)]
 
 
 def test_bursts():
@@ -76,9 +76,9 @@ def test_times_far_apart_take_no_memory_for_the_seconds_between():
 
 def test_the_rate_of_an_hour_of_the_day_is_over_its_time_in_all_days():
     at = np.arange(0.0, 72 * 3600.0, 600.0)
-    found = summary.summarize(traffic(at.tolist(), [1] * len(at), start=1_772_409_600.0 + 1800.0), DIMS)
-    assert len(found.hours) == 24
-    assert all(hour.per_second == pytest.approx(1 / 600, rel=0.07) for hour in found.hours)
+    result = summary.summarize(traffic(at.tolist(), [1] * len(at), start=1_772_409_600.0 + 1800.0), DIMS)
+    assert len(result.hours) == 24
+    assert all(hour.per_second == pytest.approx(1 / 600, rel=0.07) for hour in result.hours)
 
 
 def test_rows_of_a_histogram_are_the_buckets_where_there_are_some():
@@ -100,12 +100,12 @@ def test_every_request_is_in_a_bar():
 
 
 def test_pictures_of_traffic():
-    found = summary.summarize(traffic(np.arange(0, 7200, 20.0), 1 + np.arange(360) % 8), DIMS)
-    text = summary.draw_traffic(found, {"batch": (4,), "length": (4, 8)})
+    result = summary.summarize(traffic(np.arange(0, 7200, 20.0), 1 + np.arange(360) % 8), DIMS)
+    text = summary.draw_traffic(result, {"batch": (4,), "length": (4, 8)})
     titles = {"requests per second": 1, "requests": 4, "batch of a request": 2, "length of a request": 2}
     assert {title: text.count(f">{title}</text>") for title in titles} == titles and "present: up to 8" in text
     assert "requests per second by hour" in text and 'viewBox="0 0 640 1300"' in text
-    assert text == summary.draw_traffic(found, {"batch": (4,), "length": (4, 8)})
+    assert text == summary.draw_traffic(result, {"batch": (4,), "length": (4, 8)})
     hours = ["00:00", "01:00", "UTC, from 2026-03-02T00:00:00+00:00"]
     parts = [f"{part} % up to" for part in (50, 90, 99)]
     assert re.findall(r"<text[^>]*>([^<]*)", text) == [

@@ -157,7 +157,7 @@ def test_memory_is_bounded_by_windows_and_the_answer_is_the_same(tmp_path: Path)
     assert small.rows == whole.rows and small.taps.compared > whole.taps.compared
 
 
-def test_a_tap_that_changes_the_outputs_is_said(tmp_path: Path) -> None:
+def test_a_tap_that_changes_the_outputs_is_reported(tmp_path: Path) -> None:
     reference, candidate = graph(CONV, tmp_path, "a"), Shifted(graph(CONV, tmp_path, "b"))
     result = attribute("engine", "fp32", reference, candidate, golden_of(images()), default_budget("engine", "fp32"))
     assert 0 < result.taps.changed["logits"].max_rel < 1e-2
@@ -224,7 +224,7 @@ def test_the_cases_are_those_where_the_outputs_are_furthest_apart(tmp_path: Path
     assert result.rows[0].local.nonfinite
 
 
-def test_a_slice_is_sought_on_as_many_samples_as_judge_one(tmp_path: Path) -> None:
+def test_attribution_of_a_slice_uses_enough_samples_to_judge_it(tmp_path: Path) -> None:
     """Four cases of one sample hold slices of four elements, of which none is judged: no node would be blamed."""
     net = with_names(x_net("a = MatMul(x, w) y = Add(a, a)", w=np.eye(5) * [1e3, 1e3, 1e3, 1e3, 1.0]))
     off = np.eye(5) * [1e3, 1e3, 1e3, 1e3, 1.02]

@@ -38,10 +38,10 @@ def stopped_after(runs: int, folder: Path) -> Attribution:
 def test_the_segments_measured_in_time_are_ranked(tmp_path: Path) -> None:
     whole, early, none = (stopped_after(runs, tmp_path / str(runs)) for runs in (1000, 4, 0))
     assert whole.complete and "time" not in summarize(whole)
-    for found in (early, none):
-        assert not found.complete and 0 < found.segments < whole.segments
-        assert summarize(found).endswith("(the time limit ended before the whole model was ranked)")
-        assert any(MORE_TIME in line for line in describe_attribution(found))
+    for result in (early, none):
+        assert not result.complete and 0 < result.segments < whole.segments
+        assert summarize(result).endswith("(the time limit ended before the whole model was ranked)")
+        assert any(MORE_TIME in line for line in describe_attribution(result))
     assert len(none.cases) == 1 and none.segments < early.segments
 
 
@@ -49,8 +49,8 @@ def test_no_proposal_for_want_of_time_is_not_said_to_be_none_at_all() -> None:
     spent = reduce([1, 2], lambda _: False, 10, lambda: True)
     assert spent.items is None and spent.spent
     assert not reduce([1, 2], lambda _: False, 10).spent
-    (told,) = describe_proposal(Proposal(2, 0, False, None, ended_early=True))
-    assert told.startswith("no proposal yet: 0 graphs were run") and MORE_TIME in told
+    (message,) = describe_proposal(Proposal(2, 0, False, None, ended_early=True))
+    assert message.startswith("no proposal yet: 0 graphs were run") and MORE_TIME in message
 
 
 def test_the_clock_leaves_time_to_store_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,8 +152,8 @@ def test_a_clean_engine_is_blamed_nowhere_and_cut_in_many_parts(name, precision,
     family = SUBJECTS[name]
     clean = family.model(0)
     graph = variant(family, clean, precision)(clean)
-    found = attributed(tmp_path / "clean", family, graph, graph, precision)
-    assert not found.blamed and found.cut >= 4
+    result = attributed(tmp_path / "clean", family, graph, graph, precision)
+    assert not result.blamed and result.cut >= 4
 
 
 def test_a_converted_weight_is_no_cut_but_a_part_of_its_reader() -> None:

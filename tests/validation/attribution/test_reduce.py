@@ -9,9 +9,9 @@ from validation.attribution.cuts import reduce
 @given(st.integers(1, 40), st.sets(st.integers(0, 39), min_size=1, max_size=6))
 def test_of_a_conjunction_exactly_the_needed_items_are_left(count: int, needed: set[int]) -> None:
     needed = {index % count for index in needed}
-    found = reduce(range(count), lambda chosen: needed <= set(chosen), 10_000)
-    assert found.items is not None and set(found.items) == needed and found.minimal
-    assert found.runs <= count**2 + 3 * count  # the method's own worst case
+    result = reduce(range(count), lambda chosen: needed <= set(chosen), 10_000)
+    assert result.items is not None and set(result.items) == needed and result.minimal
+    assert result.runs <= count**2 + 3 * count  # the method's own worst case
 
 
 @given(st.integers(2, 25), st.data())
@@ -21,9 +21,9 @@ def test_what_is_left_passes_and_lacks_nothing(count: int, data: st.DataObject) 
     def passes(chosen) -> bool:
         return any(way <= set(chosen) for way in ways)
 
-    found = reduce(range(count), passes, 10_000)
-    assert found.items is not None and passes(found.items)
-    assert not any(passes([kept for kept in found.items if kept != item]) for item in found.items)
+    result = reduce(range(count), passes, 10_000)
+    assert result.items is not None and passes(result.items)
+    assert not any(passes([kept for kept in result.items if kept != item]) for item in result.items)
 
 
 def test_a_good_order_saves_most_of_the_runs() -> None:
@@ -32,8 +32,8 @@ def test_a_good_order_saves_most_of_the_runs() -> None:
 
 
 def test_nothing_passes_or_the_runs_are_spent() -> None:
-    found = reduce(range(8), lambda _: False, 100)
-    assert found.items is None and not found.minimal and found.runs == 4
-    found = reduce(range(64), lambda chosen: {7, 50} <= set(chosen), 10)
-    assert found.items is not None and {7, 50} <= set(found.items) and not found.minimal and found.runs == 10
+    result = reduce(range(8), lambda _: False, 100)
+    assert result.items is None and not result.minimal and result.runs == 4
+    result = reduce(range(64), lambda chosen: {7, 50} <= set(chosen), 10)
+    assert result.items is not None and {7, 50} <= set(result.items) and not result.minimal and result.runs == 10
     assert reduce([], lambda _: True, 5).items is None

@@ -35,12 +35,12 @@ def test_it_reads_back_as_it_was_without_bare_nan() -> None:
         TensorError(-math.inf, 1.0, 3),
     ]
     rows = tuple(replace(FOUND.rows[0], local=error) for error in odd)
-    found = replace(FOUND, rows=rows, segments=3, taps=Taps(3, {"logits": TensorError(91.0, 1e-6)}))
-    kept = json.loads(json.dumps(encode_document(found), allow_nan=False))
-    again = decode(kept, NamedAttribution)
-    assert encode_document(again) == kept and again.taps == found.taps and again.rows[1:] == found.rows[1:]
-    assert kept["format"] == 1 and kept["segments"] == 3
-    assert kept["rows"][0]["local"]["sqnr_db"] == "nan" and kept["rows"][2]["local"]["sqnr_db"] == "-inf"
+    result = replace(FOUND, rows=rows, segments=3, taps=Taps(3, {"logits": TensorError(91.0, 1e-6)}))
+    document = json.loads(json.dumps(encode_document(result), allow_nan=False))
+    again = decode(document, NamedAttribution)
+    assert encode_document(again) == document and again.taps == result.taps and again.rows[1:] == result.rows[1:]
+    assert document["format"] == 1 and document["segments"] == 3
+    assert document["rows"][0]["local"]["sqnr_db"] == "nan" and document["rows"][2]["local"]["sqnr_db"] == "-inf"
     nothing = replace(FOUND, proposal=Proposal(3, 7, False, None))
     assert encode_document(nothing)["proposal"] == {
         "groups": 3,

@@ -63,10 +63,10 @@ class Overwriting(Linear):
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         self.calls += 1
-        found = super().run(inputs)
+        result = super().run(inputs)
         if self.at(self.calls) and inputs["x"].flags.writeable:
             inputs["x"] *= 2
-        return found
+        return result
 
 
 class Raising(Nth):
@@ -77,9 +77,9 @@ class Raising(Nth):
         self.what = what
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        found = super().run(inputs)
+        result = super().run(inputs)
         if not self.at(self.calls):
-            return found
+            return result
         if isinstance(self.what, Exception):
             raise self.what
         return self.what  # type: ignore[return-value]

@@ -71,10 +71,10 @@ def test_a_session_that_repeats_itself_raises_no_alarm(seed: int) -> None:
 def test_each_fault_is_seen_by_the_check_that_is_meant_for_it(session, check, told):
     checks = tried(session())
     assert failed(checks) == {check}
-    found = checks[check]
-    assert told in found.note
-    assert found.value and found.value >= 1 and found.limit == 0
-    assert found.case.startswith("call ") and "batch=" in found.case
+    result = checks[check]
+    assert told in result.note
+    assert result.value and result.value >= 1 and result.limit == 0
+    assert result.case.startswith("call ") and "batch=" in result.case
 
 
 def test_an_engine_that_knows_arrays_again_by_their_address_is_seen() -> None:
@@ -174,15 +174,15 @@ def test_the_calls_that_a_fast_engine_gets_by_default_show_rare_faults(wrong) ->
 
 
 def test_bits_are_asked_for_only_where_they_differ_and_else_the_limits_of_drift_hold() -> None:
-    asked: list[bool] = []
+    requests: list[bool] = []
 
     def bits() -> bool:
-        asked.append(True)
+        requests.append(True)
         return False
 
-    assert failed(tried(Linear(), seconds=0.3, bits=bits)) == set() and not asked
+    assert failed(tried(Linear(), seconds=0.3, bits=bits)) == set() and not requests
     near = Nth(lambda x, y: y * np.float32(1 + 1e-6), lambda n: n > 60)
-    assert failed(tried(near, seconds=0.3, bits=bits)) == set() and asked
+    assert failed(tried(near, seconds=0.3, bits=bits)) == set() and requests
     far = tried(Nth(lambda x, y: y * np.float32(1.01), lambda n: n > 60), seconds=0.3, bits=bits)
     assert failed(far) == {"calls repeated"}
     assert "against the first answer, engine max_rel of y at batch=" in far["calls repeated"].note
@@ -223,9 +223,9 @@ def test_half_precision_inputs_are_handed_over_as_the_session_takes_them() -> No
 
         def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             assert inputs["x"].dtype == np.float16
-            found = super().run({"x": inputs["x"].astype(np.float32)})
+            result = super().run({"x": inputs["x"].astype(np.float32)})
             inputs["x"] *= 2
-            return found
+            return result
 
     assert failed(tried(Half(), budgets=Budgets(FREE))) == {"calls inputs"}
 
@@ -265,7 +265,7 @@ def test_an_answer_that_is_stored_by_the_first_row_and_one_of_small_values_are_s
     assert [case.partition("values=")[2].partition(" ")[0] for case in cases] == ["repeated", "mixed", "small"]
 
 
-def test_a_fault_in_few_inputs_is_seen_and_the_odds_of_missing_a_rarer_one_are_told() -> None:
+def test_a_fault_in_few_inputs_is_seen_and_the_odds_of_missing_a_rarer_one_are_reported() -> None:
     def rare(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         hits = np.array([len(x) > 4 and crc32(row.tobytes()) % 50 == 1 for row in x])
         return np.where(hits[:, None], y * np.float32(1.1), y)
@@ -352,8 +352,8 @@ def test_what_a_sample_of_nan_or_infinities_does_to_others_and_to_later_calls_is
     wide = Linear(lambda x, y: widened(x, y) + spoiled(x).any())
     assert moved(wide, reference=Linear(widened))[0].passed, "the form of the graph's answer depends on all samples"
 
-    told = moved(Linear(dropped))[0]
-    assert told.passed and "values=nan: 3 elements of y are finite in graph or engine alone" in told.note
+    message = moved(Linear(dropped))[0]
+    assert message.passed and "values=nan: 3 elements of y are finite in graph or engine alone" in message.note
     for reads_nan in (False, True):
         (other,) = moved(Linear(), reference=Linear(dropped), reads_nan=reads_nan)
         assert other.passed is not reads_nan, "a graph that asks for NaN says what its answer is"

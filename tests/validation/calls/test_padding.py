@@ -43,25 +43,25 @@ def check(path: Path, text: str, *shapes: tuple[int, int]):
     onnx.save(build("float[batch,n] x, float[batch,n] mask", "float[batch] y", text, {}), path)
     limits = StagedLimits.of(default_budget("engine", "fp32"))
     with ReferenceSession(path) as session:
-        (found,) = padding_checks(session, request(), RULES, golden(*shapes), limits)
-    return found
+        (result,) = padding_checks(session, request(), RULES, golden(*shapes), limits)
+    return result
 
 
 def test_a_model_that_minds_its_mask_passes(tmp_path: Path) -> None:
-    found = check(tmp_path / "m.onnx", MASKED, (2, 3), (1, 4), (4, 7))
-    assert found.passed and found.value == 0.0 and found.note == "3 padded cases"
+    checks = check(tmp_path / "m.onnx", MASKED, (2, 3), (1, 4), (4, 7))
+    assert checks.passed and checks.value == 0.0 and checks.note == "3 padded cases"
 
 
 @pytest.mark.parametrize("text", [UNMASKED, ACROSS])
-def test_a_model_that_reads_what_was_padded_fails_and_the_first_case_is_named(tmp_path: Path, text: str) -> None:
-    found = check(tmp_path / "m.onnx", text, (2, 3), (1, 4))
-    assert not found.passed and found.value == 2.0
-    assert "0 padded to batch 3, n 4" in found.note and "2 of 2 padded cases" in found.note
+def test_a_model_that_reads_padding_fails_and_the_first_case_is_named(tmp_path: Path, text: str) -> None:
+    checks = check(tmp_path / "m.onnx", text, (2, 3), (1, 4))
+    assert not checks.passed and checks.value == 2.0
+    assert "0 padded to batch 3, n 4" in checks.note and "2 of 2 padded cases" in checks.note
 
 
 def test_rules_that_no_sample_can_show_are_not_proven(tmp_path: Path) -> None:
-    found = check(tmp_path / "m.onnx", MASKED, (4, 8))
-    assert not found.passed and "add smaller samples" in found.note
+    checks = check(tmp_path / "m.onnx", MASKED, (4, 8))
+    assert not checks.passed and "add smaller samples" in checks.note
 
 
 def test_a_case_is_padded_to_the_next_edge_that_a_profile_holds() -> None:

@@ -52,20 +52,20 @@ def wrong_at(*sizes: int) -> Linear:
 def test_an_answer_that_is_wrong_at_one_inner_size_fails_and_fuzz_repeats_it(size: int) -> None:
     checks = tried(wrong_at(size))
     assert failed(checks) == {"sizes"}
-    found = checks["sizes"]
-    assert (found.case, found.value, found.limit) == (f"batch={size} values=realistic", 1.0, 0.0)
-    assert "of y at" in found.note and "12 of 12 sizes" in found.note
+    result = checks["sizes"]
+    assert (result.case, result.value, result.limit) == (f"batch={size} values=realistic", 1.0, 0.0)
+    assert "of y at" in result.note and "12 of 12 sizes" in result.note
     pair = FuzzSides(Linear(), wrong_at(size), "fp32", StagedLimits.of(BUDGET), BUDGET, usual=golden_drifts(SEEN))
-    only = parse_only(found.case, DIMS)
+    only = parse_only(result.case, DIMS)
     (again,) = fuzz([only], SPECS, DIMS, GOLDEN, pair, VALUES_SEED, []).cases
-    assert again.outcome == "failed" and again.reason in found.note
+    assert again.outcome == "failed" and again.reason in result.note
 
 
 def test_inner_sizes_are_multiples() -> None:
     dims = (Dim("height", 64, 96, 192, multiple=32), Dim("batch", 1, 1, 2))
     known = [tuple(sizes.items()) for sizes in edge_sizes([TensorSpec("x", "float32", ("height", "batch"))], dims)]
-    found = list(inner_sizes(dims, known, 0))
-    assert {sizes["height"] for sizes in found} == {128, 160} and len(found) == 4
+    actual = list(inner_sizes(dims, known, 0))
+    assert {sizes["height"] for sizes in actual} == {128, 160} and len(actual) == 4
 
 
 class Detector(Linear):
@@ -95,12 +95,12 @@ SUBTLE = {
 def test_one_column_and_an_offset_are_judged_at_inner_sizes_as_at_edges(fault: str, size: int) -> None:
     scale, offset, change, name = SUBTLE[fault]
     right, limits = Detector(scale, offset), Budgets(default_budget("engine", "fp16"))
-    given = {"golden": freeze(GOLDEN, SPECS, DIMS, right.run), "budgets": limits}
-    found = tried(Detector(scale, offset, change, size), right, **given)
-    assert failed(found) == {"sizes"}
-    assert found["sizes"].note.startswith(f"engine {name} of y at batch={size} ")
+    entries = {"golden": freeze(GOLDEN, SPECS, DIMS, right.run), "budgets": limits}
+    result = tried(Detector(scale, offset, change, size), right, **entries)
+    assert failed(result) == {"sizes"}
+    assert result["sizes"].note.startswith(f"engine {name} of y at batch={size} ")
     rounded = Detector(scale, offset, lambda x, y: y * (1 + 1e-5 * np.sin(1e5 * y)), *range(17))
-    assert failed(tried(rounded, right, **given)) == set()
+    assert failed(tried(rounded, right, **entries)) == set()
 
 
 def test_a_fault_at_7_by_13_is_found_in_a_grid_that_is_enumerated() -> None:
@@ -114,13 +114,13 @@ def test_a_fault_at_7_by_13_is_found_in_a_grid_that_is_enumerated() -> None:
 
 
 def test_several_wrong_sizes_are_counted_and_the_first_ones_named() -> None:
-    found = tried(wrong_at(6, 7, 8))["sizes"]
-    assert found.value == 3
-    named = found.case + found.note
+    result = tried(wrong_at(6, 7, 8))["sizes"]
+    assert result.value == 3
+    named = result.case + result.note
     assert all(f"batch={size}" in named for size in (6, 7, 8))
 
 
-def test_a_size_that_the_graph_itself_cannot_do_is_no_fault_and_is_told() -> None:
+def test_a_size_that_the_graph_itself_cannot_do_is_no_fault_and_is_reported() -> None:
     def odd(height: int) -> bool:
         return height % 2 == 1
 

@@ -56,10 +56,10 @@ def of_kind(kind: str, slower: float = 0.0, paired: bool = True) -> Draw:
 
     def draw(rng: Rng, count: int) -> CanaryEvidence:
         ours, theirs = DRAWN[kind](rng, count if paired else count * 20 // 19)
-        found = both(ours * (1 + slower), theirs, paired)
+        result = both(ours * (1 + slower), theirs, paired)
         if paired:
-            return found
-        sides = [one.select(rng.random(len(one)) < 0.95) for one in (found.candidate, found.baseline)]
+            return result
+        sides = [one.select(rng.random(len(one)) < 0.95) for one in (result.candidate, result.baseline)]
         return CanaryEvidence(sides[0], sides[1], False)
 
     return draw
@@ -85,13 +85,13 @@ def bursts(rng: Rng, count: int, share: float, size: int = OUTAGE) -> Flags:
     steps = np.zeros(count + 2 * size, int)
     np.add.at(steps, starts, 1)
     np.add.at(steps, starts + size, -1)
-    found: Flags = np.cumsum(steps)[size : size + count] > 0
-    return found
+    result: Flags = np.cumsum(steps)[size : size + count] > 0
+    return result
 
 
 def singly(rng: Rng, count: int, share: float) -> Flags:
-    found: Flags = rng.random(count) < share
-    return found
+    result: Flags = rng.random(count) < share
+    return result
 
 
 def failing(ours: Callable[[Rng, int], Flags], theirs: Callable[[Rng, int], Flags], paired: bool = True) -> Draw:
@@ -121,10 +121,10 @@ def outages(number: int) -> Callable[[Rng, int], Flags]:
     """Half of the requests, in so many outages, the last of which ends before the run does."""
 
     def draw(rng: Rng, count: int) -> Flags:
-        found = np.zeros(count, bool)
+        actual = np.zeros(count, bool)
         for start in np.arange(number) * count // number + int(rng.integers(count // number // 2 - 30)):
-            found[start : start + count // number // 2] = True
-        return found
+            actual[start : start + count // number // 2] = True
+        return actual
 
     return draw
 
@@ -248,21 +248,21 @@ WRONG: Mapping[Truth, tuple[str, ...]] = {"equal": ("FAIL",), "worse": ("PASS",)
 
 
 def verdict_in(cell: Cell, rng: Rng, replicates: int = 200) -> str:
-    evidence, found = cell.draw(rng, cell.count), "INSUFFICIENT"
+    evidence, result = cell.draw(rng, cell.count), "INSUFFICIENT"
     if cell.looks == 1:
         return judge(evidence, cell.limits, replicates=replicates).verdict
     for look in range(1, cell.looks + 1):
         stop = cell.count * look // cell.looks
         sides = [one.select(np.arange(cell.count) < stop) for one in (evidence.candidate, evidence.baseline)]
         part = CanaryEvidence(sides[0], sides[1], evidence.paired, growing=True)
-        if (found := judge(part, cell.limits, replicates=replicates).verdict) == "FAIL":
-            return found
-    return found
+        if (result := judge(part, cell.limits, replicates=replicates).verdict) == "FAIL":
+            return result
+    return result
 
 
 def count_verdicts(name: str, simulations: int, seed: int, replicates: int = 200) -> dict[str, int]:
     """How often each verdict came in so many canaries of a cell."""
-    found = dict.fromkeys(("PASS", "FAIL", "INSUFFICIENT"), 0)
+    actual = dict.fromkeys(("PASS", "FAIL", "INSUFFICIENT"), 0)
     for index in range(simulations):
-        found[verdict_in(CELLS[name], np.random.default_rng((seed, index)), replicates)] += 1
-    return found
+        actual[verdict_in(CELLS[name], np.random.default_rng((seed, index)), replicates)] += 1
+    return actual

@@ -36,8 +36,8 @@ def in_flight_evidence(
         first = 1 - first if number % 2 else int(rng.integers(2))
         lead = min(start, servers)
         for turn in (first, 1 - first):
-            state, found = _segment(rng, arrivals[start - lead : stop], servers, state, keeps, sd)
-            latencies[turn, start:stop] = found[lead:]
+            state, result = _segment(rng, arrivals[start - lead : stop], servers, state, keeps, sd)
+            latencies[turn, start:stop] = result[lead:]
     ours, theirs = (side(one, time=arrivals) for one in (latencies[0] * (1 + slower), latencies[1]))
     segment = [number for number, (start, stop) in enumerate(cut) for _ in range(start, stop)]
     same = np.zeros(count, bool)
@@ -50,12 +50,12 @@ def _segment(
     """The machine's state behind it, and latencies: first come, first served by whichever server is free."""
     free = [0.0] * servers
     noise, news = rng.normal(0, 0.3, len(arrivals)), rng.normal(0, sd * np.sqrt(1 - keeps**2), len(arrivals))
-    found = []
+    items = []
     for at, one, new in zip(arrivals, noise, news, strict=True):
         state = keeps * state + new
         busy = sum(1 for end in free if end > at)
         service = np.exp(one + state) * (1.0 + SHARED * busy)
         end = max(at, free[0]) + service
         heapreplace(free, end)
-        found.append(end - at)
-    return state, found
+        items.append(end - at)
+    return state, items

@@ -85,9 +85,9 @@ def dying(
 
 def dying_after_a_slow_answer(rng: Rng, count: int) -> Logs:
     """The candidate dies five requests before the end, all younger than one answer, which took a minute."""
-    found = dying(rng, count, after=1 - 5 / count)
-    found.baseline.latency[count // 2] = 60.0
-    return found
+    result = dying(rng, count, after=1 - 5 / count)
+    result.baseline.latency[count // 2] = 60.0
+    return result
 
 
 def mirrored(rng: Rng, count: int, *, slower: float = 0.0, in_flight: int = 0) -> Logs:
@@ -146,11 +146,11 @@ def ramp(rng: Rng, count: int, *, slower: float = 0.0) -> Logs:
 
 def dying_half(rng: Rng, count: int) -> Logs:
     """Halves of a day, and the candidate stops in the evening: nobody names the requests that it never answered."""
-    found = halves(rng, count)
+    actual = halves(rng, count)
     last = MIDNIGHT + 18 * HOUR
-    kept = np.asarray(found.candidate.time) < last
-    ours = log("candidate", np.asarray(found.candidate.time)[kept], np.asarray(found.candidate.latency)[kept])
-    return Logs(ours, found.baseline, ("INSUFFICIENT",))
+    kept = np.asarray(actual.candidate.time) < last
+    ours = log("candidate", np.asarray(actual.candidate.time)[kept], np.asarray(actual.candidate.latency)[kept])
+    return Logs(ours, actual.baseline, ("INSUFFICIENT",))
 
 
 def arrivals(rng: Rng, count: int, first: float, last: float) -> Array:
@@ -162,8 +162,8 @@ def arrivals(rng: Rng, count: int, first: float, last: float) -> Array:
 
 def load(times: Array) -> Array:
     """Requests relative to the mean of the day: 0.2 at 4 in the morning, 1.8 at 16."""
-    found: Array = 1.0 - 0.8 * np.cos(2 * np.pi * ((times - MIDNIGHT) / HOUR - 4.0) / 24.0)
-    return found
+    result: Array = 1.0 - 0.8 * np.cos(2 * np.pi * ((times - MIDNIGHT) / HOUR - 4.0) / 24.0)
+    return result
 
 
 def _of_a_day(rng: Rng, ours: Array, theirs: Array, slower: float, right: tuple[str, ...]) -> Logs:
@@ -176,8 +176,8 @@ def _of_a_day(rng: Rng, ours: Array, theirs: Array, slower: float, right: tuple[
 
 
 def _noise(rng: Rng, count: int) -> Array:
-    found: Array = np.exp(rng.normal(size=count) * 0.2)
-    return found
+    result: Array = np.exp(rng.normal(size=count) * 0.2)
+    return result
 
 
 SIMULATIONS: dict[str, Simulation] = {

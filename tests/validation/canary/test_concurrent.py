@@ -38,21 +38,21 @@ def judged(pairs, tmp_path):
     return judge(evidence, LATENCY, replicates=200)
 
 
-def test_each_request_goes_out_when_it_arrived_though_earlier_ones_are_not_answered():
+def test_requests_are_sent_on_time_while_earlier_ones_are_pending():
     arrivals = [0.0, 0.001, 0.002, 0.003, 0.5, 0.501]
     engine = working(0, seconds=0.1)
-    found = Threads(engine, 8).serve_segment(TrafficSegment(arrivals, [{"x": np.ones((1, 4), np.float32)}] * 6))
+    result = Threads(engine, 8).serve_segment(TrafficSegment(arrivals, [{"x": np.ones((1, 4), np.float32)}] * 6))
     assert [at for at, _ in engine.seen] == pytest.approx(arrivals)
     assert [running for _, running in engine.seen] == [1, 2, 3, 4, 1, 2]
-    assert all(0.05 < one.latency < 0.2 and one.latency == pytest.approx(one.served.service) for one in found)
+    assert all(0.05 < one.latency < 0.2 and one.latency == pytest.approx(one.served.service) for one in result)
 
 
 def test_no_more_are_in_flight_than_the_record_shows_and_waiting_counts():
     engine = working(0, seconds=0.1)
-    found = Threads(engine, 2).serve_segment(TrafficSegment([0.0, 0.001, 0.002, 0.003], [{"x": np.ones((1, 4))}] * 4))
+    result = Threads(engine, 2).serve_segment(TrafficSegment([0.0, 0.001, 0.002, 0.003], [{"x": np.ones((1, 4))}] * 4))
     assert max(running for _, running in engine.seen) == 2
-    assert found[2].latency > 1.5 * found[2].served.service and found[0].latency == pytest.approx(
-        found[0].served.service
+    assert result[2].latency > 1.5 * result[2].served.service and result[0].latency == pytest.approx(
+        result[0].served.service
     )
 
 
@@ -78,12 +78,12 @@ def bounds(pairs, in_flight, stops=()):
 
 
 def test_segments_cover_the_traffic_end_at_looks_and_begin_with_the_queue_there_was():
-    found = list(segments(1000, 4, {250, 500, 750, 1000}))
-    assert found[0][0] == 0 and found[-1][1] == 1000 and all(a[1] == b[0] for a, b in pairwise(found))
-    assert {250, 500, 750} <= {stop for _, stop in found} and min(
-        stop - start for start, stop in found
+    actual = list(segments(1000, 4, {250, 500, 750, 1000}))
+    assert actual[0][0] == 0 and actual[-1][1] == 1000 and all(a[1] == b[0] for a, b in pairwise(actual))
+    assert {250, 500, 750} <= {stop for _, stop in actual} and min(
+        stop - start for start, stop in actual
     ) >= 4 * LEAST_TURNOVERS
-    assert all(len(found) % 2 == 0 for found in ([*segments(count, 3)] for count in range(12, 200))), "in twos"
+    assert all(len(actual) % 2 == 0 for actual in ([*segments(count, 3)] for count in range(12, 200))), "in twos"
     assert list(segments(15, 4)) == [(0, 15)] and list(segments(1, 4)) == [(0, 1)]
     pairs, ours, _ = replayed(poisson_traffic(300, 0.01), working(0))
     cut = bounds(pairs, 4)
@@ -106,11 +106,11 @@ def test_a_lock_is_caught_in_flight_and_not_one_at_a_time(tmp_path):
     assert one_by_one.verdict != "FAIL" and abs(one_by_one.criteria[0].estimate) < 0.01
     pairs, _, theirs = replayed(traffic, working(0, locked=True))
     assert max(running for _, running in theirs.engine.seen) >= 3
-    found = judged(pairs, tmp_path)
-    assert found.verdict == "FAIL" and found.criteria[0].estimate > 0.1
+    result = judged(pairs, tmp_path)
+    assert result.verdict == "FAIL" and result.criteria[0].estimate > 0.1
 
 
 def test_equal_engines_in_flight_do_not_fail(tmp_path):
     pairs, *_ = replayed(poisson_traffic(1200, 0.015), working(0))
-    found = judged(pairs, tmp_path)
-    assert found.verdict != "FAIL" and abs(found.criteria[0].estimate or 0.0) < 0.04
+    result = judged(pairs, tmp_path)
+    assert result.verdict != "FAIL" and abs(result.criteria[0].estimate or 0.0) < 0.04

@@ -14,8 +14,8 @@ HEAD = {"format": 1, "kind": "enginesmith-observations", "model": "tiny", "versi
 
 
 def line(number=0, **changes):
-    found = {"time": float(number), "latency": 0.01, "ok": True, "request": number, "output": DIGEST} | changes
-    return json.dumps({key: value for key, value in found.items() if value is not None})
+    result = {"time": float(number), "latency": 0.01, "ok": True, "request": number, "output": DIGEST} | changes
+    return json.dumps({key: value for key, value in result.items() if value is not None})
 
 
 def written(tmp_path, *lines, name="candidate.jsonl", end="\n"):

@@ -46,8 +46,8 @@ def test_the_verdict_comes_first_and_everything_is_there(failed, drawn):
     assert (
         text.index("FAIL: the candidate is worse") < text.index("Criteria") < text.index("slowdown, with 5 % of error")
     )
-    for said in ("latency p50", "latency p99", "errors", "answers that differ", "out of memory", "tiny@2 cpu int8"):
-        assert said in text
+    for output in ("latency p50", "latency p99", "errors", "answers that differ", "out of memory", "tiny@2 cpu int8"):
+        assert output in text
     assert failed.digest in text and "common language effect size" in text and "enginesmith promote" not in text
 
 
@@ -89,13 +89,13 @@ def test_a_canary_that_saw_next_to_nothing_has_a_page(tmp_path):
 def test_latencies_that_are_all_equal_are_said_to_be(tmp_path):
     """What a clock of coarse steps leaves: no interval, and no '-100 % to +inf %'."""
     ones = side(np.full(2000, 0.01))
-    found = judge(CanaryEvidence(ones, ones, True), replicates=50)
+    verdicts = judge(CanaryEvidence(ones, ones, True), replicates=50)
     line = (
         "latency p50: +0 % (without bounds), margin +2 %; 2000 requests can show no difference; 2000 of 2000 latencies"
     )
-    assert describe(found.criteria[0]) == f"{line} are equal: record them with a finer clock"
+    assert describe(verdicts.criteria[0]) == f"{line} are equal: record them with a finer clock"
     document = report(tmp_path, 60)
-    criteria = tuple(item.without_infinities() for item in found.criteria)
+    criteria = tuple(item.without_infinities() for item in verdicts.criteria)
     text = " ".join(Page(render(replace(document, criteria=criteria))).text.split())
     assert "+0 % (without bounds)" in text and "inf" not in text.replace("information", "") and "unknown" not in text
 
@@ -117,8 +117,8 @@ def test_an_interval_that_is_known_on_one_side_says_which():
 )
 def test_what_a_number_of_requests_can_show_is_a_sentence(count, said):
     ones = side(np.ones(count))
-    found = judge(CanaryEvidence(ones, ones, True), Thresholds({}, 0.001, None), replicates=1).criteria[0]
-    assert said in describe(found)
+    result = judge(CanaryEvidence(ones, ones, True), Thresholds({}, 0.001, None), replicates=1).criteria[0]
+    assert said in describe(result)
 
 
 def test_answers_that_are_equal_are_not_listed_as_those_that_differ_most(failed):

@@ -90,8 +90,8 @@ def test_scale_and_duration():
 )
 def test_each_fault_of_an_engine_fails(fault, deciding, tmp_path):
     pairs, *_ = replayed(9000 if fault == "errors" else 3000, fault)
-    found = verdict(pairs, tmp_path)
-    assert found.verdict == "FAIL" and found.reason.startswith(deciding)
+    actual = verdict(pairs, tmp_path)
+    assert actual.verdict == "FAIL" and actual.reason.startswith(deciding)
 
 
 def test_an_equal_engine_passes(tmp_path):

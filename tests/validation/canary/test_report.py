@@ -31,10 +31,10 @@ def signed(document):
 
 
 def test_a_report_comes_back(failed):
-    found = read_report(bytes_of(failed))
-    assert (found.verdict, found.digest) == ("FAIL", failed["digest"])
-    assert found.candidate.manifest == "a" * 64 and (found.looks.planned, found.looks.requests) == (None, (4000,))
-    assert encode(found) == failed and list(failed)[:4] == ["format", "kind", "verdict", "reason"]
+    actual = read_report(bytes_of(failed))
+    assert (actual.verdict, actual.digest) == ("FAIL", failed["digest"])
+    assert actual.candidate.manifest == "a" * 64 and (actual.looks.planned, actual.looks.requests) == (None, (4000,))
+    assert encode(actual) == failed and list(failed)[:4] == ["format", "kind", "verdict", "reason"]
     assert failed["format"] == 1, "reports of this format are in registries"
 
 
@@ -109,7 +109,7 @@ def test_mann_whitney_and_the_common_language_effect_size():
     # Pairs: 9, of which the candidate is greater in 1, equal in 4.
     assert same.u == 3.0 and same.cles == pytest.approx(3 / 9)
     # Conover's example of 12 and 36 farm boys is out of reach here; by hand: ranks 1..6, U = 2, sd = sqrt(9 * 7 / 12).
-    found = mann_whitney(np.array([1.0, 2.0, 5.0]), np.array([3.0, 4.0, 6.0]))
-    assert found.u == 2.0 and found.z == pytest.approx((2 - 4.5) / np.sqrt(9 * 7 / 12))
-    assert found.p == pytest.approx(math.erfc(-found.z / math.sqrt(2)))
+    result = mann_whitney(np.array([1.0, 2.0, 5.0]), np.array([3.0, 4.0, 6.0]))
+    assert result.u == 2.0 and result.z == pytest.approx((2 - 4.5) / np.sqrt(9 * 7 / 12))
+    assert result.p == pytest.approx(math.erfc(-result.z / math.sqrt(2)))
     assert mann_whitney(np.array([]), np.array([1.0])) is None

@@ -92,15 +92,15 @@ class Threads:
 
     def serve_segment(self, segment: TrafficSegment) -> list[Timed]:
         self.sent.append(list(segment.arrivals))
-        time, found = VirtualTime(self._in_flight), list[Timed | None]([None] * len(segment))
+        time, result = VirtualTime(self._in_flight), list[Timed | None]([None] * len(segment))
         self.engine.started(time)
 
         def work() -> None:
-            serve_requests(self.engine, segment, found, time.clock(), 0.0)
+            serve_requests(self.engine, segment, result, time.clock(), 0.0)
             time.leave()
 
         run_threads([work] * self._in_flight)
-        return [one for one in found[segment.lead :] if one is not None]
+        return [one for one in result[segment.lead :] if one is not None]
 
 
 def poisson_traffic(count: int, gap: float, seed: int = 0) -> RecordedTraffic:

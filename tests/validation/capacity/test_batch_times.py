@@ -22,10 +22,10 @@ def bucket(seconds: float, processes: tuple[float, ...] = (), **sizes: int) -> B
 
 def test_batches_between_those_that_were_timed_are_interpolated_and_less_sure():
     processes = (0.99, 0.995, 1.0, 1.005, 1.01)
-    found = batch_times([bucket(0.001 * size, processes, batch=size) for size in (1, 4, 16)], "batch", {}, 16)
-    assert found.most == 16
-    assert found.curves[:, 50] == pytest.approx([0.001 * size for size in range(1, 17)], rel=0.02)
-    assert found.half[0] > 2 * 0.0079 and found.half[1] >= found.half[0] * 0.99
+    actual = batch_times([bucket(0.001 * size, processes, batch=size) for size in (1, 4, 16)], "batch", {}, 16)
+    assert actual.most == 16
+    assert actual.curves[:, 50] == pytest.approx([0.001 * size for size in range(1, 17)], rel=0.02)
+    assert actual.half[0] > 2 * 0.0079 and actual.half[1] >= actual.half[0] * 0.99
 
 
 def test_another_process_may_be_slower_by_what_processes_differ_by():
@@ -39,8 +39,8 @@ def test_another_process_may_be_slower_by_what_processes_differ_by():
 
 def test_only_times_at_the_wanted_sizes_of_other_dims_count_where_there_are_enough():
     timed = [bucket(0.001 * size * length, batch=size, length=length) for size in (1, 8) for length in (1, 64)]
-    found = batch_times(timed, "batch", {"length": 64}, 8)
-    assert found.curves[7, 50] == pytest.approx(0.001 * 8 * 64, rel=0.01)
+    actual = batch_times(timed, "batch", {"length": 64}, 8)
+    assert actual.curves[7, 50] == pytest.approx(0.001 * 8 * 64, rel=0.01)
 
 
 def test_sizes_on_one_line_do_not_say_what_each_dim_costs():
@@ -61,13 +61,13 @@ def test_a_batch_beyond_what_was_timed_names_the_command_that_times_it():
 
 
 def test_an_engine_without_a_batch_has_one_time():
-    found = batch_times([bucket(0.002)], None, {}, 1)
-    assert found.most == 1 and found.curves[0, 50] == pytest.approx(0.002)
+    actual = batch_times([bucket(0.002)], None, {}, 1)
+    assert actual.most == 1 and actual.curves[0, 50] == pytest.approx(0.002)
 
 
 def test_smaller_batches_than_the_engine_takes_cost_its_smallest():
-    found = batch_times([bucket(0.004, batch=4), bucket(0.008, batch=8)], "batch", {}, 8, least=4)
-    assert found.curves[0, 50] == pytest.approx(0.004, rel=0.01) == found.curves[3, 50]
+    actual = batch_times([bucket(0.004, batch=4), bucket(0.008, batch=8)], "batch", {}, 8, least=4)
+    assert actual.curves[0, 50] == pytest.approx(0.004, rel=0.01) == actual.curves[3, 50]
 
 
 def test_of_a_size_that_was_timed_twice_the_newer_time_counts():
@@ -76,12 +76,12 @@ def test_of_a_size_that_was_timed_twice_the_newer_time_counts():
 
 
 def test_what_a_server_adds_is_added_to_each_batch_and_each_request():
-    found = batch_times([bucket(0.001, batch=1), bucket(0.002, batch=2)], "batch", {}, 2).with_overhead(0.01, 0.1)
-    assert found.curves[:, 50] == pytest.approx([0.111, 0.212], rel=0.01)
+    result = batch_times([bucket(0.001, batch=1), bucket(0.002, batch=2)], "batch", {}, 2).with_overhead(0.01, 0.1)
+    assert result.curves[:, 50] == pytest.approx([0.111, 0.212], rel=0.01)
 
 
 def test_an_interval_ends_near_the_fastest_and_the_slowest_run():
-    found = batch_times([bucket(0.001, (1.0, 1.0, 30.0), batch=1)], "batch", {}, 1)
-    slow, same, fast = (found.moved(sign)[0][50] for sign in (1.0, 0.0, -1.0))
-    assert found.half[0] > 3 and same == pytest.approx(0.001)
+    actual = batch_times([bucket(0.001, (1.0, 1.0, 30.0), batch=1)], "batch", {}, 1)
+    slow, same, fast = (actual.moved(sign)[0][50] for sign in (1.0, 0.0, -1.0))
+    assert actual.half[0] > 3 and same == pytest.approx(0.001)
     assert slow == pytest.approx(1.5 * 0.0011) and fast == pytest.approx(0.0009 / 1.5)

@@ -30,12 +30,12 @@ def brute_force(offers: list[MachineOffer], rate: float, spare: int) -> float | 
 )
 def test_it_is_the_cheapest_of_all_mixes(kinds, rate, spare):
     offers = [MachineOffer(str(at), float(r), p / 10, n) for at, (r, p, n) in enumerate(kinds)]
-    wanted, found = brute_force(offers, rate, spare), cheapest_mix(offers, rate, spare)
-    assert (found is None) == (wanted is None)
-    if found is not None:
-        assert found.per_hour == pytest.approx(wanted)
-        rates = sorted(offer.rate for offer in offers for _ in range(found.machines.get(offer.name, 0)))
-        assert sum(rates[: len(rates) - spare]) >= rate - 1e-6 and found.rate == pytest.approx(sum(rates))
+    expected, result = brute_force(offers, rate, spare), cheapest_mix(offers, rate, spare)
+    assert (result is None) == (expected is None)
+    if result is not None:
+        assert result.per_hour == pytest.approx(expected)
+        rates = sorted(offer.rate for offer in offers for _ in range(result.machines.get(offer.name, 0)))
+        assert sum(rates[: len(rates) - spare]) >= rate - 1e-6 and result.rate == pytest.approx(sum(rates))
 
 
 def test_with_one_lost_a_fleet_of_small_machines_is_cheaper():

@@ -41,16 +41,16 @@ def exact_md1(service: float, limit: float, p: float) -> float:
 
 @pytest.mark.parametrize("limit", [0.003, 0.006])
 def test_one_by_one_with_constant_times_it_is_that_of_theory(limit):
-    found = find_greatest_rate(WORK, [constant(0.001)], LatencyLimit(limit), ALONE)
-    wanted = exact_md1(0.001, limit, 0.99)
-    assert found.rate.value == pytest.approx(wanted, rel=0.06)
-    assert found.rate.low <= wanted <= found.rate.high
-    assert found.utilization == pytest.approx(wanted * 0.001, rel=0.05)
+    greatest_rate = find_greatest_rate(WORK, [constant(0.001)], LatencyLimit(limit), ALONE)
+    expected = exact_md1(0.001, limit, 0.99)
+    assert greatest_rate.rate.value == pytest.approx(expected, rel=0.06)
+    assert greatest_rate.rate.low <= expected <= greatest_rate.rate.high
+    assert greatest_rate.utilization == pytest.approx(expected * 0.001, rel=0.05)
 
 
 def test_a_rate_is_never_above_that_of_a_machine_which_is_always_busy():
-    found = find_greatest_rate(WORK, [constant(0.001)], LatencyLimit(10.0), ALONE)
-    assert 970 < found.rate.value <= 1000.1
+    greatest_rate = find_greatest_rate(WORK, [constant(0.001)], LatencyLimit(10.0), ALONE)
+    assert 970 < greatest_rate.rate.value <= 1000.1
 
 
 def test_it_is_decided_by_the_spread_of_the_times_and_not_by_their_mean():
@@ -76,10 +76,10 @@ def test_uncertain_times_widen_the_interval_by_about_as_much():
 def test_batches_raise_the_rate_where_they_cost_less_than_their_parts():
     times = [constant(*(0.001 + 0.0001 * size for size in range(1, 9)))]
     limit = LatencyLimit(0.02)
-    found = find_greatest_rate(WORK, times, limit, policies_to_try(limit, (1, 4, 8), None))
+    greatest_rate = find_greatest_rate(WORK, times, limit, policies_to_try(limit, (1, 4, 8), None))
     alone = find_greatest_rate(WORK, times, limit, ALONE)
-    assert found.policy.most == 8 and found.rate.value > 4 * alone.rate.value
-    assert found.rate.value <= saturation(WORK[0], times, BatchPolicy(8)) == pytest.approx(8 / 0.0018, rel=0.01)
+    assert greatest_rate.policy.most == 8 and greatest_rate.rate.value > 4 * alone.rate.value
+    assert greatest_rate.rate.value <= saturation(WORK[0], times, BatchPolicy(8)) == pytest.approx(8 / 0.0018, rel=0.01)
 
 
 def test_a_stated_wait_is_taken_and_a_batch_of_one_waits_for_nothing():
@@ -118,5 +118,5 @@ def test_bursty_traffic_takes_more_machines_than_poisson_traffic_of_the_same_rat
 def test_two_queues_have_times_of_their_own():
     shapes = (np.array([1, 1]), np.array([0, 1]))
     work = [poisson_workload(seed, 3000, shapes) for seed in range(2)]
-    found = find_greatest_rate(work, [constant(0.001), constant(0.003)], LatencyLimit(1.0), ALONE)
-    assert found.rate.value == pytest.approx(500, rel=0.04)
+    greatest_rate = find_greatest_rate(work, [constant(0.001), constant(0.003)], LatencyLimit(1.0), ALONE)
+    assert greatest_rate.rate.value == pytest.approx(500, rel=0.04)

@@ -24,8 +24,8 @@ def test_headroom_leaves_that_share_of_each_machine_free_and_one_lost_is_one_mor
 
 
 def test_machines_have_the_interval_of_the_rate():
-    found = machines_for(Estimate(20.0, 16.0, 25.0), CapacityDemand(800.0))
-    assert (found.value, found.low, found.high) == (40, 32, 50)
+    result = machines_for(Estimate(20.0, 16.0, 25.0), CapacityDemand(800.0))
+    assert (result.value, result.low, result.high) == (40, 32, 50)
 
 
 @pytest.mark.parametrize(("rate", "headroom"), [(0.0, 0.0), (-1.0, 0.0), (float("inf"), 0.0), (1.0, 1.0), (1.0, -0.1)])

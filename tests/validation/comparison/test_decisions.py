@@ -53,10 +53,10 @@ def test_a_class_that_is_never_named_fails_however_rare_it_is() -> None:
     expected = logits(classes)
     actual = expected + 0.1 * RNG.normal(size=expected.shape).astype(np.float32)
     actual[classes == 9, 9] = -20
-    found = checks_of(expected, actual)
-    assert found["max_decisions_changed"].passed, "4 of 2004 are few"
-    assert not found["max_classes_lost"].passed and "9" in found["max_classes_lost"].note
-    assert not found["max_clear_decisions_changed"].passed and found["max_clear_decisions_changed"].value == 4
+    result = checks_of(expected, actual)
+    assert result["max_decisions_changed"].passed, "4 of 2004 are few"
+    assert not result["max_classes_lost"].passed and "9" in result["max_classes_lost"].note
+    assert not result["max_clear_decisions_changed"].passed and result["max_clear_decisions_changed"].value == 4
     assert all(check.passed for check in checks_of(expected, expected).values())
 
 
@@ -69,9 +69,9 @@ def test_near_ties_of_rare_classes_are_chance() -> None:
 
 def test_vectors_that_name_no_class_are_not_judged_and_the_verdict_says_so() -> None:
     expected = RNG.normal(size=(200, 64)).astype(np.float32)
-    found = checks_of(expected, expected + 0.1 * RNG.normal(size=expected.shape).astype(np.float32))
-    assert [*found] == ["max_decisions_changed"] and found["max_decisions_changed"].limit is None
-    assert judge([*found.values()]) == ("proven", "1 check passed; not judged: decisions of y")
+    result = checks_of(expected, expected + 0.1 * RNG.normal(size=expected.shape).astype(np.float32))
+    assert [*result] == ["max_decisions_changed"] and result["max_decisions_changed"].limit is None
+    assert judge([*result.values()]) == ("proven", "1 check passed; not judged: decisions of y")
     assert not checks_of(expected, expected, [EmbeddingsMetric("y")])
 
 
@@ -149,9 +149,9 @@ def test_a_class_of_two_that_no_token_has_fails(form, batch: int) -> None:
     near = logit + 0.05 * np.random.default_rng(6).normal(size=logit.shape)
     lost = np.where(mask, np.minimum(logit, -0.5), 9)
     for actual, right in ((near, True), (lost, False)):
-        found = compared(FORMS[form](logit), FORMS[form](actual), {"ids": 7 * mask, "attention_mask": mask}, batch)
-        assert f"of {mask.sum()} decisions" in found["max_decisions_changed"].note
-        assert found["max_classes_lost"].passed == found["max_decisions_changed"].passed == right
+        result = compared(FORMS[form](logit), FORMS[form](actual), {"ids": 7 * mask, "attention_mask": mask}, batch)
+        assert f"of {mask.sum()} decisions" in result["max_decisions_changed"].note
+        assert result["max_classes_lost"].passed == result["max_decisions_changed"].passed == right
 
 
 @pytest.mark.parametrize("batch", [1, 48])
@@ -159,8 +159,8 @@ def test_a_class_of_two_that_no_token_has_fails(form, batch: int) -> None:
 def test_a_class_of_two_that_no_sample_has_fails(form, batch: int) -> None:
     logit = single(48, 12)[0][:, 0]
     expected, actual = FORMS[form](logit), FORMS[form](np.minimum(logit, -0.5))
-    found = compared(expected, actual, {"x": np.zeros((48, 8))}, batch)
-    assert not found["max_classes_lost"].passed and "of 48 decisions" in found["max_decisions_changed"].note
+    result = compared(expected, actual, {"x": np.zeros((48, 8))}, batch)
+    assert not result["max_classes_lost"].passed and "of 48 decisions" in result["max_decisions_changed"].note
 
 
 @pytest.mark.parametrize("batch", [1, 48])
@@ -173,5 +173,5 @@ def test_numbers_on_both_sides_of_zero_without_a_gap_are_no_decisions(mean: floa
         mean + drawn.normal(size=48),
     ):
         inputs = {"ids": mask} if rows.ndim > 1 else {"x": np.zeros((48, 8))}
-        found = compared(rows, rows + 0.3 * drawn.normal(size=rows.shape), inputs, batch)
-        assert all(check.limit is None for check in found.values())
+        result = compared(rows, rows + 0.3 * drawn.normal(size=rows.shape), inputs, batch)
+        assert all(check.limit is None for check in result.values())

@@ -36,8 +36,8 @@ def failed(golden, session, metric, limit):
 
 def test_it_ends_at_the_first_case_that_breaks_the_limit_of_all(golden):
     session = Noisy(3.0, {1, 2, 3, 4, 5, 6, 7, 8})
-    found = failed(golden, session, "sqnr_db", 10.0)
-    assert not found.passed and found.value < 10.0
+    result = failed(golden, session, "sqnr_db", 10.0)
+    assert not result.passed and result.value < 10.0
     assert session.called == 1
 
 

@@ -113,9 +113,9 @@ def test_selected_rows_are_found_in_the_graph() -> None:
     assert find_selected(graph(nms, "int64[n,3] chosen")) == {"chosen": "all"}
     top = "values, ids = TopK(first, k) count = ReduceSum<keepdims=1>(ids) mixed = MatMul(values, w)"
     outputs = "float[batch,5] values, int64[batch,5] ids, int64[batch,1] count, float[batch,5] mixed"
-    found = graph(top, outputs, "float[batch,8] first, float[5,5] w")
-    assert find_selected(found) == {"values": "each", "ids": "each", "count": "count"}
+    result = graph(top, outputs, "float[batch,8] first, float[5,5] w")
+    assert find_selected(result) == {"values": "each", "ids": "each", "count": "count"}
     alone = graph("values, ids = TopK(first, k)", "int64[batch,5] ids", "float[batch,8] first")
     assert find_selected(alone) == {}, "the order of ids is all that they say"
     metric = DetectionMetric("values", floor=0.9, decides=("int8",))
-    assert selected_of(found, {"argmax_agreement": 0.9}, ()) == selected_of(found, {}, (metric,)) == {}
+    assert selected_of(result, {"argmax_agreement": 0.9}, ()) == selected_of(result, {}, (metric,)) == {}

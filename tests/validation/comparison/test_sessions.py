@@ -24,7 +24,7 @@ def test_an_exact_candidate_passes_everything():
 
 
 @pytest.mark.parametrize("referred", [True, False])
-def test_the_reference_or_without_one_the_candidate_answers_the_first_case_twice(referred):
+def test_the_first_case_runs_twice_on_the_reference_or_else_the_candidate(referred):
     def answer(inputs, runs):
         runs.append(inputs["x"])
         return original(inputs)
@@ -73,8 +73,8 @@ def test_decisions_at_an_edge_are_counted_too():
     expected = np.eye(4, 3, dtype=np.float32)
     pair = (expected, np.where(np.arange(4)[:, None], expected, [0, 0, 1]))
     limits = (Budget(argmax_agreement=0.9), None)
-    found = by_name(edge_checks("engine", ("batch=4", [expected]), "y", pair, None, limits))["argmax_agreement"]
-    assert (found.value, found.passed) == (0.75, False)
+    result = by_name(edge_checks("engine", ("batch=4", [expected]), "y", pair, None, limits))["argmax_agreement"]
+    assert (result.value, result.passed) == (0.75, False)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

@@ -118,10 +118,10 @@ def test_several_metrics_take_one_run_of_each_case():
         calls.append(len(inputs["x"]))
         return original(inputs)
 
-    found = task_checks(Fake(counted), golden(), [decisions(), RegressionMetric("y", relative_error=0)])
+    actual = task_checks(Fake(counted), golden(), [decisions(), RegressionMetric("y", relative_error=0)])
     assert calls == [4, 4]
-    assert [check.name for check in found] == ["top_k", "r2", "relative_error", "largest_error"]
-    assert [check.limit for check in found] == [0.9, None, 0, None] and all(check.passed for check in found)
+    assert [check.name for check in actual] == ["top_k", "r2", "relative_error", "largest_error"]
+    assert [check.limit for check in actual] == [0.9, None, 0, None] and all(check.passed for check in actual)
 
 
 def scaled(inputs):
@@ -180,8 +180,8 @@ DETECTION = DetectionMetric("boxes", scores="scores")
     ],
 )
 def test_where_detection_decides_a_graph_may_select_another_number_of_boxes(metric, check, lifted):
-    found = lift_limits([BOXES, check], [replace(metric, decides=("int8",))])[1]
-    assert found.passed is lifted and (found.waived == check.limit) is (lifted or check.limit is None)
+    result = lift_limits([BOXES, check], [replace(metric, decides=("int8",))])[1]
+    assert result.passed is lifted and (result.waived == check.limit) is (lifted or check.limit is None)
 
 
 @pytest.mark.parametrize("value", [None, math.nan])
@@ -237,14 +237,14 @@ def shifted(inputs):
 )
 def test_limits_at_the_edges_are_twice_as_far_and_allow_one_wrong_answer(metric, loosened):
     checks = task_checks(Fake(shifted), golden(), [replace(metric, decides=("int8",))])
-    (found,) = [check for check in checks if check.case == "edges" and check.limit is not None]
-    assert found.limit == pytest.approx(loosened)
-    assert found.passed is (metric.name == "top_k")
+    (result,) = [check for check in checks if check.case == "edges" and check.limit is not None]
+    assert result.limit == pytest.approx(loosened)
+    assert result.passed is (metric.name == "top_k")
 
 
 @pytest.mark.parametrize(("first", "have"), [(10, "10..17"), (-7, "-7..0")])
 @pytest.mark.parametrize("metric", [AccuracyMetric("y"), TopKMetric("y", k=2)], ids=["accuracy", "top_k"])
-def test_labels_that_the_output_has_no_classes_for_are_told_and_are_no_accuracy_of_0(metric, first, have):
+def test_labels_that_the_output_has_no_classes_for_are_reported_and_are_no_accuracy_of_0(metric, first, have):
     def scores(inputs):
         return {"y": inputs["x"]}
 

@@ -26,8 +26,8 @@ def golden() -> GoldenSet:
 
 
 def checked(golden: GoldenSet, contract: dict[str, Any], fault: Fault, batch: Dim | None = DIMS[0]) -> dict[str, Check]:
-    found = contract_checks(decode(contract, Contract), Linear(), Linear(fault), golden, (SPECS, batch), BUDGETS)
-    return {check.name.removeprefix("contract "): check for check in found}
+    actual = contract_checks(decode(contract, Contract), Linear(), Linear(fault), golden, (SPECS, batch), BUDGETS)
+    return {check.name.removeprefix("contract "): check for check in actual}
 
 
 def failed(checks: dict[str, Check]) -> list[str]:
@@ -76,7 +76,7 @@ def test_dependence_on_the_position_beyond_the_budget_fails_without_being_asked_
     assert failed(checked(golden, LOOSE, swapped)) == ["batch position"]
 
 
-def test_dependence_on_the_size_is_told_from_position(golden: GoldenSet) -> None:
+def test_dependence_on_size_and_on_position_are_distinguished(golden: GoldenSet) -> None:
     strict = checked(golden, STRICT, lambda x, y: y * np.float32(1 + (4e-7 if len(x) > 8 else 0)))
     assert failed(strict) == ["batch size"]
     assert strict["batch size"].case == "first of 16"
@@ -90,8 +90,8 @@ def test_decisions_that_may_differ_by_the_limits_may_differ_with_the_size(golden
     assert failed(checked(golden, LOOSE, decided)) == ["batch size"]
     lifted = Budgets(default_budget("engine", "fp32").override({"argmax_agreement": 0.0}))
     promised = decode(LOOSE, Contract)
-    found = contract_checks(promised, Linear(), Linear(decided), golden, (SPECS, DIMS[0]), lifted)
-    assert all(check.passed for check in found)
+    actual = contract_checks(promised, Linear(), Linear(decided), golden, (SPECS, DIMS[0]), lifted)
+    assert all(check.passed for check in actual)
 
 
 def test_bits_that_are_asked_for_where_there_is_no_batch_fail(golden: GoldenSet) -> None:
@@ -161,5 +161,5 @@ def test_boxes_that_no_case_holds_show_nothing(golden: GoldenSet) -> None:
             rows = len(inputs["x"])
             return {"y": np.zeros((rows, 0, 4), np.float32), "s": np.zeros((rows, 0), np.float32)}
 
-    found = contract_checks(decode(boxes, Contract), Boxes(), Boxes(), golden, (SPECS, DIMS[0]), BUDGETS)
-    assert [check.name for check in found] == [UNMEASURED]
+    actual = contract_checks(decode(boxes, Contract), Boxes(), Boxes(), golden, (SPECS, DIMS[0]), BUDGETS)
+    assert [check.name for check in actual] == [UNMEASURED]

@@ -53,8 +53,8 @@ def golden(labels: np.ndarray | None = None, original: Any = lambda x: x) -> Gol
 def checked(engine: Any, rows: dict[str, Any] = ALL, graph: Any = lambda x: x, **given: Any) -> dict[str, Check]:
     limits = {**dict.fromkeys(("kl", "js", "flips", "top_k", "ece", "brier")), **rows}
     contract = decode({"distributional": {"rows": {"y": limits}}}, Contract)
-    found = contract_checks(contract, Passing(graph), Passing(engine), golden(**given), (SPEC, None), BUDGETS)
-    return {check.name.removeprefix("contract "): check for check in found}
+    actual = contract_checks(contract, Passing(graph), Passing(engine), golden(**given), (SPEC, None), BUDGETS)
+    return {check.name.removeprefix("contract "): check for check in actual}
 
 
 def failed(checks: dict[str, Check]) -> list[str]:
@@ -120,9 +120,9 @@ def test_what_the_graph_broke_is_said_to_be_the_graphs() -> None:
 def test_probabilities_and_logits_of_them_are_the_same_promise() -> None:
     logits = checked(lambda x: x * 1.2)
     rows = {"values": "probabilities", **ALL}
-    given = checked(lambda x: softmax(x * 1.2), rows, graph=softmax, original=softmax)
+    inputs = checked(lambda x: softmax(x * 1.2), rows, graph=softmax, original=softmax)
     for name in ALL:
-        assert given[name].value == pytest.approx(logits[name].value, rel=1e-3, abs=1e-6)
+        assert inputs[name].value == pytest.approx(logits[name].value, rel=1e-3, abs=1e-6)
     assert not failed(checked(lambda x: softmax(x).astype(np.float16), rows, graph=softmax, original=softmax))
     sharp = checked(
         lambda x: softmax(x * 4).astype(np.float16),
@@ -158,18 +158,18 @@ def test_an_output_that_is_no_distribution_fails(engine: Any, told: str) -> None
     assert failed(checks) == ["output"] and told in checks["output"].note
 
 
-def test_calibration_is_that_of_the_definitions() -> None:
+def test_calibration_errors_match_their_definitions() -> None:
     p = softmax(LOGITS)
     # Right where the model doubts, wrong where it does not: bins of other widths would cancel that.
     labels = np.where(p.max(1) < 0.6, p.argmax(1), RNG.integers(0, CLASSES, len(p)))
     confidence, right = p.max(1), p.argmax(1) == labels
     bins = np.ceil(confidence * 15) - 1
     ece = sum(abs(right[bins == b].mean() - confidence[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins))
-    found = CalibrationSums()
+    sums = CalibrationSums()
     for part in (slice(0, 100), slice(100, None)):
-        found.add(Forecasts(p[part]), labels[part])
-    assert found.ece == pytest.approx(ece)
-    assert found.brier == pytest.approx(np.square(p - np.eye(CLASSES)[labels]).sum(1).mean())
+        sums.add(Forecasts(p[part]), labels[part])
+    assert sums.ece == pytest.approx(ece)
+    assert sums.brier == pytest.approx(np.square(p - np.eye(CLASSES)[labels]).sum(1).mean())
 
 
 def test_with_labels_calibration_may_get_better_and_without_may_not_change() -> None:
@@ -206,20 +206,20 @@ class Nudged(Drawing):
     """The same, but its constant output has other last bits."""
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        found = super().run(inputs)
-        return {**found, "still": np.nextafter(found["still"], np.float32(9))}
+        result = super().run(inputs)
+        return {**result, "still": np.nextafter(result["still"], np.float32(9))}
 
 
 def drawn(of: str, vary: str | None, candidate: Any, outputs: tuple[str, ...] = ("y",)) -> list[Check]:
-    given = [{**item, "noise": np.zeros((4, 3), np.float32), "seed": np.int64(0)} for item in GOLDEN]
-    frozen = freeze(given, NOISE, DIMS[:0], Drawing("noise").run)
+    items = [{**item, "noise": np.zeros((4, 3), np.float32), "seed": np.int64(0)} for item in GOLDEN]
+    frozen = freeze(items, NOISE, DIMS[:0], Drawing("noise").run)
     contract = {"distributional": {"seeds": {"outputs": list(outputs), "vary": vary, "draws": 40, "alpha": 0.01}}}
     batch: Dim | None = None
     return list(contract_checks(decode(contract, Contract), Drawing(of), candidate, frozen, (NOISE, batch), BUDGETS))
 
 
 @pytest.mark.parametrize(("of", "vary"), [("noise", "noise"), ("seed", "seed"), ("run", None)])
-def test_draws_of_one_distribution_are_told_from_those_of_another(of: str, vary: str | None) -> None:
+def test_draws_of_different_distributions_are_distinguished(of: str, vary: str | None) -> None:
     (same,) = drawn(of, vary, Drawing(of))
     (wider,) = drawn(of, vary, Drawing(of, 2.0))
     (shifted,) = drawn(of, vary, Drawing(of, 1.0, lambda x, y: y + np.float32(0.6)))
@@ -252,10 +252,10 @@ def test_tokens_are_compared_by_how_many_differ() -> None:
 
 def test_false_alarms_are_as_rare_as_alpha_says() -> None:
     rng = np.random.default_rng(0)
-    found = [p_value(rng.normal(size=(20, 3)), rng.normal(size=(25, 3)), 199) for _ in range(300)]
+    items = [p_value(rng.normal(size=(20, 3)), rng.normal(size=(25, 3)), 199) for _ in range(300)]
     # Binomial(300, 0.1): 45 or more has a probability of 0.4 %.
-    assert sum(p < 0.1 for p in found) < 45
-    assert 0.4 < np.mean(found) < 0.6
+    assert sum(p < 0.1 for p in items) < 45
+    assert 0.4 < np.mean(items) < 0.6
 
 
 def test_equal_samples_have_the_p_value_one_and_holm_corrects_step_by_step() -> None:

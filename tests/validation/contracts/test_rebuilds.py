@@ -16,12 +16,12 @@ def rebuilt(engine: str, fault: Fault = lambda x, y: y) -> EngineRebuild:
 
 
 def test_equal_rebuilds_are_said_to_be_equal() -> None:
-    told = reproducibility([rebuilt("a"), rebuilt("a"), rebuilt("a")], BUDGETS)
-    assert (told.byte_equal, told.passed, told.engines) == (True, True, {"a": 3})
-    assert told.outputs["y"] == OutputSpread(distinct=1, bit_equal=True, sqnr_db=None, max_abs=0.0)
+    message = reproducibility([rebuilt("a"), rebuilt("a"), rebuilt("a")], BUDGETS)
+    assert (message.byte_equal, message.passed, message.engines) == (True, True, {"a": 3})
+    assert message.outputs["y"] == OutputSpread(distinct=1, bit_equal=True, sqnr_db=None, max_abs=0.0)
 
 
-def test_other_bytes_and_other_last_bits_are_told_and_pass() -> None:
+def test_other_bytes_and_other_last_bits_are_reported_and_pass() -> None:
     told = reproducibility([rebuilt("a"), rebuilt("b", lambda x, y: y * np.float32(1 + 3e-7)), rebuilt("a")], BUDGETS)
     assert (told.byte_equal, told.passed, told.engines) == (False, True, {"a": 2, "b": 1})
     output = told.outputs["y"]
@@ -31,12 +31,12 @@ def test_other_bytes_and_other_last_bits_are_told_and_pass() -> None:
 
 
 def test_rebuilds_that_differ_beyond_the_limits_fail_where_they_do() -> None:
-    told = reproducibility([rebuilt("a"), rebuilt("b", lambda x, y: y + np.float32(len(x) == 5))], BUDGETS)
-    assert told.passed is False
-    assert {check.case for check in told.failed} == {"batch=5"}
-    assert told.outputs["y"].max_abs == pytest.approx(1, rel=1e-5)
+    message = reproducibility([rebuilt("a"), rebuilt("b", lambda x, y: y + np.float32(len(x) == 5))], BUDGETS)
+    assert message.passed is False
+    assert {check.case for check in message.failed} == {"batch=5"}
+    assert message.outputs["y"].max_abs == pytest.approx(1, rel=1e-5)
 
 
 def test_an_output_that_one_rebuild_lacks_or_shapes_otherwise_fails() -> None:
-    told = reproducibility([rebuilt("a"), rebuilt("b", lambda x, y: y[:, :2])], BUDGETS)
-    assert told.passed is False
+    message = reproducibility([rebuilt("a"), rebuilt("b", lambda x, y: y[:, :2])], BUDGETS)
+    assert message.passed is False

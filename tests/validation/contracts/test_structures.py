@@ -18,8 +18,8 @@ WHOLE = {"classes": "class", "scores": "score", "score": 0.05}
 
 def boxes(actual: dict[str, np.ndarray], expected: dict[str, np.ndarray] = FOUND, **asked: Any) -> dict[str, float]:
     structure = decode({"boxes": {**WHOLE, **asked}}, Structure)
-    found = find_broken(structure, expected["boxes"], actual["boxes"], {}, (expected, actual))
-    return {name: value for name, value, limit in found if not value <= limit}
+    result = find_broken(structure, expected["boxes"], actual["boxes"], {}, (expected, actual))
+    return {name: value for name, value, limit in result if not value <= limit}
 
 
 def changed(**arrays: np.ndarray) -> dict[str, np.ndarray]:
@@ -37,7 +37,7 @@ def test_boxes_match_in_any_order_and_form() -> None:
         np.testing.assert_allclose(to_corners(other["boxes"], form), CORNERS)  # type: ignore[arg-type]
 
 
-def test_what_differs_is_measured() -> None:
+def test_each_kind_of_box_difference_is_measured() -> None:
     flipped = FOUND["class"].copy()
     flipped[0, 0] ^= 1
     assert boxes(changed(**{"class": flipped})) == pytest.approx({"boxes": 1 / 12})
@@ -90,8 +90,8 @@ def row(index: int, *tokens: int) -> np.ndarray:
 
 
 def broken(structure: dict[str, Any], actual: np.ndarray) -> dict[str, float]:
-    found = find_broken(decode(structure, Structure), GRAPH, actual, {})
-    return {name: value for name, value, limit in found if not value <= limit}
+    result = find_broken(decode(structure, Structure), GRAPH, actual, {})
+    return {name: value for name, value, limit in result if not value <= limit}
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ GROUPS = [{"x": np.full((4, 2), float(index), np.float32) + np.arange(4)[:, None
 
 @pytest.mark.parametrize(("batch", "first"), [(1, [0]), (4, [0]), (5, [0, 1]), (9, [0, 1, 2]), (99, [0, 1, 2])])
 def test_groups_follow_until_there_are_enough(batch, first):
-    found = enough_samples(GROUPS, 0, ROWS, {"batch": batch, "width": 7})["x"]
-    assert sorted(set(found[:, 0].astype(int))) == first and len(found) == 4 * len(first)
+    result = enough_samples(GROUPS, 0, ROWS, {"batch": batch, "width": 7})["x"]
+    assert sorted(set(result[:, 0].astype(int))) == first and len(result) == 4 * len(first)
 
 
 def test_after_the_last_group_comes_the_first():

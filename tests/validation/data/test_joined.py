@@ -25,10 +25,10 @@ def samples(folder, calls=CALLS, voice=0.0):
 
 
 def test_samples_with_one_number_are_one_step_of_their_sequence(tmp_path):
-    found = samples(tmp_path)
-    steps = read_steps(found, ("tokens", "call"), ORDER, DIMS)
+    actual = samples(tmp_path)
+    steps = read_steps(actual, ("tokens", "call"), ORDER, DIMS)
     np.testing.assert_array_equal(steps.firsts, [0, 3, 4, 6, 7], "a new sequence is a new step")
-    joined = JoinedSteps(found, steps)
+    joined = JoinedSteps(actual, steps)
     runs = [(end, inputs["ids"].tolist(), inputs["voice"].shape) for end, inputs in joined.runs()]
     assert runs == [
         (1, [[0, 1, 2]], (1, 1)),
@@ -38,17 +38,17 @@ def test_samples_with_one_number_are_one_step_of_their_sequence(tmp_path):
         (5, [[7]], (1, 1)),
     ]
     assert [end for end, _ in joined.runs(1, 3)] == [2, 3], "counted in steps"
-    assert read_steps(found, None, ORDER, DIMS) is None
+    assert read_steps(actual, None, ORDER, DIMS) is None
 
 
 def test_a_step_has_the_state_that_steps_of_any_size_left(tmp_path):
-    found = samples(tmp_path)
+    actual = samples(tmp_path)
     streams = Streams(
         lambda given: {"present": np.concatenate([given["past"], given["ids"]], 1)},
         [IDS, VOICE, PAST],
         [State("past", "present")],
     )
-    steps = SequenceSamples(found, streams, ORDER, read_steps(found, ("tokens", "call"), ORDER, DIMS))
+    steps = SequenceSamples(actual, streams, ORDER, read_steps(actual, ("tokens", "call"), ORDER, DIMS))
     runs = [inputs for _, inputs in steps.runs()]
     assert [run["past"].tolist()[0] for run in runs] == [[], [0, 1, 2], [], [4, 5], [4, 5, 6]]
     assert [1, 4] in stack(runs, [IDS, VOICE, PAST], DIMS)[1], "one token behind three, of two sequences"
@@ -56,11 +56,11 @@ def test_a_step_has_the_state_that_steps_of_any_size_left(tmp_path):
 
 
 def test_what_each_step_adds_is_joined_to_the_steps_before():
-    given = [IDS, TensorSpec("mask", "int64", ("batch", "past + tokens"))]
-    added = step_inputs([*given, PAST], [State("past", "present")])
+    items = [IDS, TensorSpec("mask", "int64", ("batch", "past + tokens"))]
+    added = step_inputs([*items, PAST], [State("past", "present")])
     assert [spec.shape for spec in added] == [("batch", "tokens"), ("batch", "tokens")]
-    assert step_inputs([VOICE, replace(given[1], shape=("batch", "past + 1"))], ())[1].shape == ("batch", 1)
-    grown = GrownInputs(given)
+    assert step_inputs([VOICE, replace(items[1], shape=("batch", "past + 1"))], ())[1].shape == ("batch", 1)
+    grown = GrownInputs(items)
     parts = [{"ids": np.ones((1, size), int), "mask": np.full((1, size), size)} for size in (3, 1, 2)]
     masks = [grown.take(part)["mask"].tolist()[0] for part in parts]
     assert masks == [[3, 3, 3], [3, 3, 3, 1], [3, 3, 3, 1, 2, 2]]
@@ -74,6 +74,6 @@ def test_a_step_that_the_dim_does_not_allow_is_refused(tmp_path):
 
 
 def test_an_input_that_cannot_be_joined_is_the_same_in_all_samples_of_a_step(tmp_path):
-    found = samples(tmp_path, voice=np.arange(8)[:, None])
+    actual = samples(tmp_path, voice=np.arange(8)[:, None])
     with pytest.raises(DataError, match="samples of one step differ in input 'voice'"):
-        list(JoinedSteps(found, read_steps(found, ("tokens", "call"), ORDER, DIMS)).runs())
+        list(JoinedSteps(actual, read_steps(actual, ("tokens", "call"), ORDER, DIMS)).runs())

@@ -345,10 +345,10 @@ def test_a_sum_follows_from_the_sizes_of_its_dims(tmp_path):
 
 def test_stored_arrays_are_as_long_as_a_sum_of_their_dims(tmp_path):
     dims = [Dim(name, 1, 1, 4) for name in ("batch", "tokens", "past")]
-    for length, told in ((5, None), (6, "has 6 along 'past \\+ tokens', which is 5")):
+    for length, message in ((5, None), (6, "has 6 along 'past \\+ tokens', which is 5")):
         mask = np.ones((3, length), int)
         path = saved(tmp_path, ids=np.ones((3, 2), int), past=np.ones((3, 3), "f4"), mask=mask)
-        with pytest.raises(DataError, match=told) if told else nullcontext():
+        with pytest.raises(DataError, match=message) if message else nullcontext():
             assert len(list(opened(path, inputs=[IDS, PAST, MASK], dims=dims).batches())) == 3
 
 
@@ -391,15 +391,15 @@ def test_mistakes_are_found_exactly_where_opening_raises(tmp_path_factory, found
     dims, labels = (Dim("n", 2, 2, 3),), "label" if labelled else None
     path = tmp_path_factory.mktemp("samples") / "s.npz"
     np.savez(path, **{name: np.zeros(shape, dtype) for name, (dtype, shape) in found.items()})
-    told = list(Samples.find_mistakes(path, inputs, dims, (labels,) if labels else ()))
+    mistakes = list(Samples.find_mistakes(path, inputs, dims, (labels,) if labels else ()))
     try:
         samples = Samples.open(path, inputs, dims, (labels,) if labels else ())
         if labels:
             samples.column(labels)
     except DataError as error:
-        assert told and (str(error) in told or "no axes" in str(error) or len(told) > 1)
+        assert mistakes and (str(error) in mistakes or "no axes" in str(error) or len(mistakes) > 1)
     else:
-        assert told == []
+        assert mistakes == []
 
 
 def test_of_a_large_folder_few_headers_are_looked_at(tmp_path):

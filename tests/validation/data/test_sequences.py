@@ -82,7 +82,7 @@ def test_steps_of_several_sequences_that_are_alike_are_one_group_in_an_order_spr
     assert [float(x) for group in groups for x in group["x"].ravel()] == [at for group in places for at in group]
 
 
-def test_a_step_counts_as_seen_with_those_before_it_alone():
+def test_a_step_counts_as_seen_only_after_earlier_steps():
     def digests(*sequences):
         runs = [[{"x": np.array([value])} for value in sequence] for sequence in sequences]
         joined = window_digests(runs)

@@ -105,11 +105,11 @@ def test_an_off_by_one_bucket_is_found_at_its_size_and_reproduced_by_its_line(si
 def test_a_fault_from_a_size_on_is_made_as_small_as_it_gets() -> None:
     report = tried(Linear(lambda x, y: np.roll(y, 1, -1) if len(x) >= 6 else y))
     assert {(smallest.sizes["batch"], smallest.values) for smallest in report.smallest} == {(6, "realistic")}
-    told = encode_document(report)
-    assert told["passed"] is False and told["smallest"][0].keys() == {
+    document = encode_document(report)
+    assert document["passed"] is False and document["smallest"][0].keys() == {
         *("sizes", "values", "draw", "case", "outside", "outcome", "reason", "failed", "from", "reproduce")
     }
-    assert told["smallest"][0]["reproduce"] == "again --only 'batch=6 values=realistic'"
+    assert document["smallest"][0]["reproduce"] == "again --only 'batch=6 values=realistic'"
 
 
 def test_an_engine_that_answers_wrongly_outside_every_profile_fails_and_one_that_refuses_does_not() -> None:

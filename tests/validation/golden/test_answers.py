@@ -37,9 +37,9 @@ def recorded(folder: Path) -> GoldenSet:
         session.run(inputs)
     path = session.save(folder / "answers")
     assert path is not None
-    found = GoldenSet.load(path)
-    assert len(found.cases) == 2
-    return found
+    document = GoldenSet.load(path)
+    assert len(document.cases) == 2
+    return document
 
 
 def test_the_first_answer_is_the_recorded_one_and_the_second_the_sessions(tmp_path: Path) -> None:

@@ -20,46 +20,46 @@ def before() -> GoldenSet:
 
 def test_the_same_set_has_not_changed_whether_in_memory_or_in_a_file(before: GoldenSet, tmp_path: Path) -> None:
     before.save(tmp_path / "golden")
-    found = change(before, GoldenSet.load(tmp_path / "golden"))
-    assert found.same
-    assert str(found) == "the same golden set"
+    result = change(before, GoldenSet.load(tmp_path / "golden"))
+    assert result.same
+    assert str(result) == "the same golden set"
 
 
 def test_expected_outputs_that_moved_are_counted_and_the_largest_is_named(before: GoldenSet) -> None:
     moved = Linear(lambda x, y: y + np.float32(0.5 if len(x) == 16 else 0))
-    found = change(before, freeze(GOLDEN, SPECS, DIMS, moved.run, np.arange(12)))
-    assert (found.inputs, found.expected, found.labels) == ((), ("batch=16",), False)
-    assert found.largest["y"][0] == pytest.approx(0.5, rel=1e-5)
-    assert str(found) == "1 of 7 cases has other expected outputs; y by up to 0.5 at batch=16"
+    result = change(before, freeze(GOLDEN, SPECS, DIMS, moved.run, np.arange(12)))
+    assert (result.inputs, result.expected, result.labels) == ((), ("batch=16",), False)
+    assert result.largest["y"][0] == pytest.approx(0.5, rel=1e-5)
+    assert str(result) == "1 of 7 cases has other expected outputs; y by up to 0.5 at batch=16"
 
 
-def test_other_data_other_cases_other_labels_and_another_floor_are_told(before: GoldenSet) -> None:
+def test_other_data_other_cases_other_labels_and_another_floor_are_reported(before: GoldenSet) -> None:
     other = [{"x": GOLDEN[0]["x"] + 1}, *GOLDEN[1:], GOLDEN[0]]
     after = replace(
         freeze(other, SPECS, (DIMS[0],), Linear().run, np.zeros(16)),
         noise=Noise({"y": {"golden": OutputFloor(130.0, 1e-7)}}),
     )
-    found = change(before, after)
-    assert (found.added, found.removed) == (("golden 3",), ())
-    assert "golden 0" in found.inputs
-    assert "other labels" in str(found)
-    assert "another noise floor" in str(found)
+    result = change(before, after)
+    assert (result.added, result.removed) == (("golden 3",), ())
+    assert "golden 0" in result.inputs
+    assert "other labels" in str(result)
+    assert "another noise floor" in str(result)
     assert change(after, before).removed == ("golden 3",)
     for one, other in ((before, replace(before, labels=None)), (replace(before, labels=None), before)):
         assert change(one, other).labels
     assert not change(replace(before, labels=None), replace(after, labels=None)).labels
-    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["summary"] == str(found)
+    assert json.loads(json.dumps(result.to_json(), allow_nan=False))["summary"] == str(result)
 
 
 def test_an_output_of_another_shape_has_no_finite_difference(before: GoldenSet) -> None:
     flat = freeze(GOLDEN, SPECS, DIMS, lambda inputs: {"y": Linear().run(inputs)["y"][:, :1]}, np.arange(12))
-    found = change(before, flat)
-    assert found.largest["y"][0] == np.inf
-    assert "y of another shape or kind, or not finite, at " in str(found)
-    assert found.to_json()["largest"]["y"]["difference"] is None
+    result = change(before, flat)
+    assert result.largest["y"][0] == np.inf
+    assert "y of another shape or kind, or not finite, at " in str(result)
+    assert result.to_json()["largest"]["y"]["difference"] is None
 
 
-def test_other_sequences_are_told(before: GoldenSet) -> None:
+def test_other_sequences_are_reported(before: GoldenSet) -> None:
     def held(steps: int) -> GoldenSet:
         case = Case("sequence 0", "golden", {"x": np.ones((steps, 1))}, {"y": np.ones((steps, 1))})
         return replace(before, sequences=GoldenSequences((State("h", "hn"),), {}, GoldenSet((case,))))

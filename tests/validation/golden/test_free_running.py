@@ -42,10 +42,10 @@ def sequences(steps=200):
 def test_a_sequence_is_run_with_the_models_own_states_and_its_outputs_are_stacked():
     given = sequences()
     session, (case, *_) = FreeRunningSession(Sum(), given), given.golden.cases
-    found = session.run(case.inputs)
-    np.testing.assert_array_equal(found["hn"], found["y"][-1:], "of a state what the last step left")
-    np.testing.assert_allclose(found["y"], np.cumsum(case.inputs["x"], axis=0), rtol=1e-5)
-    np.testing.assert_array_equal(session.run(case.inputs)["y"], found["y"], "each run begins anew")
+    result = session.run(case.inputs)
+    np.testing.assert_array_equal(result["hn"], result["y"][-1:], "of a state what the last step left")
+    np.testing.assert_allclose(result["y"], np.cumsum(case.inputs["x"], axis=0), rtol=1e-5)
+    np.testing.assert_array_equal(session.run(case.inputs)["y"], result["y"], "each run begins anew")
     assert [spec.shape for spec in session.outputs] == [("step", "batch", 3)] * 2
     session = FreeRunningSession(Fake(lambda given: {"hn": given["h"] + given["x"]}), given)
     session.roller = replace(session.roller, inputs=Sum.inputs)
@@ -71,8 +71,8 @@ def test_an_input_of_no_axes_stays_an_array_in_each_step():
 def test_an_error_in_a_state_that_no_output_shows_is_caught():
     class Hidden(Sum):
         def step(self, given, gain):
-            found = super().step(given, gain)
-            return {"y": given["x"], "hn": found["hn"]}
+            result = super().step(given, gain)
+            return {"y": given["x"], "hn": result["hn"]}
 
     given = sequences()
     pair = (FreeRunningSession(Hidden(gain), given) for gain in (1.0, 1.002))
@@ -81,23 +81,23 @@ def test_an_error_in_a_state_that_no_output_shows_is_caught():
 
 
 def test_the_check_of_sequences_names_the_worst_of_them_and_where_decisions_differ():
-    given = sequences()
-    pair = (FreeRunningSession(Sum(gain), given) for gain in (1.0, 0.99))
+    actual = sequences()
+    pair = (FreeRunningSession(Sum(gain), actual) for gain in (1.0, 0.99))
     along = Along()
-    checks = free_running_checks("engine", *pair, given.golden, budgets("engine", "fp16", None), along)
+    checks = free_running_checks("engine", *pair, actual.golden, budgets("engine", "fp16", None), along)
     (note,) = {check.note for check in checks if check.name == "sqnr_db" and check.output == "y"}
-    (found,) = along.at("engine")
-    assert found.output == "y", "what a state was left as has no course"
-    assert note.startswith(found.text) and found.worst.case == "sequence 0"
-    assert found.free_db[0] > found.free_db[-1] + 6 and len(found.free_db) == 8
+    (result,) = along.at("engine")
+    assert result.output == "y", "what a state was left as has no course"
+    assert note.startswith(result.text) and result.worst.case == "sequence 0"
+    assert result.free_db[0] > result.free_db[-1] + 6 and len(result.free_db) == 8
 
 
 @pytest.mark.parametrize(("gain", "passed"), [(1.0, True), (1.002, False)])
 def test_an_error_that_each_step_allows_is_caught_where_it_is_handed_on(gain, passed):
-    given = sequences()
-    expected, actual = (FreeRunningSession(Sum(value), given) for value in (1.0, gain))
+    result = sequences()
+    expected, actual = (FreeRunningSession(Sum(value), result) for value in (1.0, gain))
     limits = budgets("engine", "fp16", None)
-    checks = free_running_checks("engine", expected, actual, given.golden, limits)
+    checks = free_running_checks("engine", expected, actual, result.golden, limits)
     assert all(check.passed for check in checks) is passed
     assert {check.case for check in checks} == {FREE_RUNNING}
     rows = {"x": np.ones((1, 3), np.float32), "h": np.full((1, 3), 50, np.float32)}
@@ -107,24 +107,24 @@ def test_an_error_that_each_step_allows_is_caught_where_it_is_handed_on(gain, pa
 
 def test_answers_of_several_sizes_are_stacked_without_another_argmax():
     steps = [np.array([[-3.0, -1.0, -2.0][:size]]) for size in (1, 3, 2)]
-    found = stack_steps(steps)
-    assert found.shape == (3, 1, 3)
-    assert [*found.argmax(-1)[:, 0]] == [step.argmax(-1)[0] for step in steps]
+    actual = stack_steps(steps)
+    assert actual.shape == (3, 1, 3)
+    assert [*actual.argmax(-1)[:, 0]] == [step.argmax(-1)[0] for step in steps]
     assert stack_steps([np.ones((1, 0)), np.ones((1, 2))]).shape == (2, 1, 2)
 
 
 def test_sequences_read_back_as_they_were(tmp_path):
-    given = sequences(8)
-    golden = GoldenSet((Case("golden 0", "golden", {"x": np.ones(2)}, {"y": np.ones(2)}),), sequences=given)
+    actual = sequences(8)
+    golden = GoldenSet((Case("golden 0", "golden", {"x": np.ones(2)}, {"y": np.ones(2)}),), sequences=actual)
     digest = golden.save(tmp_path / "golden.safetensors")
     read = GoldenSet.load(tmp_path / "golden.safetensors")
     assert read.digest == golden.digest == digest
     assert read.sequences is not None
     assert (read.sequences.states, read.sequences.golden.noise) == (STATES, Noise())
     assert read.sequences.lengths == (8, 4)
-    for found, wanted in zip(read.sequences.golden.cases, given.golden.cases, strict=True):
-        assert found.name == wanted.name
-        np.testing.assert_array_equal(found.inputs["x"], wanted.inputs["x"])
+    for result, expected in zip(read.sequences.golden.cases, actual.golden.cases, strict=True):
+        assert result.name == expected.name
+        np.testing.assert_array_equal(result.inputs["x"], expected.inputs["x"])
     assert [*read.cases[0].inputs] == ["x"], "sequences are no cases"
     assert GoldenSet(golden.cases).save(tmp_path / "plain.safetensors") != digest
 

@@ -82,8 +82,8 @@ def python(bare: dict[str, str], folder: Path, *words: object) -> subprocess.Com
 
 
 def test_builders_and_the_kit_import_on_a_bare_machine(bare: dict[str, str], tmp_path: Path) -> None:
-    done = python(bare, tmp_path, "-c", EVERY_MODULE)
-    assert done.returncode == 0 and "all imported" in done.stdout, done.stderr
+    result = python(bare, tmp_path, "-c", EVERY_MODULE)
+    assert result.returncode == 0 and "all imported" in result.stdout, result.stderr
     blocked = python(bare, tmp_path, "-c", "import click")
     assert "as on a bare machine" in blocked.stderr, "the hook hides nothing, and this test says nothing"
 
@@ -92,14 +92,14 @@ def test_the_kit_runs_on_a_bare_machine_and_its_page_says_what_it_saw(bare: dict
     """With torch alone; ONNX Runtime is registered here, and missing: that is its row."""
     words = ("--device", "cpu", "--size", "small", "--model", "mlp", "--peer", "eager", "--seconds", "0.01")
     words += ("--no-peaks", "--precision", "fp32")
-    done = python(bare, tmp_path, "-m", "validation.gpu", *words, "--backend", "onnxruntime", "--out", "r.json")
-    found = Results.load(tmp_path / "r.json")
-    assert done.returncode == 1 and "1 bad" in done.stdout, done.stderr
-    outcomes = {(item.backend, item.precision): item.outcome for item in found.tries}
-    assert outcomes["eager", "fp32"] == "passed", found.tries[0].reason
+    result = python(bare, tmp_path, "-m", "validation.gpu", *words, "--backend", "onnxruntime", "--out", "r.json")
+    document = Results.load(tmp_path / "r.json")
+    assert result.returncode == 1 and "1 bad" in result.stdout, result.stderr
+    outcomes = {(item.backend, item.precision): item.outcome for item in document.tries}
+    assert outcomes["eager", "fp32"] == "passed", document.tries[0].reason
     assert outcomes["onnxruntime", "fp32"] == "not finished"
-    assert "as on a bare machine" in str(next(item for item in found.tries if item.backend == "onnxruntime").reason)
-    text = page([found])
+    assert "as on a bare machine" in str(next(item for item in document.tries if item.backend == "onnxruntime").reason)
+    text = page([document])
     assert "| mlp fp32 | PyTorch, op by op | passed |" in text and "no GPU: the CPU as the kit's device" in text
 
 
@@ -148,7 +148,7 @@ def test_what_was_measured_is_in_the_file_whatever_ends_the_kit(capsys, monkeypa
     assert len(Results.load(out).tries) == 1 and [path.name for path in out.parent.iterdir()] == ["out.json"]
 
 
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_tried(capsys, monkeypatch, tmp_path):
+def test_a_file_that_cannot_be_written_is_reported_before_anything_is_tried(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("validation.gpu.kit.run_job", lambda *_: pytest.fail("something was tried"))
     (tmp_path / "file").touch()
     assert main([*QUICK, "--backend", "onnxruntime", "--out", str(tmp_path / "file" / "out.json")]) == 2
@@ -205,11 +205,11 @@ def test_the_page_has_each_number_where_it_belongs() -> None:
         created_at="", outcome="recorded",
     )  # fmt: skip
     sizes = tuple(BatchCosts(batch, 1, 1, 5e-4) for batch in (1, 16, 64))
-    found = Results(
+    results = Results(
         "2026-11-22T03:00:00+00:00", HOPPER, {}, {"torch": "2.13.0"}, peaks, (ModelCosts("mlp fp16", sizes),),
         (ENGINE, other), (Skipped("tvm", "", "tvm", "", "sm_90", "no cubin", refused=True),), (published,), 2.0, "real",
     )  # fmt: skip
-    text = page([found])
+    text = page([results])
     assert "## NVIDIA H100, 2026-11-22" in text and "driver 580.1 (CUDA 13.0)" in text
     assert "3000 GB/s" in text and "float16 800" in text and "fp8 (no | such)" in text
     row = next(line for line in text.splitlines() if "cuda_graphs=True" in line)
@@ -218,9 +218,9 @@ def test_the_page_has_each_number_where_it_belongs() -> None:
     assert "torch.compile: no difference shown; torch.compile, max-autotune: not run, out of memory" in row
     assert "| tensorrt-rtx | sm_80 | load failed | no kernel image |" in text
     assert "| tvm | refused | no cubin |" in text and "| digits@4 sm_90 int8 x | recorded |" in text
-    again = Results.from_json(json.loads(found.to_bytes()))
-    assert again == found and page([again]) == text
-    assert json.loads(found.to_bytes())["kind"] == "enginesmith-gpu-results"
+    again = Results.from_json(json.loads(results.to_bytes()))
+    assert again == results and page([again]) == text
+    assert json.loads(results.to_bytes())["kind"] == "enginesmith-gpu-results"
 
 
 def test_a_machine_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

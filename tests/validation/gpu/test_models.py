@@ -18,9 +18,9 @@ def test_a_model_is_the_same_every_time_and_alike_in_both_precisions(name: str, 
     (tmp_path / "again").mkdir()
     assert digest_of_file(single.path) == digest_of_file(write(name, "fp32", "small", tmp_path / "again").path)
     assert single.inputs[0].shape == half.inputs[0].shape and half.inputs[0].dtype == "float16"
-    given = single.sample(2)
-    assert np.array_equal(given["x"], given["x"].astype(np.float16))
-    exact = DoubleSession(single.path).run(given)["y"]
+    inputs = single.sample(2)
+    assert np.array_equal(inputs["x"], inputs["x"].astype(np.float16))
+    exact = DoubleSession(single.path).run(inputs)["y"]
     assert exact.shape == single.outputs[0].at({"batch": 2})
     assert 0.05 < float(np.abs(exact).mean()) < 20, "values keep their size, far from fp16's largest"
 

@@ -29,11 +29,11 @@ def test_pytorch_as_a_session_takes_and_gives_arrays_and_times_its_device(tmp_pa
     model = write("mlp", "fp32", "small", tmp_path)
     request = BuildRequest("", "fp32", CPU, "torch", model.inputs, model.outputs, (model.profile,))
     session = TorchSession(request, lambda x: (2 * x,), "cpu")
-    given = model.sample(3)
-    assert np.array_equal(session.run(given)["y"], 2 * given["x"])
-    assert len(session.device_seconds(given, 5)) == 5
+    inputs = model.sample(3)
+    assert np.array_equal(session.run(inputs)["y"], 2 * inputs["x"])
+    assert len(session.device_seconds(inputs, 5)) == 5
     with pytest.raises(DataError, match="is float64"):
-        session.run({"x": given["x"].astype(np.float64)})
+        session.run({"x": inputs["x"].astype(np.float64)})
 
 
 def test_an_engine_is_raced_against_pytorch_and_a_peer_that_fails_costs_no_number(tmp_path, monkeypatch):
@@ -49,19 +49,19 @@ def test_an_engine_is_raced_against_pytorch_and_a_peer_that_fails_costs_no_numbe
     request = request_for(discovery.configure("onnxruntime", {}), model, CPU)
     terms = cases.TrialTerms("cpu", 0.02, tmp_path, ("eager", "compile"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
-    found = cases.TryEngine(request, {}, CPU, model.path, tmp_path, terms).run(WorkerContext(tmp_path))
-    eager, compiled = found.races or ()
-    assert found.outcome == "passed" and eager.verdict in ("faster", "slower", "no difference shown")
+    result = cases.TryEngine(request, {}, CPU, model.path, tmp_path, terms).run(WorkerContext(tmp_path))
+    eager, compiled = result.races or ()
+    assert result.outcome == "passed" and eager.verdict in ("faster", "slower", "no difference shown")
     assert eager.runs and eager.runs > 1 and eager.batch == 2
     assert compiled == PeerComparison("compile", "RuntimeError: CUDA error: out of memory")
 
 
 def test_roofs_are_measured_and_bound_what_a_run_can_take() -> None:
     before = torch.backends.cuda.matmul.fp32_precision
-    found = measure_peaks("cpu")
+    actual = measure_peaks("cpu")
     assert torch.backends.cuda.matmul.fp32_precision == before
-    assert found.bytes_per_s > 1e7 and found.launch_s > 0
-    assert found.operations_per_s.keys() | found.missing.keys() == {"float32", "float16", "bfloat16", "int8"}
+    assert actual.bytes_per_s > 1e7 and actual.launch_s > 0
+    assert actual.operations_per_s.keys() | actual.missing.keys() == {"float32", "float16", "bfloat16", "int8"}
     peaks = Peaks(1e9, {"float16": 1e12}, 1e-6)
     assert peaks.least_s(1e12, 1e6, "float16") == 1.0, "bound by operations"
     assert peaks.least_s(1e6, 1e9, "float16") == 1.0, "bound by bytes"

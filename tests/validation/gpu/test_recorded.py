@@ -22,9 +22,9 @@ ARRAYS = hnp.arrays(
 
 @given(ARRAYS)
 def test_an_array_comes_back_bit_for_bit(array: np.ndarray) -> None:
-    found = unpack(pack(array))
-    assert found.dtype == array.dtype and found.shape == array.shape
-    assert found.tobytes() == array.tobytes()
+    result = unpack(pack(array))
+    assert result.dtype == array.dtype and result.shape == array.shape
+    assert result.tobytes() == array.tobytes()
 
 
 class _Double:
@@ -36,16 +36,16 @@ class _Double:
 
 def test_an_answer_belongs_to_its_question() -> None:
     recorder = RecordingSession(_Double())
-    asked = {"x": np.arange(3, dtype=np.float32)}
-    recorder.run(asked)
+    requests = {"x": np.arange(3, dtype=np.float32)}
+    recorder.run(requests)
     played = ReplaySession(_Double.inputs, _Double.outputs, recorder.answers)
-    assert np.array_equal(played.run(asked)["x"], [0, 2, 4])
-    others = [{"x": np.arange(4, dtype=np.float32)}, {"x": asked["x"].view(np.int32)}, {"y": asked["x"]}]
-    others += [{"x": asked["x"].reshape(3, 1)}, {"x": asked["x"] + 1}]
+    assert np.array_equal(played.run(requests)["x"], [0, 2, 4])
+    others = [{"x": np.arange(4, dtype=np.float32)}, {"x": requests["x"].view(np.int32)}, {"y": requests["x"]}]
+    others += [{"x": requests["x"].reshape(3, 1)}, {"x": requests["x"] + 1}]
     for other in others:
         with pytest.raises(IntegrityError, match="no answer to it was recorded"):
             played.run(other)
-    assert len({question(item) for item in [asked, *others]}) == 6
+    assert len({question(item) for item in [requests, *others]}) == 6
 
 
 BOMB = base64.b64encode(zlib.compress(b"\0" * 10_000_000)).decode()

@@ -30,8 +30,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> KitModel:
 
 
 def tried(task: BuildTask, model: KitModel, workdir: Path, **options: Any) -> TrialOutcome:
-    given = {**task.options, **options}
-    trial = TryEngine(task.request, given, CPU, model.path, model.path.parent, TERMS)
+    entries = {**task.options, **options}
+    trial = TryEngine(task.request, entries, CPU, model.path, model.path.parent, TERMS)
     return trial.run(WorkerContext(workdir))
 
 
@@ -49,24 +49,24 @@ def test_a_try_says_where_it_ended_and_in_whose_words(how, outcome, said, model,
     register(monkeypatch)
     (task, _) = own_tasks([model], HOPPER)
     assert isinstance(task, BuildTask)
-    found = tried(task, model, tmp_path, how=how)
-    assert found.outcome == outcome and said in str(found.reason), found
-    assert (found.latency is not None) is (how == "right"), "a wrong engine's speed is not worth a look"
+    result = tried(task, model, tmp_path, how=how)
+    assert result.outcome == outcome and said in str(result.reason), result
+    assert (result.latency is not None) is (how == "right"), "a wrong engine's speed is not worth a look"
     if how == "right":
-        rows = found.latency
+        rows = result.latency
         assert rows and [row.batch for row in rows] == [1, 2, 4]
         assert rows[0].device and rows[0].device.median_s == pytest.approx(5.5e-3) and rows[0].runs > 3
-        assert found.notes == ("sm_90",), "it is built for its target, and presented as this device's"
+        assert result.notes == ("sm_90",), "it is built for its target, and presented as this device's"
 
 
 def test_each_backend_is_asked_and_what_it_says_is_kept(model: KitModel, monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, "onnxruntime", "tensorrt", "tensorrt-rtx")
-    found = list(own_tasks([model], HOPPER))
-    tasks = [item for item in found if isinstance(item, BuildTask)]
+    actual = list(own_tasks([model], HOPPER))
+    tasks = [item for item in actual if isinstance(item, BuildTask)]
     assert [(item.name, dict(item.options)) for item in tasks] == [
         ("fake mlp fp32 sm_90", {}), ("fake mlp fp32 sm_90 cuda_graphs=True", {"cuda_graphs": True})
     ]  # fmt: skip
-    why = {item.backend: (item.refused, item.reason) for item in found if isinstance(item, Skipped)}
+    why = {item.backend: (item.refused, item.reason) for item in actual if isinstance(item, Skipped)}
     assert why["onnxruntime"] == (False, "builds no engines for sm_90")
     assert why["tensorrt"][1].startswith("not installed; ")
     assert why["tensorrt-rtx"][0] and "sm_90" in why["tensorrt-rtx"][1]
@@ -77,12 +77,12 @@ def test_each_backend_is_asked_and_what_it_says_is_kept(model: KitModel, monkeyp
 
 def test_engines_for_every_other_generation_are_tried_here(model: KitModel, monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, "tensorrt-rtx")
-    found = list(other_tasks(model, HOPPER))
-    built_for = [item.request.target.sm for item in found if isinstance(item, BuildTask) and "rtx" in item.name]
+    actual = list(other_tasks(model, HOPPER))
+    built_for = [item.request.target.sm for item in actual if isinstance(item, BuildTask) and "rtx" in item.name]
     assert built_for == ["sm_80", "sm_86", "sm_89", "sm_120", "sm_121"], "fp32 is refused for sm_75"
-    refused = {item.built_for for item in found if isinstance(item, Skipped)}
+    refused = {item.built_for for item in actual if isinstance(item, Skipped)}
     assert {"sm_75", "sm_100", "sm_103"} == refused
-    assert "sm_90" not in {item.request.target.sm for item in found if isinstance(item, BuildTask)}
+    assert "sm_90" not in {item.request.target.sm for item in actual if isinstance(item, BuildTask)}
     assert not list(other_tasks(model, find_device("cpu")))
     assert list(other_tasks(model, HOPPER, ["fake"]))
     monkeypatch.setattr(Fake, "capabilities", replace(Fake.capabilities, tunes_on_target=True))

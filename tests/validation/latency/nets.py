@@ -8,8 +8,8 @@ from onnx import helper, numpy_helper
 
 
 def _model(nodes, inputs, output, constants=()):
-    given = [helper.make_tensor_value_info(name, 1, shape) for name, shape in inputs.items()]
-    graph = helper.make_graph(nodes, "planted", given, [helper.make_tensor_value_info(*output)], list(constants))
+    items = [helper.make_tensor_value_info(name, 1, shape) for name, shape in inputs.items()]
+    graph = helper.make_graph(nodes, "planted", items, [helper.make_tensor_value_info(*output)], list(constants))
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
 
 

@@ -37,8 +37,8 @@ def profile(layers: int = 14) -> RunProfile:
 
 
 def latency_report(others: float = 0.02, **changes: object) -> LatencyReport:
-    found = profile()
-    costs = executed_costs(found)
+    result = profile()
+    costs = executed_costs(result)
     graph = GraphCosts([GraphNode(cost, {}, {}) for cost in costs], ["y"], ["/mask/NonZero"])
     usual = LatencyReport(
         unit="cpu fp32 onnxruntime",
@@ -54,6 +54,6 @@ def latency_report(others: float = 0.02, **changes: object) -> LatencyReport:
         buckets=(bucket(1, 300), bucket(8, others=others), bucket(32)),
         import_s=0.09,
         processes=5,
-        anatomy=break_down("batch=8", 8e-3, graph, found, ROOFS),
+        anatomy=break_down("batch=8", 8e-3, graph, result, ROOFS),
     )
     return replace(usual, **changes)

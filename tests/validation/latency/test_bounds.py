@@ -22,14 +22,14 @@ PLANTED = {"compute": nets.huge_product, "bandwidth": nets.big_addition, "overhe
 def test_what_is_planted_is_what_bounds(bound, tmp_path):
     path = nets.save(PLANTED[bound](), tmp_path / "net.onnx")
     for _ in range(3):
-        found = measured(path, tmp_path)
-        rows = found.profile.nodes
-        seen = {found.diagnosis.bound, bound if bound == "overhead" else rows[0].diagnosis.bound}
-        if seen == {bound} and found.diagnosis.clear:
+        result = measured(path, tmp_path)
+        rows = result.profile.nodes
+        seen = {result.diagnosis.bound, bound if bound == "overhead" else rows[0].diagnosis.bound}
+        if seen == {bound} and result.diagnosis.clear:
             break
     assert seen == {bound}
-    assert found.diagnosis.clear
-    assert len(rows) == found.graph.nodes
+    assert result.diagnosis.clear
+    assert len(rows) == result.graph.nodes
     assert {row.cost.macs for row in rows} == {768**3 if bound == "compute" else 0}
 
 
@@ -54,10 +54,10 @@ def cost(operations=0, moved=0, dtype="float32"):
 
 
 def test_shares_are_least_times_over_the_measured_one():
-    told = diagnose_run(1e-3, [cost(400_000, 900), cost(400_000, 0, "int8")], LIMITS, 1000, kernels_s=0.9e-3)
-    assert told.compute == pytest.approx(0.5) and told.bandwidth == pytest.approx(0.0009)
-    assert told.overhead == pytest.approx(0.012) and told.outside == pytest.approx(0.1)
-    assert told.bound == "compute" and told.clear
+    message = diagnose_run(1e-3, [cost(400_000, 900), cost(400_000, 0, "int8")], LIMITS, 1000, kernels_s=0.9e-3)
+    assert message.compute == pytest.approx(0.5) and message.bandwidth == pytest.approx(0.0009)
+    assert message.overhead == pytest.approx(0.012) and message.outside == pytest.approx(0.1)
+    assert message.bound == "compute" and message.clear
     # More than the cache holds comes from memory, ten times slower.
     assert diagnose_run(1e-3, [cost(0, 2000)], LIMITS, 1001).bandwidth == pytest.approx(0.02)
     slow = diagnose_run(1.0, [cost(400_000)], LIMITS, 0)
@@ -66,9 +66,9 @@ def test_shares_are_least_times_over_the_measured_one():
 
 
 def test_a_least_time_beyond_the_run_is_no_share_and_leaves_no_bound():
-    told = diagnose_run(1e-5, [cost(20_100)], LIMITS, 1000, kernels_s=1.2e-5)
-    assert (told.outside, told.bound, told.clear) == (None, None, False)
-    assert {told.compute, told.bandwidth, told.overhead} == {None}
+    message = diagnose_run(1e-5, [cost(20_100)], LIMITS, 1000, kernels_s=1.2e-5)
+    assert (message.outside, message.bound, message.clear) == (None, None, False)
+    assert {message.compute, message.bandwidth, message.overhead} == {None}
     noise = diagnose_run(1e-3, [cost(1_050_000)], LIMITS, 1000)
     assert (noise.compute, noise.bound) == (1.0, "compute"), "two measurements differ a little"
     far = diagnose_node(1e-6, cost(4_000), LIMITS, 10)

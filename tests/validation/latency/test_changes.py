@@ -15,15 +15,15 @@ def test_a_step_of_3_percent_is_found_within_5_points(seed: int) -> None:
     series = noisy(seed, 85)
     series[80:] *= 1.03
     assert not find_changes(series[:80])
-    (found,) = find_changes(series)
-    assert abs(found.index - 80) <= 2 and found.ratio == pytest.approx(1.03, abs=0.015) and found.z > 4
+    (result,) = find_changes(series)
+    assert abs(result.index - 80) <= 2 and result.ratio == pytest.approx(1.03, abs=0.015) and result.z > 4
 
 
 def test_a_step_back_is_another_change() -> None:
     series = noisy(1, 120)
     series[40:80] *= 0.9
-    found = find_changes(series)
-    assert [change.index for change in found] == [40, 80] and found[0].ratio < 1 < found[1].ratio
+    changes = find_changes(series)
+    assert [change.index for change in changes] == [40, 80] and changes[0].ratio < 1 < changes[1].ratio
 
 
 def test_single_slow_days_are_no_change() -> None:

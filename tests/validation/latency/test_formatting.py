@@ -35,16 +35,16 @@ def test_a_row_shows_intervals_and_what_is_missing():
 
 
 def test_the_diagnosis_comes_with_its_evidence():
-    found = latency_report().anatomy
-    text = describe_diagnosis(found)
+    result = latency_report().anatomy
+    text = describe_diagnosis(result)
     assert text.startswith("compute-bound at batch=8: of 8 ms a run, arithmetic at this machine's rate would take ")
     assert "outside of any kernel" in text
-    unclear = replace(found, diagnosis=replace(found.diagnosis, clear=False))
+    unclear = replace(result, diagnosis=replace(result.diagnosis, clear=False))
     assert describe_diagnosis(unclear).startswith("no clear bound at batch=8; compute-bound, if any")
-    assert "measured for CPU engines only" in describe_diagnosis(replace(found, diagnosis=None))
+    assert "measured for CPU engines only" in describe_diagnosis(replace(result, diagnosis=None))
 
 
-def test_what_was_timed_and_what_the_intervals_hold_is_said():
+def test_the_page_explains_the_timing_and_its_intervals():
     report = latency_report()
     assert any(", working set " in line for line in describe_report(report))
     for moved, end in (
@@ -56,22 +56,22 @@ def test_what_was_timed_and_what_the_intervals_hold_is_said():
         lines = [*describe_report(replace(report, anatomy=replace(report.anatomy, traffic=traffic)))]
         assert any(line.endswith(f" ({end})") for line in lines)
     assert re.fullmatch(r"\S+ µs \(\S+ to \S+\)", format_bucket(report.buckets[0])["runtime"])
-    told = list(describe_report(report))[1]
-    assert told.startswith("runtime: the runtime's own call") and told.endswith(
+    message = list(describe_report(report))[1]
+    assert message.startswith("runtime: the runtime's own call") and message.endswith(
         "the 95 % intervals predict one more process; measured over 5 processes"
     )
     alone = replace(report, processes=1, buckets=tuple(replace(bucket, runtime=None) for bucket in report.buckets))
-    told = list(describe_report(alone))[1]
-    assert told.startswith("Session.run, with its checks") and told.endswith("within this process alone")
+    message = list(describe_report(alone))[1]
+    assert message.startswith("Session.run, with its checks") and message.endswith("within this process alone")
     assert format_bucket(alone.buckets[0])["runtime"] == ""
 
 
-def test_a_busy_machine_is_said_once_for_each_reason():
+def test_a_busy_machine_is_reported_once_for_each_reason():
     quiet, busy = latency_report(), latency_report(others=0.8)
     busy = replace(busy, buckets=busy.buckets * 2)
     assert "the machine was quiet" in list(describe_report(quiet))
-    (told,) = [line for line in describe_report(busy) if "busy" in line]
-    assert told.count("other processes used 80 % of the 2 cores") == 1
+    (message,) = [line for line in describe_report(busy) if "busy" in line]
+    assert message.count("other processes used 80 % of the 2 cores") == 1
     assert any("/mask/NonZero" in line for line in describe_report(quiet))
 
 
@@ -95,14 +95,14 @@ def test_items_a_second_follow_from_the_median_beside_them():
 
 
 def test_no_share_beyond_the_whole_is_shown():
-    found = latency_report().anatomy
-    first, *rest = found.profile.nodes
+    result = latency_report().anatomy
+    first, *rest = result.profile.nodes
     nodes = (replace(first, diagnosis=diagnose(1e-6, 2.0, 0.1, 0.2)), *rest)
-    profile = replace(found.profile, nodes=nodes)
-    found = replace(found, diagnosis=diagnose(8e-3, 2.01, 0.1, 2.84), profile=profile)
-    text = describe_diagnosis(found)
+    profile = replace(result.profile, nodes=nodes)
+    result = replace(result, diagnosis=diagnose(8e-3, 2.01, 0.1, 2.84), profile=profile)
+    text = describe_diagnosis(result)
     assert text.startswith("no diagnosis at batch=8: the machine's limits were measured slower than the run itself")
-    assert "%" not in text and format_nodes(found)[0]["bound"] == "compute"
+    assert "%" not in text and format_nodes(result)[0]["bound"] == "compute"
 
 
 def test_surroundings_say_why_a_machine_counts_as_busy():
@@ -154,13 +154,13 @@ def test_the_page_has_a_section_with_table_and_distribution():
     assert "<h2>Latency</h2>" not in render({**version_report(), "latencies": {}})
 
 
-def test_what_the_device_itself_takes_is_told_where_it_tells():
+def test_device_time_is_reported_where_the_device_measures_it():
     report = latency_report()
     assert not any("device itself" in line for line in describe_report(report))
     first, second, third = report.buckets
     report = replace(report, buckets=(first, replace(second, device_s=2e-3), third))
-    (told,) = [line for line in describe_report(report) if "device itself" in line]
-    assert told.startswith("the device itself is busy, without copies: 2 ms of ")
+    (message,) = [line for line in describe_report(report) if "device itself" in line]
+    assert message.startswith("the device itself is busy, without copies: 2 ms of ")
 
 
 def test_a_report_survives_its_json():

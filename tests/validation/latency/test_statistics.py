@@ -40,11 +40,11 @@ def test_the_ranks_are_those_of_the_binomial_distribution():
 
 
 def test_a_quantile_that_the_runs_cannot_give_is_not_invented():
-    found = {item.p: item for item in quantiles(latencies(np.random.default_rng(0), 300))}
-    assert found[0.5].low < found[0.5].value < found[0.5].high
+    result = {item.p: item for item in quantiles(latencies(np.random.default_rng(0), 300))}
+    assert result[0.5].low < result[0.5].value < result[0.5].high
     for p, least in ((0.99, 368), (0.999, 3688)):
-        assert (found[p].value, found[p].low, found[p].high) == (None, None, None)
-        assert found[p].needed >= least
+        assert (result[p].value, result[p].low, result[p].high) == (None, None, None)
+        assert result[p].needed >= least
 
 
 @pytest.mark.parametrize(("memory", "least"), [(0.0, 0.93), (0.8, 0.90)])
@@ -78,12 +78,12 @@ def test_a_slow_beginning_is_cut_and_a_spike_is_not_taken_for_one():
 def pairs(seed, slower=0.0, memory=0.6, luck=0.0, storm=0.05):
     """Eight openings of 80 runs of either; both suffer the same slow weather."""
     rng = np.random.default_rng(seed)
-    found = []
+    items = []
     for _ in range(8):
         weather = np.exp(remembering(rng, 80, 0.95, storm))
         sides = [latencies(rng, 80, memory) * weather * np.exp(luck * rng.standard_normal()) for _ in range(2)]
-        found.append((sides[0] * (1 + slower), sides[1]))
-    return found
+        items.append((sides[0] * (1 + slower), sides[1]))
+    return items
 
 
 @pytest.mark.parametrize("luck", [0.0, 0.03])
@@ -92,7 +92,7 @@ def test_an_engine_against_itself_shows_no_difference(luck):
     assert sum(verdict != "no difference shown" for verdict in verdicts) <= 8  # 5 %, and what 100 trials leave open
 
 
-def test_a_real_difference_is_shown_and_what_could_have_been_is_said():
+def test_a_real_difference_is_shown_and_what_could_have_been_is_reported():
     slower = compare_times(pairs(1, slower=0.2), 1)
     assert slower.verdict == "slower" and slower.ratios[0].low < 1.2 < slower.ratios[0].high
     assert compare_times(pairs(1, slower=-0.2), 1).verdict == "faster"

@@ -26,9 +26,9 @@ def test_nan_keeps_no_limit(name, limit):
 
 @pytest.mark.parametrize(("floor", "limit"), [(135, 105), (115, 85), (105, 80), (90, 70), (65, 45), (10, 3)])
 def test_a_floor_tightens_by_one_margin_and_loosens_by_a_smaller(floor, limit):
-    found = budgets("engine", "fp32", Noise({"y": {"golden": OutputFloor(floor, 1e-6)}}))
-    assert found.of("y", "golden").sqnr_db == limit
-    assert ("looser than 80" in found.notes["y", "golden"]) == (limit < 80)
+    actual = budgets("engine", "fp32", Noise({"y": {"golden": OutputFloor(floor, 1e-6)}}))
+    assert actual.of("y", "golden").sqnr_db == limit
+    assert ("looser than 80" in actual.notes["y", "golden"]) == (limit < 80)
     noise = Noise({"y": {"edge": OutputFloor(floor, 1e-6)}})
     honest = Honest({("y", "batch=3"): Drift(count=8, expected_sq=1.0, error_sq=1e-12)})
     assert budgets("engine", "fp32", noise, honest).of("y", "batch=3").sqnr_db == limit, "an edge of its own"
@@ -81,11 +81,11 @@ def test_of_a_graph_no_element_has_to_be_nearer_than_its_sqnr_asks_of_the_whole(
 
 def test_a_state_of_int8_may_be_a_step_off_in_one_of_a_hundred_elements_and_no_more():
     drift = Drift(count=1000, expected_sq=1000.0, error_sq=1e-12, centered_sq=1000.0)
-    found = budgets("engine", "int8", None, Honest({("present", "golden"): drift, ("y", "golden"): drift}))
-    allowed = allow_near_ties(found, {"present": 0.1}, {("present", "golden"): drift, ("y", "golden"): drift})
-    assert allowed.of("y", "golden") == found.of("y", "golden")
+    actual = budgets("engine", "int8", None, Honest({("present", "golden"): drift, ("y", "golden"): drift}))
+    allowed = allow_near_ties(actual, {"present": 0.1}, {("present", "golden"): drift, ("y", "golden"): drift})
+    assert allowed.of("y", "golden") == actual.of("y", "golden")
     held = allowed.of("present", "golden")
-    assert held.slice_sqnr_db is None and found.of("present", "golden").slice_sqnr_db is not None
+    assert held.slice_sqnr_db is None and actual.of("present", "golden").slice_sqnr_db is not None
     off = [Drift(count=1000, expected_sq=1000.0, error_sq=steps * 0.1**2) for steps in (10, 11)]
     assert [within("sqnr_db", each.sqnr_db, held.sqnr_db) for each in off] == [True, False]
     assert "one element in 100 may be a step of 0.1 off" in allowed.notes["present", "golden"]

@@ -18,11 +18,11 @@ from validation.limits.noise_floor import DoubleSession, Noise, OutputFloor, noi
 
 def net(folder: Path, text: str, inputs: str, outputs: str, **weights: np.ndarray) -> Path:
     """A model of opset 20 out of ONNX's text form."""
-    given = [onnx.numpy_helper.from_array(value, name) for name, value in weights.items()]
+    items = [onnx.numpy_helper.from_array(value, name) for name, value in weights.items()]
     model = onnx.parser.parse_model(
         f'<ir_version: 9, opset_import: ["" : 20]> net ({inputs}) => ({outputs}) {{ {text} }}'
     )
-    model.graph.initializer.extend(given)
+    model.graph.initializer.extend(items)
     onnx.save(model, folder / "model.onnx")
     return folder / "model.onnx"
 
@@ -67,25 +67,25 @@ def test_constants_casts_and_normalizations_are_widened(tmp_path: Path) -> None:
     part = x.astype(np.float64) - x.astype(np.int64)
     part = part * np.float64(np.float32(0.1))
     spread = np.sqrt(part.var(axis=1, keepdims=True) + np.float64(np.float32(1e-5)))
-    wanted = (part - part.mean(axis=1, keepdims=True)) / spread * normal(16) + normal(16)
-    np.testing.assert_allclose(DoubleSession(path).run({"x": x})["y"], wanted, rtol=1e-10)
+    expected = (part - part.mean(axis=1, keepdims=True)) / spread * normal(16) + normal(16)
+    np.testing.assert_allclose(DoubleSession(path).run({"x": x})["y"], expected, rtol=1e-10)
 
 
 def test_erf_is_computed_in_float64_and_large_weights_are_too(tmp_path: Path) -> None:
     path = net(tmp_path, "h = MatMul(x, w) y = Erf(h)", "float[n,32] x", "float[n,32] y", w=normal(32, 32))
     x = normal(3, 32)
-    wanted = [math.erf(value) for value in (x.astype(np.float64) @ normal(32, 32).astype(np.float64)).ravel()]
-    np.testing.assert_allclose(DoubleSession(path).run({"x": x})["y"].ravel(), wanted, rtol=1e-13)
+    expected = [math.erf(value) for value in (x.astype(np.float64) @ normal(32, 32).astype(np.float64)).ravel()]
+    np.testing.assert_allclose(DoubleSession(path).run({"x": x})["y"].ravel(), expected, rtol=1e-13)
 
 
 def test_a_floor_grows_with_the_sums_and_says_why_when_there_is_none(tmp_path: Path) -> None:
     path = net(tmp_path, "y = MatMul(x, w)", "float[n,512] x", "float[n,8] y", w=normal(512, 8))
     session = OrtSession(path, optimized=False)
-    found = noise_floor(DoubleSession(path).run, session.run, {"golden": [{"x": normal(4, 512)}]})
-    floor = found.floors["y"]["golden"]
+    result = noise_floor(DoubleSession(path).run, session.run, {"golden": [{"x": normal(4, 512)}]})
+    floor = result.floors["y"]["golden"]
     assert floor is not None and 125 < floor.sqnr_db < 150 and floor.max_rel < 1e-5
-    assert "edge" not in found.floors["y"] and "z" not in found.floors
-    assert decode(encode(found), Noise) == found
+    assert "edge" not in result.floors["y"] and "z" not in result.floors
+    assert decode(encode(result), Noise) == result
 
     def cannot(inputs: object) -> dict[str, np.ndarray]:
         raise ValueError("no such operator")
@@ -110,9 +110,9 @@ NOISE = Noise({"y": {"golden": OutputFloor(135.0, 1e-6)}})
 
 @pytest.mark.parametrize(("precision", "limit"), [("fp32", 105.0), ("fp16", 44.7), ("bf16", 26.7), ("int8", 15.0)])
 def test_limits_lie_a_documented_distance_below_the_floor(precision, limit) -> None:
-    found = budgets("engine", precision, NOISE)
-    assert found.of("y", "golden").sqnr_db == pytest.approx(limit, abs=0.05)
-    assert found.of("y", "edge") == found.of("z", "golden") == default_budget("engine", precision)
+    actual = budgets("engine", precision, NOISE)
+    assert actual.of("y", "golden").sqnr_db == pytest.approx(limit, abs=0.05)
+    assert actual.of("y", "edge") == actual.of("z", "golden") == default_budget("engine", precision)
     assert budgets("engine", precision, None).measured == {}
 
 

@@ -27,10 +27,10 @@ def off(scale: float, seed: int, column: int | None):
     """The same answers, off by normal errors of this size; where a column is given, in that one alone."""
 
     def answer(inputs: np.ndarray) -> np.ndarray:
-        found = detector(inputs)
-        errors = scale * np.random.default_rng(seed).normal(size=found.shape) * np.abs(found).mean(axis=0)
-        errors[:, [index for index in range(found.shape[1]) if column not in (None, index)]] = 0.0
-        return (found + errors).astype(np.float32)
+        result = detector(inputs)
+        errors = scale * np.random.default_rng(seed).normal(size=result.shape) * np.abs(result).mean(axis=0)
+        errors[:, [index for index in range(result.shape[1]) if column not in (None, index)]] = 0.0
+        return (result + errors).astype(np.float32)
 
     return answer
 
@@ -59,20 +59,20 @@ def test_what_keeps_the_strictest_limits_keeps_any_that_are_measured(precision, 
 
 
 def test_looser_limits_are_asked_for_only_where_a_check_fails_and_then_kept():
-    asked = []
+    requests = []
 
     def looser():
         for least in (60.0, 20.0, 5.0):
-            asked.append(least)
+            requests.append(least)
             yield OutputLimits.of(Budget(sqnr_db=least))
 
     golden, exact, rough = frozen(detector, ROWS), Fake(detector), Fake(off(3e-2, 0, None))
     held = StagedLimits(OutputLimits.of(Budget(sqnr_db=100.0)), looser())
-    assert not broken(drift_checks("engine", exact, exact, golden, held)) and asked == []
+    assert not broken(drift_checks("engine", exact, exact, golden, held)) and requests == []
     checks = drift_checks("engine", exact, rough, golden, held)
-    assert not broken(checks) and asked == [60.0, 20.0]
+    assert not broken(checks) and requests == [60.0, 20.0]
     assert {check.limit for check in checks if check.name == "sqnr_db"} == {20.0}
-    assert held.loosest().budgets.default.sqnr_db == 5.0 and asked == [60.0, 20.0, 5.0]
+    assert held.loosest().budgets.default.sqnr_db == 5.0 and requests == [60.0, 20.0, 5.0]
 
 
 def test_a_check_that_no_limit_keeps_is_held_to_the_loosest():

@@ -60,8 +60,8 @@ def test_near_ties_of_fp16_are_no_errors(operator: str, seed: int, tmp_path: Pat
     assert agreements(in_graph) == agreements(bench.engine(None, graph, "fp16").checks()) == {}
     (line,) = [check for check in in_graph if (check.name, check.case) == ("agreement", "golden")]
     assert "honest rounding decides" in line.note and "elements otherwise; twice that, and no less than" in line.note
-    asked = bench.engine(None, graph, "fp16").checks(limits={"argmax_agreement": 1.0})
-    assert operator == "ArgMax" or agreements(asked), "what a person wrote wins"
+    checks = bench.engine(None, graph, "fp16").checks(limits={"argmax_agreement": 1.0})
+    assert operator == "ArgMax" or agreements(checks), "what a person wrote wins"
 
 
 @pytest.mark.parametrize("operator", BEST)
@@ -97,24 +97,24 @@ def test_edges_are_strict_where_no_golden_sample_holds_a_near_tie() -> None:
 
 
 def test_a_near_tie_of_a_case_is_as_often_in_an_edge_as_the_case() -> None:
-    found = Decisions(2, 240, 2, case=20)
-    assert found.limit("edge", 80) == found.limit("edge", 20) <= 1 - 2 / 20
+    decisions = Decisions(2, 240, 2, case=20)
+    assert decisions.limit("edge", 80) == decisions.limit("edge", 20) <= 1 - 2 / 20
 
 
 def test_edges_with_few_elements_seldom_hold_more_than_they_may() -> None:
     """Errors that come one by one, at the rate that was measured."""
-    rng, found = np.random.default_rng(0), Decisions(20, 1000)
+    rng, result = np.random.default_rng(0), Decisions(20, 1000)
     for count in (1, 4, 30, 400):
         agreement = 1 - rng.binomial(count, 0.02, 4000) / count
-        assert np.mean(agreement < found.limit("edge", count)) <= 0.01
+        assert np.mean(agreement < result.limit("edge", count)) <= 0.01
 
 
 def test_limits_are_of_integers_alone_and_a_person_s_win() -> None:
     honest = Honest(decisions={"y": Decisions(20, 1000)})
-    found = budgets("engine", "int8", None, honest)
-    assert found.of("y", "golden").argmax_agreement == 0.96 and found.of("z", "golden") == found.default
-    assert found.override({"sqnr_db": 20.0}).of("y", "golden").argmax_agreement == 0.96
-    asked = found.override({"argmax_agreement": 0.999})
+    actual = budgets("engine", "int8", None, honest)
+    assert actual.of("y", "golden").argmax_agreement == 0.96 and actual.of("z", "golden") == actual.default
+    assert actual.override({"sqnr_db": 20.0}).of("y", "golden").argmax_agreement == 0.96
+    asked = actual.override({"argmax_agreement": 0.999})
     assert asked.of("y", "golden").argmax_agreement == 0.999 and not asked.notes
     assert budgets("quantization", "fp16", None, honest).of("y", "golden").argmax_agreement == 0.96
     exact: Budgets = budgets("engine", "fp32", None, honest)
@@ -134,8 +134,8 @@ def test_limits_are_of_integers_alone_and_a_person_s_win() -> None:
 def test_the_note_of_integers_behind_quantization_names_what_helps(asked, metric, expected) -> None:
     """A task metric changes nothing for them, and a limit of 1 is not weak."""
     reference = Mock(outputs=(TensorSpec("p", "float32", ("batch", 9)), TensorSpec("y", "int64", ("batch", 3))))
-    found = proofs.WrittenLimits(Path(), "int8", asked, metric, Path())(reference, GoldenSet(()))
-    assert {output: note for (output, _), note in found.current.budgets.notes.items()} == expected
+    result = proofs.WrittenLimits(Path(), "int8", asked, metric, Path())(reference, GoldenSet(()))
+    assert {output: note for (output, _), note in result.current.budgets.notes.items()} == expected
 
 
 @pytest.mark.parametrize("count", [4, 8, 16])
@@ -164,9 +164,9 @@ def test_an_energy_of_few_elements_of_a_slice_counts_as_that_of_so_few() -> None
     expected = np.random.default_rng(0).normal(size=(64, 3))
     error = np.where(np.arange(64)[:, None] < [[64, 4, 64]], 1e-6, 1e-12)
     drift = measure(expected, expected + error, samples=64)
-    found = with_chance(drift, drift.count, {1: error.sum(axis=0)})
-    assert drift.slices and found.slices
-    assert (found.slices.axes[1].error_sq / drift.slices.axes[1].error_sq > 2).tolist() == [False, True, False]
+    result = with_chance(drift, drift.count, {1: error.sum(axis=0)})
+    assert drift.slices and result.slices
+    assert (result.slices.axes[1].error_sq / drift.slices.axes[1].error_sq > 2).tolist() == [False, True, False]
 
 
 NEAR = 10 * math.log10(2) / STEPS
@@ -220,10 +220,10 @@ def test_equal_samples_and_those_that_are_not_finite() -> None:
 
 def test_however_many_samples_there_are_a_few_hundred_counts_are_kept() -> None:
     rng = np.random.default_rng(0)
-    found = SampleErrors()
+    errors = SampleErrors()
     for _ in range(50):
-        found = found.merge(SampleErrors.of(10 ** rng.normal(-6, 0.3, 2000), 0))
-    assert found.samples == 100_000 and len(found.counts) < 400
+        errors = errors.merge(SampleErrors.of(10 ** rng.normal(-6, 0.3, 2000), 0))
+    assert errors.samples == 100_000 and len(errors.counts) < 400
 
 
 def golden(expected: np.ndarray) -> GoldenSet:
@@ -301,5 +301,5 @@ def test_edges_are_not_judged_by_a_quartile() -> None:
 )
 def test_faults_as_small_as_one_element_on_the_other_side_of_a_step(fault: str, precision, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     subject = Subject(tmp_path / "encoder", FAMILIES["encoder"], 2)
-    found = subject.plant(next(plant for plant in PLANTS if plant.name == fault), precision)
-    assert found is not None and "quartile_sqnr_db" in found.by and found.right
+    result = subject.plant(next(plant for plant in PLANTS if plant.name == fault), precision)
+    assert result is not None and "quartile_sqnr_db" in result.by and result.right

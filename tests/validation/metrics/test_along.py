@@ -19,14 +19,14 @@ def test_the_worst_sequence_and_the_first_other_decision_are_named() -> None:
     along = Along()
     for name, at in (("sequence 0", 12), ("sequence 1", 16), ("sequence 2", 4), ("sequences side by side", 4)):
         along.add("y", name, True, pair(16, at), 16)
-    (found,) = along.at("engine")
-    assert [item.first for item in found.sequences] == [12, None, 4, 4]
-    assert found.worst.case == "sequence 2" and found.decides
-    assert found.decisions == (
+    (result,) = along.at("engine")
+    assert [item.first for item in result.sequences] == [12, None, 4, 4]
+    assert result.worst.case == "sequence 2" and result.decides
+    assert result.decisions == (
         "decisions differ first at step 4 (sequence 2), in the median at step 4; 1 of 3 sequences without a difference"
     )
-    assert found.starts == tuple(range(0, 16, 2))
-    assert found.free_db[:2] == (math.inf, math.inf) and found.free_db[2] > found.free_db[7]
+    assert result.starts == tuple(range(0, 16, 2))
+    assert result.free_db[:2] == (math.inf, math.inf) and result.free_db[2] > result.free_db[7]
     along.add("n", "sequence 0", True, pair(9, 0), 9)
     assert along.at("engine")[1].starts == (0, 2, 4, 6, 8), "at most eight parts"
 
@@ -39,9 +39,9 @@ def test_drift_of_single_steps_is_told_apart_by_their_place() -> None:
     spreads.add("y", "golden 0", True, (expected, expected + np.float32([[0], [0], [1]])), 3)
     spreads.add("y", "golden 1", True, (expected[:1], expected[:1]), 1)
     spreads.add("y", "edge", False, (expected, expected * 2), 3)
-    (found,) = along.at("engine")
-    assert found.single_db[0] == math.inf and found.single_db[-1] == round(10 * math.log10(2), 2)
-    assert all(math.isnan(level) for level in found.single_db[1:-1])
+    (result,) = along.at("engine")
+    assert result.single_db[0] == math.inf and result.single_db[-1] == round(10 * math.log10(2), 2)
+    assert all(math.isnan(level) for level in result.single_db[1:-1])
     assert spreads.at("engine")[0].samples == 4
 
 
@@ -49,8 +49,8 @@ def test_what_has_no_decisions_has_no_first_difference() -> None:
     along = Along()
     along.add("p", "sequence 0", True, (np.ones((8, 1, 1)), np.zeros((8, 1, 1))), 8)
     along.add("left", "sequence 0", True, (np.ones((1, 1, 9)), np.zeros((1, 1, 9))), 1)
-    (found,) = along.at("export")
-    assert not found.decides and found.decisions == "" and found.sequences[0].first is None
+    (result,) = along.at("export")
+    assert not result.decides and result.decisions == "" and result.sequences[0].first is None
     along.add("n", "sequence 0", True, (np.ones((8, 1), int), np.eye(8, 1, dtype=int)), 8)
     assert along.at("export")[1].sequences[0].first == 1
     along.add("i", "sequence 0", True, (np.ones((2, 1, 1)), np.full((2, 1, 1), np.inf)), 2)

@@ -149,7 +149,7 @@ def test_the_result_does_not_depend_on_the_threads(monkeypatch):
 
 
 @pytest.mark.parametrize("layout", ["flat", "strided"])
-def test_large_files_are_read_and_never_held(tmp_path, layout):
+def test_large_files_are_read_in_blocks(tmp_path, layout):
     shape = (1 << 12, 1 << 10)
     for name in ("expected", "actual"):
         np.lib.format.open_memmap(tmp_path / f"{name}.npy", "w+", np.float32, shape).flush()
@@ -175,7 +175,7 @@ def test_the_norm_of_what_came_survives_cancellation(power, seed):
     assert measure(expected, actual).cosine == pytest.approx(1, abs=1e-9)
 
 
-def test_why_complex_numbers_are_not_compared_is_said():
+def test_the_error_explains_that_complex_numbers_are_not_compared():
     values = np.ones(4, np.complex64)
     with pytest.raises(ValueError, match="real and imaginary parts"):
         measure(values, values)

@@ -24,11 +24,11 @@ def noisy(shape, seed, offset=0.0, dtype=np.float64):
 def plain(expected, actual):
     """Per axis (0: the batch) the sums of e^2, (e - m)^2, (a - e)^2, |e|, and the greatest (e - m)^2, in longdouble."""
     e, a = expected.astype(np.longdouble), actual.astype(np.longdouble)
-    away, found = (e - e.mean(axis=0)) ** 2, {}
+    away, result = (e - e.mean(axis=0)) ** 2, {}
     for axis in range(1, e.ndim):
         rest = tuple(at for at in range(e.ndim) if at != axis)
-        found[axis] = [part.sum(axis=rest) for part in (e * e, away, (a - e) ** 2, np.abs(e))], away.max(axis=rest)
-    return found, away.sum()
+        result[axis] = [part.sum(axis=rest) for part in (e * e, away, (a - e) ** 2, np.abs(e))], away.max(axis=rest)
+    return result, away.sum()
 
 
 def assert_same(slices: Slices, expected, actual, rel=1e-9):
@@ -37,13 +37,13 @@ def assert_same(slices: Slices, expected, actual, rel=1e-9):
     assert slices.centered_sq == pytest.approx(float(centered_sq), rel=rel, abs=1e-13 * scale)
     assert slices.axes.keys() == axes.keys()
     for axis, ((expected_sq, centered, error_sq, magnitude), peak) in axes.items():
-        found = slices.axes[axis]
-        assert found.magnitude == pytest.approx(magnitude.astype(float), rel=rel)
+        result = slices.axes[axis]
+        assert result.magnitude == pytest.approx(magnitude.astype(float), rel=rel)
         assert slices.centered_peaks[axis] == pytest.approx(peak.astype(float), rel=rel, abs=1e-13 * scale)
-        assert found.expected_sq == pytest.approx(expected_sq.astype(float), rel=rel)
-        assert found.centered_sq == pytest.approx(centered.astype(float), rel=rel, abs=1e-13 * scale)
-        assert found.error_sq == pytest.approx(error_sq.astype(float), rel=rel)
-        assert (found.count == expected.size / expected.shape[axis]).all()
+        assert result.expected_sq == pytest.approx(expected_sq.astype(float), rel=rel)
+        assert result.centered_sq == pytest.approx(centered.astype(float), rel=rel, abs=1e-13 * scale)
+        assert result.error_sq == pytest.approx(error_sq.astype(float), rel=rel)
+        assert (result.count == expected.size / expected.shape[axis]).all()
 
 
 @given(SHAPES, st.integers(0, 99), st.lists(st.integers(0, 5), max_size=3))
@@ -79,15 +79,15 @@ def test_an_offset_costs_no_digits():
     expected = 1e8 + signal
     exact = [[Fraction(value) for value in column] for column in expected.T]
     means = [sum(column) / len(column) for column in exact]
-    wanted = sum((value - mean) ** 2 for column, mean in zip(exact, means, strict=True) for value in column)
+    expected_result = sum((value - mean) ** 2 for column, mean in zip(exact, means, strict=True) for value in column)
     whole = measure(expected, expected + 0.5, samples=400)
     parts = [measure(expected[at : at + 50], expected[at : at + 50] + 0.5, samples=50) for at in range(0, 400, 50)]
     merged = parts[0]
     for part in parts[1:]:
         merged = merged.merge(part)
     for drift in (whole, merged):
-        assert drift.centered_sq == pytest.approx(float(wanted), rel=1e-7)
-        assert drift.centered_sqnr_db == pytest.approx(10 * np.log10(float(wanted) / 300))
+        assert drift.centered_sq == pytest.approx(float(expected_result), rel=1e-7)
+        assert drift.centered_sqnr_db == pytest.approx(10 * np.log10(float(expected_result) / 300))
 
 
 def test_sizes_that_differ_are_averaged_over():
@@ -110,7 +110,7 @@ def test_an_output_without_a_batch_is_one_sample():
     assert more.mean.shape == (1, 4)
 
 
-def test_one_sample_varies_within_itself():
+def test_variance_of_one_sample_is_within_the_sample():
     expected = 288 + np.random.default_rng(0).normal(size=(1, 64))
     one = measure(expected, expected, samples=1).slices
     assert one.centered_sq == 0
@@ -172,8 +172,8 @@ def test_honest_rounding_allows_twice_its_amplitude():
     error = np.where(np.arange(6) == 3, 0.5, 1e-4)
     honest = measure(expected[:32], expected[:32] + error, samples=32).slices
     for factor, allowed in ((1.9, True), (2.1, False)):
-        found = worst_slice(measure(expected, expected + factor * error, samples=64).slices, 40.0, honest=honest)
-        assert found.index == 3 and (found.margin_db >= 0) is allowed and found.sqnr_db < 10 > found.limit_db
+        result = worst_slice(measure(expected, expected + factor * error, samples=64).slices, 40.0, honest=honest)
+        assert result.index == 3 and (result.margin_db >= 0) is allowed and result.sqnr_db < 10 > result.limit_db
 
 
 def test_an_index_beyond_those_of_honest_rounding_has_the_greatest_of_theirs():
@@ -181,8 +181,8 @@ def test_an_index_beyond_those_of_honest_rounding_has_the_greatest_of_theirs():
     honest = measure(expected[:, :4], expected[:, :4] + np.array([1e-4, 0.3, 0.5, 0.4]), samples=64).slices
     for factor, allowed in ((1.9, True), (2.1, False)):
         error = np.where(np.arange(6) == 5, 0.5 * factor, 1e-4)
-        found = worst_slice(measure(expected, expected + error, samples=64).slices, 40.0, honest=honest)
-        assert found.index == 5 and (found.margin_db >= 0) is allowed
+        result = worst_slice(measure(expected, expected + error, samples=64).slices, 40.0, honest=honest)
+        assert result.index == 5 and (result.margin_db >= 0) is allowed
 
 
 def test_masks_and_numbers_that_are_not_finite_leave_the_sums():
@@ -227,8 +227,8 @@ def test_honest_rounding_may_lose_the_variation_of_a_slice_that_is_faint_among_m
         measure(expected + offset * one, expected + (offset + factor * lost * expected) * one, samples=64).slices
         for factor in (times, 1.0)
     )
-    found = worst_slice(slices, 1.0, honest=honest, rounded=False)
-    assert found.index == 3 and (found.margin_db >= 0) is allowed
+    result = worst_slice(slices, 1.0, honest=honest, rounded=False)
+    assert result.index == 3 and (result.margin_db >= 0) is allowed
 
 
 @pytest.mark.parametrize(("size", "off", "factor", "allowed"), [
@@ -238,8 +238,8 @@ def test_a_hundredth_of_many_slices_may_exceed_honest_rounding_by_chance(size, o
     expected, error = noisy((64, size), 0)[0], np.full(size, 0.01)
     honest = measure(expected, expected + error, samples=64).slices
     actual = expected + np.where(np.arange(size) < off, factor, 1.0) * error
-    found = worst_slice(measure(expected, actual, samples=64).slices, 60.0, honest=honest, rounded=False)
-    assert (found.margin_db >= 0) is allowed
+    result = worst_slice(measure(expected, actual, samples=64).slices, 60.0, honest=honest, rounded=False)
+    assert (result.margin_db >= 0) is allowed
 
 
 @pytest.mark.parametrize(("peak", "judged"), [(0.0, True), (10.0, False)])
@@ -247,5 +247,5 @@ def test_a_variation_within_the_rounding_of_the_peak_is_not_judged(peak, judged)
     expected = noisy((64, 6), 0)[0] * np.where(np.arange(6) == 3, 1e-6, 1.0) + np.where(np.arange(6) == 3, 1e-5, 0.0)
     actual = expected + np.where(np.arange(6) == 3, 0.9 * (expected - expected.mean(axis=0)), 0.0)
     slices = measure(expected, actual, samples=64).slices
-    found = worst_slice(slices, 20.0, honest=slices, still=(8 * 2.0**-23) ** 2, rounded=False, peak=peak)
-    assert found.of_variation is judged
+    result = worst_slice(slices, 20.0, honest=slices, still=(8 * 2.0**-23) ** 2, rounded=False, peak=peak)
+    assert result.of_variation is judged

@@ -28,10 +28,10 @@ def spread(*pairs: tuple[np.ndarray, np.ndarray], samples: int | None = None) ->
 
 def test_quantiles_of_the_error_are_within_a_percent_of_the_true_ones():
     expected, actual = pair()
-    found = spread((expected, actual))
+    result = spread((expected, actual))
     true = np.quantile(np.abs(actual.astype(float) - expected), np.linspace(0, 1, 101), method="inverted_cdf")
-    np.testing.assert_allclose(found.abs_error, true, rtol=0.008)
-    assert found.abs_error[-1] == true[-1] and found.elements == expected.size
+    np.testing.assert_allclose(result.abs_error, true, rtol=0.008)
+    assert result.abs_error[-1] == true[-1] and result.elements == expected.size
 
 
 def test_the_sqnr_of_each_sample_is_its_own():
@@ -52,49 +52,49 @@ def test_squares_that_float64_cannot_hold(scale):
 def test_long_rows_and_many_rows_are_cut_the_same_way():
     for shape in ((3, CHUNK * 2 + 5), (CHUNK + 3, 2)):
         expected = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
-        found = spread((expected, expected + np.float32(0.25)))
-        assert found.elements == expected.size and found.samples == shape[0]
-        assert found.abs_error[50] == pytest.approx(0.25, rel=0.01)
+        result = spread((expected, expected + np.float32(0.25)))
+        assert result.elements == expected.size and result.samples == shape[0]
+        assert result.abs_error[50] == pytest.approx(0.25, rel=0.01)
 
 
 def test_the_worst_samples_come_first_with_their_place_and_values():
     expected = np.ones((6, 2, 3), np.float32)
     actual = expected.copy()
     actual[4, 1, 2], actual[1, 0, 1] = 3.0, 1.5
-    found = spread((expected, expected), (expected, actual)).worst
-    assert [(item.case, item.sample, item.index) for item in found[:2]] == [
+    result = spread((expected, expected), (expected, actual)).worst
+    assert [(item.case, item.sample, item.index) for item in result[:2]] == [
         ("golden 1", 4, (4, 1, 2)),
         ("golden 1", 1, (1, 0, 1)),
     ]
-    assert (found[0].expected, found[0].actual) == (1.0, 3.0)
-    assert found[0].sqnr_db == pytest.approx(10 * math.log10(6 / 4))
-    assert len(found) == 2, "samples without any error are no worst cases"
+    assert (result[0].expected, result[0].actual) == (1.0, 3.0)
+    assert result[0].sqnr_db == pytest.approx(10 * math.log10(6 / 4))
+    assert len(result) == 2, "samples without any error are no worst cases"
 
 
 def test_what_is_not_finite_is_worst_and_in_no_quantile():
     expected, actual = pair(rows=4, length=5)
     actual[2, 3] = np.nan
     expected[0, 0] = actual[0, 0] = -np.inf  # a mask: no error
-    found = spread((expected, actual))
-    assert found.nonfinite == 1 and found.worst[0].index == (2, 3) and math.isnan(found.worst[0].actual)
-    assert len(found.sqnr_db) == 3 and all(map(math.isfinite, (*found.abs_error, *found.sqnr_db)))
+    result = spread((expected, actual))
+    assert result.nonfinite == 1 and result.worst[0].index == (2, 3) and math.isnan(result.worst[0].actual)
+    assert len(result.sqnr_db) == 3 and all(map(math.isfinite, (*result.abs_error, *result.sqnr_db)))
 
 
 def test_integers_have_worst_cases_and_no_quantiles():
     expected = np.arange(12).reshape(4, 3)
     actual = expected.copy()
     actual[2, 1:] = 0
-    found = spread((expected, actual))
-    assert found.abs_error == found.sqnr_db == () and found.equal == 10
-    assert [(item.sample, item.index, item.unequal) for item in found.worst] == [(2, (2, 1), 2)]
+    result = spread((expected, actual))
+    assert result.abs_error == result.sqnr_db == () and result.equal == 10
+    assert [(item.sample, item.index, item.unequal) for item in result.worst] == [(2, (2, 1), 2)]
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0)])
 def test_odd_shapes_are_taken(shape):
     value = np.ones(shape, np.float32)
-    found = spread((value, value), samples=shape[0] if shape else 1)
-    assert found.elements == value.size and found.worst == ()
-    assert decode(json.loads(json.dumps(encode_document(found), allow_nan=False)), Spread) == found
+    result = spread((value, value), samples=shape[0] if shape else 1)
+    assert result.elements == value.size and result.worst == ()
+    assert decode(json.loads(json.dumps(encode_document(result), allow_nan=False)), Spread) == result
 
 
 def test_edge_cases_count_among_the_worst_only():
@@ -102,8 +102,8 @@ def test_edge_cases_count_among_the_worst_only():
     expected, actual = pair(rows=4, length=5)
     spreads.add("y", "golden 0", True, (expected, expected), 4)
     spreads.add("y", "batch=4", False, (expected, actual), 4)
-    (found,) = spreads.at("engine")
-    assert found.samples == 4 and found.abs_error[-1] == 0 and found.worst[0].case == "batch=4"
+    (result,) = spreads.at("engine")
+    assert result.samples == 4 and result.abs_error[-1] == 0 and result.worst[0].case == "batch=4"
     for index in range(MOST_OUTPUTS + 5):
         spreads.add(f"y{index}", "golden 0", True, (expected, actual), 4)
     assert len(spreads.at("engine")) == MOST_OUTPUTS

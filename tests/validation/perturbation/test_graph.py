@@ -24,8 +24,8 @@ def answers(folder: Path, model: onnx.ModelProto, skip: bool = False, flips: flo
     onnx.save(model, folder / "model.onnx")
     asked = {SKIP: np.array(skip), FLIPS: np.array(flips, np.float32)} if SKIP in names(model) else {}
     with OrtSession(folder / "model.onnx", optimized=False) as session:
-        found = [next(iter(session.run({**(inputs or X), **asked}).values())) for _ in range(runs)]
-    return found if runs > 1 else found[0]
+        items = [next(iter(session.run({**(inputs or X), **asked}).values())) for _ in range(runs)]
+    return items if runs > 1 else items[0]
 
 
 def names(model: onnx.ModelProto) -> set[str]:
@@ -64,9 +64,9 @@ CALLS = (
 )
 def test_results_move_by_rounding_alone_within_branches_loops_and_functions_too(tmp_path, text):
     model = onnx.parser.parse_model(text)
-    wanted, found = answers(tmp_path, model), answers(tmp_path, with_rounding(model))
-    assert not np.array_equal(wanted, found)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    expected, result = answers(tmp_path, model), answers(tmp_path, with_rounding(model))
+    assert not np.array_equal(expected, result)
+    np.testing.assert_allclose(result, expected, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_results_move_by_rounding_alone_within_branches_loops_and_functions_too(
 def test_whole_numbers_that_are_added_up_are_not_moved_below_a_step(tmp_path, text):
     text = f"w = Round(x) two = Constant<value_float=2.0>() axis = Constant<value_int=1>() {text} y = Floor(r)"
     model = onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[n,m] y) {{{text}}}")
-    wanted = answers(tmp_path, model)
-    assert all(np.array_equal(found, wanted) for found in answers(tmp_path, with_rounding(model), runs=8))
+    expected = answers(tmp_path, model)
+    assert all(np.array_equal(result, expected) for result in answers(tmp_path, with_rounding(model), runs=8))
     body = "axis = Constant<value_int=1>() s = CumSum(x, axis) f = Floor(s) y = Sub(s, f)"
     fractions = onnx.parser.parse_model(NET % body)
     assert not np.array_equal(answers(tmp_path, fractions), answers(tmp_path, with_rounding(fractions)))
@@ -89,7 +89,7 @@ def test_what_computes_nothing_rounds_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(("op_type", "units"), [("Sigmoid", 4), ("Elu", 1), ("Tanh", 0)])
-def test_where_a_result_is_near_zero_it_moves_as_one_that_comes_of_a_difference(tmp_path, op_type, units):
+def test_results_near_zero_get_the_rounding_error_of_a_difference(tmp_path, op_type, units):
     model = onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[n,8] y) {{y = {op_type}(x)}}")
     x = np.full((64, 8), {"Sigmoid": -18.0, "Elu": -1e-9, "Tanh": 1e-9}[op_type], np.float32)
     moved = answers(tmp_path, with_rounding(model), x=x) - answers(tmp_path, model, x=x)
@@ -110,7 +110,7 @@ def test_a_mask_of_the_lowest_number_does_not_overflow(tmp_path):
         ("q = QuantizeLinear<axis=1>(x, steps, zeros) y = DequantizeLinear<axis=1>(q, steps, zeros)", "is not one"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_perturbed_is_said(text, reason):
+def test_operators_without_perturbation_are_reported(text, reason):
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": 20, "com.microsoft": 1]> net (float[n,8] x) => (float[n,8] z) '
         f"<float[8] steps = {{1, 1, 1, 1, 1, 1, 1, 1}}, int8[8] zeros = {{0, 0, 0, 0, 0, 0, 0, 0}}> "
@@ -120,7 +120,7 @@ def test_what_cannot_be_perturbed_is_said(text, reason):
         with_rounding(model)
 
 
-def test_a_new_session_draws_the_same_again_and_each_run_anew(tmp_path):
+def test_a_new_session_draws_the_same_again_and_each_run_again(tmp_path):
     model = with_rounding(mlp())
     first, second = answers(tmp_path, model, runs=2, **rows())
     again = answers(tmp_path, model, runs=2, **rows())
@@ -134,9 +134,9 @@ def test_as_many_elements_fall_elsewhere_as_are_asked_for(tmp_path, zeros):
     x = {"x": np.random.default_rng(0).uniform(-2, 2, size=(500, 8)).astype(np.float32)}
     x["x"][:zeros] = 0  # on a number of the grid, as most elements behind Relu
     exact, model = answers(tmp_path, net, **x), with_rounding(net)
-    moved = [int((found != exact).sum()) for found in answers(tmp_path, model, flips=200.0, runs=4, **x)]
+    moved = [int((result != exact).sum()) for result in answers(tmp_path, model, flips=200.0, runs=4, **x)]
     assert 150 < np.mean(moved) < 250
-    assert all(int((found != exact).sum()) < 3 for found in answers(tmp_path, model, runs=4, **x))
+    assert all(int((result != exact).sum()) < 3 for result in answers(tmp_path, model, runs=4, **x))
 
 
 @pytest.mark.parametrize("flips", [0.0, 4.0])
@@ -153,7 +153,7 @@ def test_a_graph_of_an_old_opset_is_rounded_too(tmp_path):
     assert 0 < np.abs(rounded - answers(tmp_path, net, x=x)).max() < 1e-3
 
 
-def test_16_bit_roundings_can_be_left_out(tmp_path):
+def test_16_bit_rounding_is_optional(tmp_path):
     graph = emulate(cast_float(mlp(), "fp16")[0])
     model = with_rounding(graph)
     assert traits(model) == (True, False)
@@ -164,10 +164,10 @@ def test_16_bit_roundings_can_be_left_out(tmp_path):
 
 
 def test_a_float_graph_can_be_rounded_to_16_bits_with_its_weights(tmp_path):
-    wanted = answers(tmp_path, mlp(), **rows())
+    expected = answers(tmp_path, mlp(), **rows())
     cast = answers(tmp_path, emulate(cast_float(mlp(), "fp16")[0]), **rows())
-    found = answers(tmp_path, with_rounding(mlp(), "fp16"), **rows())
-    errors = [np.square(value - wanted).sum() for value in (found, cast)]
+    actual = answers(tmp_path, with_rounding(mlp(), "fp16"), **rows())
+    errors = [np.square(value - expected).sum() for value in (actual, cast)]
     assert 0.5 < errors[0] / errors[1] < 2
 
 
@@ -175,9 +175,9 @@ def test_a_float_graph_can_be_rounded_to_16_bits_with_its_weights(tmp_path):
 @pytest.mark.parametrize("text", ["a = Abs(x) y = Mul(a, x)", "s = Shape(x) z = Reshape(x, s) y = Mul(z, z)"])
 def test_inputs_are_rounded_to_16_bits_too_as_the_cast_graph_rounds_them(tmp_path, text, half):
     model = onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[n,8] y) {{{text}}}")
-    wanted, cast = answers(tmp_path, model), answers(tmp_path, emulate(cast_float(model, half)[0]))
-    found = answers(tmp_path, with_rounding(model, half))
-    assert np.square(found - cast).sum() < 0.25 * np.square(cast - wanted).sum()
+    expected, cast = answers(tmp_path, model), answers(tmp_path, emulate(cast_float(model, half)[0]))
+    actual = answers(tmp_path, with_rounding(model, half))
+    assert np.square(actual - cast).sum() < 0.25 * np.square(cast - expected).sum()
 
 
 def test_weights_in_shards_are_rounded_where_they_lie(tmp_path: Path) -> None:
@@ -189,9 +189,9 @@ def test_weights_in_shards_are_rounded_where_they_lie(tmp_path: Path) -> None:
     rounded = with_rounding(net, "fp16")
     assert is_external(rounded.graph.initializer[0])
     write_graph(rounded, tmp_path / "graph.onnx")
-    asked = {SKIP: np.array(False), FLIPS: np.array(0, np.float32)}
+    requests = {SKIP: np.array(False), FLIPS: np.array(0, np.float32)}
     with OrtSession(tmp_path / "graph.onnx", optimized=False) as session:
-        assert np.array_equal(session.run({**X, **asked})["y"], whole)
+        assert np.array_equal(session.run({**X, **requests})["y"], whole)
 
 
 @pytest.mark.parametrize("scheme", [CPU, TENSORRT], ids=["uint8", "int8 and fp16"])
@@ -208,8 +208,8 @@ def test_a_bias_behind_an_integer_product_may_be_added_in_integers(tmp_path, row
         q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(w, t, z)
         h = MatMul(d, v) y = {added}
     """
-    given = {"s": np.float32(0.02), "t": np.float32(0.5), "z": np.int8(0), "b": np.float32([0.3, 1.7, -2.1, 0])}
-    net = build(f"float[{rows},8] x", f"float[{rows},4] y", text, given | {"w": np.ones((8, 4), np.int8)})
+    entries = {"s": np.float32(0.02), "t": np.float32(0.5), "z": np.int8(0), "b": np.float32([0.3, 1.7, -2.1, 0])}
+    net = build(f"float[{rows},8] x", f"float[{rows},4] y", text, entries | {"w": np.ones((8, 4), np.int8)})
     x = {"x": np.full((3, 8) if rows == "n" else (3, 2, 8), 0.2, np.float32)}
     moved = np.abs(answers(tmp_path, with_rounding(net), **x) - answers(tmp_path, net, **x)).max()
     assert (5e-4 < moved < 0.0051) if rows == "n" else moved < 1e-5

@@ -108,8 +108,8 @@ def test_pages_do_not_import_matplotlib_before_they_draw():
         "import sys, validation.reporting.html, validation.canary.page, validation.reporting.quantization\n"
         "assert 'matplotlib' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def test_settings_of_the_process_are_as_before():

@@ -218,20 +218,20 @@ def with_tasks(*checks: Check) -> dict:
 
 
 def test_each_task_metric_has_a_section_with_its_limit_on_its_side():
-    found = with_tasks(
+    actual = with_tasks(
         Check("task", "equal_texts", "y", "golden, engine", 0.97, 0.9, True),
         Check("task", "character_error", "y", "golden, engine", 0.02, 0.01, False),
         Check("task", "si_sdr_db", "z", "golden, engine", 41.26, None, True),
         Check("task", "si_sdr_db", "z", "edges, engine", 3.0, None, True),
     )
-    texts, errors, ratio = overview(found).tasks
+    texts, errors, ratio = overview(actual).tasks
     assert (texts["title"], texts["limit"], texts["side"]) == ("equal_texts", 0.9, "floor")
     assert (errors["title"], errors["limit"], errors["side"]) == ("character_error", 0.01, "ceiling")
     assert all(point["passed"] for point in (*texts["points"], *ratio["points"]))
     assert not any(point["passed"] for point in errors["points"])
     assert {point["kind"] for point in texts["points"]} == {"graph", "engine"}
     assert ratio["limit"] is None and {point["value"] for point in ratio["points"]} == {41.26}
-    page = Page(render(found)).text
+    page = Page(render(actual)).text
     assert "character_error, ceiling 0.01" in page and "equal_texts, floor 0.9" in page and "41.3 dB" in page
 
 

@@ -37,8 +37,8 @@ def report(**changes: object) -> dict:
 
 
 def drawn(tensor: dict) -> str:
-    found = decode(tensor, QuantizedTensor)
-    return histogram_svg(found, found.histogram)
+    result = decode(tensor, QuantizedTensor)
+    return histogram_svg(result, result.histogram)
 
 
 def search(**changes: object) -> RecordedSearch:
@@ -46,13 +46,13 @@ def search(**changes: object) -> RecordedSearch:
 
 
 def test_the_section_has_figures_table_pictures_frontier_and_reasons():
-    found = usual_section()
-    text = " ".join(Page(found).text.split())
+    result = usual_section()
+    text = " ".join(Page(result).text.split())
     assert "94.4 % of the multiplications with weights in int8" in text
     assert "36 nodes compute in int8, 13 left in float" in text
     assert "21.5 dB lowest SQNR of 27 tensors" in text
-    assert found.count('<svg class="picture histogram"') == 6
-    assert found.count('<svg class="picture frontier"') == 1
+    assert result.count('<svg class="picture histogram"') == 6
+    assert result.count('<svg class="picture frontier"') == 1
     assert "Chosen (ring): 75.0 % at 26.6 dB, where at least 26 dB were asked for." in text
     assert "it multiplies two activations" in text and "reaches 1e+09, as a mask does" in text
     for tensor in record()["tensors"]:
@@ -60,8 +60,8 @@ def test_the_section_has_figures_table_pictures_frontier_and_reasons():
 
 
 def test_the_worst_tensors_are_open_and_the_rest_is_folded():
-    found = usual_section()
-    open_part, folded = found.split("7 more, which lose less")
+    result = usual_section()
+    open_part, folded = result.split("7 more, which lose less")
     assert open_part.count('<td class="name">') == SHOWN
     assert folded.count('<td class="name">') == 7
     assert "layers.0/attention" in open_part and "layers.12/attention/output" in folded
@@ -88,17 +88,17 @@ def test_a_version_without_records_has_no_section():
 
 
 def test_a_model_with_qdq_of_its_own_is_said_to_pass_untouched():
-    found = bare()
-    for entry in found["engines"]:
-        entry["graph"] = found["sources"]["onnx"] if entry["precision"] != "fp16" else "0" * 64
-    text = " ".join(Page(section(found)).text.split())
+    result = bare()
+    for entry in result["engines"]:
+        entry["graph"] = result["sources"]["onnx"] if entry["precision"] != "fp16" else "0" * 64
+    text = " ".join(Page(section(result)).text.split())
     assert text.count("passed through untouched") == 1
-    assert [item["name"] for item in overview(found, pictures=True).quantizations] == ["int8"]
+    assert [item["name"] for item in overview(result, pictures=True).quantizations] == ["int8"]
 
 
 def test_a_graph_with_nothing_quantized_still_says_why():
-    found = report(tensors=[], quantized=0, macs_share=0.0, choice=None)
-    shown = section(found)
+    result = report(tensors=[], quantized=0, macs_share=0.0, choice=None)
+    shown = section(result)
     text = " ".join(Page(shown).text.split())
     assert "0 nodes compute in int8, 13 left in float" in text and "it multiplies two activations" in text
     assert "<svg" not in shown

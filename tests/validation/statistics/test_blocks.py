@@ -20,9 +20,9 @@ def test_replicates_are_those_of_sorting_each_resample():
     rng = np.random.default_rng(1)
     values, block = rng.lognormal(size=600), 3
     draws = draw_block_counts(200, 50, 0)
-    found = quantile_replicates(values, [0.5, 0.9], block, draws)
+    actual = quantile_replicates(values, [0.5, 0.9], block, draws)
     blocks = values.reshape(200, 3)
-    for row, counts in zip(found, draws.astype(int), strict=True):
+    for row, counts in zip(actual, draws.astype(int), strict=True):
         resample = np.repeat(blocks, counts, axis=0).ravel()
         expected = np.quantile(resample, [0.5, 0.9], method="inverted_cdf")
         assert row == pytest.approx(expected, rel=0.02)

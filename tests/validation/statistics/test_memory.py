@@ -27,24 +27,24 @@ def test_the_autocorrelation_time_is_that_of_the_process():
 def test_the_variance_of_a_mean_is_the_true_one(memory):
     rng = np.random.default_rng(1)
     count = 20_000
-    found = [memory_of(autoregressive(rng, count, memory, 1.0)).variance for _ in range(20)]
-    assert np.median(found) == pytest.approx((1 + memory) / (1 - memory) / count, rel=0.25)
+    items = [memory_of(autoregressive(rng, count, memory, 1.0)).variance for _ in range(20)]
+    assert np.median(items) == pytest.approx((1 + memory) / (1 - memory) / count, rel=0.25)
 
 
 @pytest.mark.parametrize("memory", [0.99, 0.995, 0.999])
-def test_too_few_independent_stretches_tell_no_variance(memory):
-    found = [memory_of(autoregressive(np.random.default_rng(seed), 2000, memory, 1.0)) for seed in range(20)]
-    assert sum(math.isinf(one.variance) for one in found) >= 18
-    assert all(one.block * LEAST_INDEPENDENT > 2000 for one in found if math.isinf(one.variance))
+def test_too_few_independent_blocks_give_infinite_variance(memory):
+    items = [memory_of(autoregressive(np.random.default_rng(seed), 2000, memory, 1.0)) for seed in range(20)]
+    assert sum(math.isinf(one.variance) for one in items) >= 18
+    assert all(one.block * LEAST_INDEPENDENT > 2000 for one in items if math.isinf(one.variance))
 
 
 def test_a_slow_component_that_is_weak_is_seen_in_the_means_of_blocks():
-    found = []
+    items = []
     for seed in range(20):
         rng = np.random.default_rng(seed)
         weak = autoregressive(rng, 20_000, 0.999, math.sqrt(0.05)) + math.sqrt(0.95) * rng.normal(size=20_000)
-        found.append(autocorrelation_time(weak)[0] < 100 and math.isinf(memory_of(weak).variance))
-    assert sum(found) >= 12
+        items.append(autocorrelation_time(weak)[0] < 100 and math.isinf(memory_of(weak).variance))
+    assert sum(items) >= 12
 
 
 def test_a_level_that_moves_over_the_whole_run_tells_no_variance():
@@ -56,20 +56,20 @@ def test_a_level_that_moves_over_the_whole_run_tells_no_variance():
 @pytest.mark.parametrize("count", [160, 2000])
 def test_a_level_that_keeps_still_is_said_to_move_as_rarely_as_promised(count):
     rng = np.random.default_rng(3)
-    found = [drifts(rng.normal(size=count), max(1, count // 400), level) for level in (0.05, 0.02) for _ in range(1000)]
-    assert sum(found[:1000]) == pytest.approx(50, abs=21) and sum(found[1000:]) == pytest.approx(20, abs=14)
+    items = [drifts(rng.normal(size=count), max(1, count // 400), level) for level in (0.05, 0.02) for _ in range(1000)]
+    assert sum(items[:1000]) == pytest.approx(50, abs=21) and sum(items[1000:]) == pytest.approx(20, abs=14)
     assert not drifts(np.ones(count), 1, 0.05)
 
 
 def test_a_level_that_wanders_is_seen_where_its_slowest_wave_is_flat():
     """Kwiatkowski et al. give that wave four times the weight of the next one, and saw two of three of these."""
     rng = np.random.default_rng(2)
-    found = []
+    items = []
     for _ in range(100):
         noise, at = rng.normal(size=2000), (np.arange(2000) + 0.5) / 2000
         waves = sum(rng.normal() / order * np.cos(np.pi * order * at) for order in (2, 3, 4, 5, 6))
-        found.append(drifts(noise + 0.35 * waves, 5, 0.05))
-    assert sum(found) >= 90
+        items.append(drifts(noise + 0.35 * waves, 5, 0.05))
+    assert sum(items) >= 90
 
 
 def test_what_moves_both_of_a_pair_cancels_and_what_moves_each_does_not():
@@ -93,14 +93,14 @@ def test_an_effect_of_unknown_variance_still_says_how_many_requests_lie_beyond()
 
 def test_blocks_that_are_independent_by_design_are_taken_for_that_unless_their_means_are_not():
     """The requests of a segment are alike, and a segment knows nothing of the one before."""
-    found, flat = [], []
+    result, flat = [], []
     for seed in range(20):
         rng = np.random.default_rng(seed)
         alike = np.repeat(rng.normal(size=40), 50) + rng.normal(size=2000)
-        found.append(memory_of(alike, design_block=50))
+        result.append(memory_of(alike, design_block=50))
         flat.append(memory_of(alike))
-    assert sum(one.block == 50 for one in found) >= 16
-    assert np.median([one.variance for one in found]) == pytest.approx((1 + 1 / 50) / 40, rel=0.25)
+    assert sum(one.block == 50 for one in result) >= 16
+    assert np.median([one.variance for one in result]) == pytest.approx((1 + 1 / 50) / 40, rel=0.25)
     assert sum(one.block > 100 for one in flat) >= 16, "which the requests alone do not tell: blocks are far longer"
     slow = [autoregressive(np.random.default_rng(seed), 2000, 0.999, 1.0) for seed in range(20)]
     assert sum(math.isinf(memory_of(one, design_block=50).variance) for one in slow) >= 18

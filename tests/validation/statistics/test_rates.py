@@ -63,8 +63,8 @@ def test_the_promised_numbers_of_requests_hold():
     rng = np.random.default_rng(0)
     share = detectable(5000, 0.001, 0.01, True)
     bound = upper(0, 5000, 0.005)
-    found = np.mean([lower(int(x), 5000, 0.005) - bound > 0.001 for x in rng.binomial(5000, share, 2000)])
-    assert found == pytest.approx(0.8, abs=0.04)
+    result = np.mean([lower(int(x), 5000, 0.005) - bound > 0.001 for x in rng.binomial(5000, share, 2000)])
+    assert result == pytest.approx(0.8, abs=0.04)
     assert detectable(5, 0.3, 0.01, True) is None and count_needed(1.5, 0.05) is None
 
 

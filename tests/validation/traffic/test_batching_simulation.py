@@ -21,47 +21,47 @@ def test_without_batches_the_mean_wait_is_that_of_a_queue_with_constant_service(
     """M/D/1: rho s / (2 (1 - rho)) (Pollaczek-Khinchine)."""
     at = poisson(700, 100_000)
     ones, zeros = np.ones(len(at), np.int64), np.zeros(len(at), np.int64)
-    found = simulate_batching(at, ones, zeros, [[constant(0.001)]], BatchPolicy())
-    assert found.waited_s.mean() == pytest.approx(0.7 * 0.001 / (2 * 0.3), rel=0.05)
-    assert found.utilization == pytest.approx(0.7, rel=0.02)
+    result = simulate_batching(at, ones, zeros, [[constant(0.001)]], BatchPolicy())
+    assert result.waited_s.mean() == pytest.approx(0.7 * 0.001 / (2 * 0.3), rel=0.05)
+    assert result.utilization == pytest.approx(0.7, rel=0.02)
 
 
 def test_run_times_are_drawn_from_the_curve_of_the_batch():
     at = np.arange(5000) * 1.0
     ones, zeros = np.ones(len(at), np.int64), np.zeros(len(at), np.int64)
-    found = simulate_batching(at, ones, zeros, [[np.linspace(0.1, 0.3, 101)]], BatchPolicy())
-    assert found.service_s.mean() == pytest.approx(0.2, rel=0.02)
-    assert 0.1 <= found.service_s.min() < 0.11 and 0.29 < found.service_s.max() <= 0.3
+    result = simulate_batching(at, ones, zeros, [[np.linspace(0.1, 0.3, 101)]], BatchPolicy())
+    assert result.service_s.mean() == pytest.approx(0.2, rel=0.02)
+    assert 0.1 <= result.service_s.min() < 0.11 and 0.29 < result.service_s.max() <= 0.3
 
 
 def test_a_lone_request_waits_for_others_and_no_longer():
-    found = simulate_batching(np.array([0.0]), np.array([1]), np.array([0]), [[constant(0.01)]], BatchPolicy(4, 0.005))
-    assert found.waited_s[0] == pytest.approx(0.005)
+    result = simulate_batching(np.array([0.0]), np.array([1]), np.array([0]), [[constant(0.01)]], BatchPolicy(4, 0.005))
+    assert result.waited_s[0] == pytest.approx(0.005)
 
 
 def test_a_full_batch_does_not_wait():
     at = np.array([0.0, 0.001, 0.002, 0.003])
-    found = simulate_batching(
+    result = simulate_batching(
         at, np.ones(4, np.int64), np.zeros(4, np.int64), [[constant(0.01)] * 4], BatchPolicy(4, 1.0)
     )
-    assert found.batches.tolist() == [4]
-    assert found.waited_s[-1] == pytest.approx(0.0) and found.waited_s[0] == pytest.approx(0.003)
+    assert result.batches.tolist() == [4]
+    assert result.waited_s[-1] == pytest.approx(0.0) and result.waited_s[0] == pytest.approx(0.003)
 
 
 def test_the_bucket_with_the_oldest_request_goes_first():
     at = np.array([0.0, 0.001, 0.002])
-    found = simulate_batching(
+    result = simulate_batching(
         at, np.ones(3, np.int64), np.array([0, 1, 0]), [[constant(1.0)] * 2, [constant(1.0)] * 2], BatchPolicy(2, 0.0)
     )
     # The first runs alone; then bucket 1 holds the older request.
-    assert found.waited_s.tolist() == pytest.approx([0.0, 0.999, 1.998])
+    assert result.waited_s.tolist() == pytest.approx([0.0, 0.999, 1.998])
 
 
 def test_a_request_larger_than_a_batch_runs_alone_by_the_last_curve():
     at = np.zeros(2)
     curves = [[constant(0.1), constant(0.2)]]
-    found = simulate_batching(at, np.array([5, 1]), np.zeros(2, np.int64), curves, BatchPolicy(2, 0.0))
-    assert found.batches.tolist() == [5, 1] and found.service_s.tolist() == pytest.approx([0.2, 0.1])
+    result = simulate_batching(at, np.array([5, 1]), np.zeros(2, np.int64), curves, BatchPolicy(2, 0.0))
+    assert result.batches.tolist() == [5, 1] and result.service_s.tolist() == pytest.approx([0.2, 0.1])
 
 
 @settings(max_examples=50, deadline=None)
@@ -71,18 +71,18 @@ def test_each_request_is_answered_once_in_a_batch_that_holds_it(most, wait_s, bu
     at = np.sort(rng.random(60)) * 0.1
     samples, places = rng.integers(1, 4, 60), rng.integers(0, buckets, 60)
     curves = [[constant(0.001 * size) for size in range(1, most + 1)]] * buckets
-    found = simulate_batching(at, samples, places, curves, BatchPolicy(most, wait_s), seed)
-    assert found.batches.sum() == samples.sum()
-    assert (found.batches <= np.maximum(most, 3)).all()
-    assert (found.waited_s >= -1e-12).all() and (found.service_s > 0).all()
-    assert found.busy_s <= found.seconds + 1e-9
+    result = simulate_batching(at, samples, places, curves, BatchPolicy(most, wait_s), seed)
+    assert result.batches.sum() == samples.sum()
+    assert (result.batches <= np.maximum(most, 3)).all()
+    assert (result.waited_s >= -1e-12).all() and (result.service_s > 0).all()
+    assert result.busy_s <= result.seconds + 1e-9
 
 
 def test_each_request_has_the_index_of_its_batch():
     at = np.array([0.0, 0.1, 0.2, 5.0])
     ones, zeros = np.ones(4, np.int64), np.zeros(4, np.int64)
-    found = simulate_batching(at, ones, zeros, [[constant(1.0)] * 2], BatchPolicy(2, 0.0))
-    assert found.batch_of.tolist() == [0, 1, 1, 2] and found.batches[found.batch_of].tolist() == [1, 2, 2, 1]
+    result = simulate_batching(at, ones, zeros, [[constant(1.0)] * 2], BatchPolicy(2, 0.0))
+    assert result.batch_of.tolist() == [0, 1, 1, 2] and result.batches[result.batch_of].tolist() == [1, 2, 2, 1]
 
 
 @settings(max_examples=100, deadline=None)

@@ -16,8 +16,8 @@ def times(seconds, sizes=LENGTHS, dims=("length",)) -> ServiceTimes:
 
 
 def test_a_power_of_the_size_is_met_between_measured_sizes():
-    found, error = times(lambda length: 1e-5 * length**1.3).predict(np.array([[24], [48], [200]]))
-    assert found == pytest.approx([1e-5 * length**1.3 for length in (24, 48, 200)], rel=0.01)
+    result, error = times(lambda length: 1e-5 * length**1.3).predict(np.array([[24], [48], [200]]))
+    assert result == pytest.approx([1e-5 * length**1.3 for length in (24, 48, 200)], rel=0.01)
     assert (error < 0.05).all()
 
 
@@ -25,16 +25,16 @@ def test_a_sum_of_a_constant_and_a_square_is_met_within_its_uncertainty():
     def seconds(length: float) -> float:
         return 1e-3 + 1e-7 * length**2
 
-    found, error = times(seconds).predict(np.array([[24], [48], [96], [200]]))
-    wanted = np.array([seconds(length) for length in (24, 48, 96, 200)])
-    assert (np.abs(np.log(found / wanted)) <= 3 * error).all()
-    assert found == pytest.approx(wanted, rel=0.05)
+    result, error = times(seconds).predict(np.array([[24], [48], [96], [200]]))
+    expected = np.array([seconds(length) for length in (24, 48, 96, 200)])
+    assert (np.abs(np.log(result / expected)) <= 3 * error).all()
+    assert result == pytest.approx(expected, rel=0.05)
 
 
 def test_measured_sizes_have_their_own_times_and_small_errors():
     service = times(lambda length: 1e-3 + 1e-7 * length**2)
-    found, error = service.predict(LENGTHS)
-    assert found == pytest.approx([1e-3 + 1e-7 * length**2 for length in LENGTHS[:, 0]], rel=0.01)
+    result, error = service.predict(LENGTHS)
+    assert result == pytest.approx([1e-3 + 1e-7 * length**2 for length in LENGTHS[:, 0]], rel=0.01)
     assert (error < 0.01).all()
 
 
@@ -51,8 +51,8 @@ def test_the_distribution_has_the_shape_of_the_nearest_measured_size():
 
 
 def test_one_measured_size_gives_that_time():
-    found, _ = times(lambda length: 0.25, np.array([[8]])).predict(np.array([[8]]))
-    assert found == pytest.approx([0.25])
+    result, _ = times(lambda length: 0.25, np.array([[8]])).predict(np.array([[8]]))
+    assert result == pytest.approx([0.25])
 
 
 def test_beyond_what_was_timed_nothing_is_predicted():
@@ -63,5 +63,5 @@ def test_beyond_what_was_timed_nothing_is_predicted():
 def test_two_dims():
     sizes = np.array([[batch, length] for batch in (1, 4, 8) for length in (16, 64, 256)])
     service = times(lambda batch, length: 1e-5 * batch * length, sizes, ("batch", "length"))
-    found, _ = service.predict(np.array([[2, 32]]))
-    assert found == pytest.approx([1e-5 * 64], rel=0.02)
+    result, _ = service.predict(np.array([[2, 32]]))
+    assert result == pytest.approx([1e-5 * 64], rel=0.02)

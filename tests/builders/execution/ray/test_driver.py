@@ -48,6 +48,6 @@ def test_a_killed_driver_loses_no_engine_that_was_finished(fleet, tmp_path):
     grandchild = int(text_of(noted))
     driver.kill()
     driver.wait()
-    found = recall_engine(request, RunContext(store, None, None))
-    assert found and store.has(found.digest)
+    result = recall_engine(request, RunContext(store, None, None))
+    assert result and store.has(result.digest)
     assert gone(grandchild)

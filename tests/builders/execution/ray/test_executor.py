@@ -241,7 +241,7 @@ def test_a_ray_that_is_started_leaves_the_process_as_it_was(program, printed):
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "no.such.host.invalid:1"])
-def test_an_address_out_of_reach_is_said_at_once(address):
+def test_an_address_out_of_reach_is_reported_at_once(address):
     """Ray itself looks for one for six minutes."""
     with pytest.raises(UnavailableError, match=f"cannot reach the Ray cluster at {address}.*local executor"):
         check_reachable(address)

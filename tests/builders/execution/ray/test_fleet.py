@@ -20,8 +20,8 @@ pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.usefixtures("gen
 
 def job(function: str, needs: Needs | None = None, leaner: dict | None = None, **arguments: object) -> Job:
     reduced = ReducedRequest(Call(f"{JOBS}:{function}", {**arguments, **leaner}), f"with {leaner}") if leaner else None
-    given = {"limits": ProcessLimits(120), "needs": needs or Needs(), "reduced": reduced}
-    return call_job("unit", f"{JOBS}:{function}", arguments, **given)
+    entries = {"limits": ProcessLimits(120), "needs": needs or Needs(), "reduced": reduced}
+    return call_job("unit", f"{JOBS}:{function}", arguments, **entries)
 
 
 def only(generation: str, **more: object) -> Needs:
@@ -85,7 +85,7 @@ def test_more_memory_than_any_node_has_takes_the_whole_of_the_largest(executor):
     assert executor.run(job("add", only("sm_75", memory_mib=1 << 20), a=1, b=2)) == 3
 
 
-def test_a_preferred_generation_that_is_not_there_is_done_without(executor):
+def test_a_missing_preferred_generation_is_ignored(executor):
     assert executor.run(job("add", Needs({"enginesmith/sm": "sm_121"}), a=1, b=1)) == 2
 
 

@@ -126,11 +126,11 @@ def test_a_canary_has_both_engines_in_one_task_with_requests_in_flight(store, co
     with ObservationLog(tmp_path / "traffic" / "tiny.observed.jsonl") as log:
         for index in range(9):
             log.append(0.0025, time_s=index / 1000)
-    said: list[str] = []
-    done = canary_on_worker(CanaryRequest("tiny", "2", traffic=traffic, target="cpu"), context, said.append)
+    output: list[str] = []
+    done = canary_on_worker(CanaryRequest("tiny", "2", traffic=traffic, target="cpu"), context, output.append)
     assert context.progress.started_on == ["canary tiny@2 on l4: sm_89"]
     assert done.report and done.report.traffic.in_flight == 3
-    assert [line.startswith("judged after 60 of 60 requests: ") for line in said] == [True], "as the worker said it"
+    assert [line.startswith("judged after 60 of 60 requests: ") for line in output] == [True], "as the worker said it"
     [kept] = canaries(store, load(store, "tiny", "2"))
     assert (kept.verdict, kept.report) == (done.report.verdict, done.blob) and kept.verdict in ("INSUFFICIENT", "FAIL")
 
@@ -146,11 +146,11 @@ def test_a_gpu_that_no_group_has_is_named_with_the_remedy(store, context):
 
 def engines_below(process: psutil.Process) -> list[psutil.Process]:
     """The engines of canaries: processes that multiprocessing started."""
-    found = []
+    items = []
     for child in process.children(recursive=True):
         with suppress(psutil.Error):
-            found += [child] if "multiprocessing.spawn" in " ".join(child.cmdline()) else []
-    return found
+            items += [child] if "multiprocessing.spawn" in " ".join(child.cmdline()) else []
+    return items
 
 
 @pytest.mark.slow
@@ -161,10 +161,10 @@ def test_a_cancelled_canary_ends_both_engines_and_gives_the_gpu_back(
     raylet = psutil.Process(raylets(fleet)["sm_89"])
     with RayExecutor(fleet.address) as own, ThreadPoolExecutor(1) as pool:
         context = RunContext(store, LocalExecutor(), own)
-        wanted = CanaryRequest("tiny", "2", traffic=traffic, target="cpu")
-        running = pool.submit(canary_on_worker, wanted, context, print)
+        expected = CanaryRequest("tiny", "2", traffic=traffic, target="cpu")
+        running = pool.submit(canary_on_worker, expected, context, print)
         try:
-            both = until("both engines are open", lambda: len(found := engines_below(raylet)) == 2 and found)
+            both = until("both engines are open", lambda: len(result := engines_below(raylet)) == 2 and result)
         finally:
             own.cancel()
         with pytest.raises(StepError) as caught:
@@ -203,9 +203,9 @@ def test_no_worker_is_asked_for_where_there_is_nothing_to_compare(store, on_l4, 
     context = RunContext(store, LocalExecutor(), Failing("a worker would start"))
 
     def reason(**wanted: object) -> str:
-        done = canary_on_worker(CanaryRequest("tiny", "2", **wanted), context, print)
-        assert done.report is None
-        return done.reason
+        result = canary_on_worker(CanaryRequest("tiny", "2", **wanted), context, print)
+        assert result.report is None
+        return result.reason
 
     assert reason(traffic=str(tmp_path), target="l4") == (
         "there is nothing to run on l4: tiny@1 has no engine for sm_89 (l4): it has engines for cpu"

@@ -81,33 +81,33 @@ def ray(monkeypatch):
 
 def in_thread(run):
     """A call in a thread, and the place where its answer or error comes."""
-    found = []
+    items = []
 
     def call():
         try:
-            found.append(run())
+            items.append(run())
         except Exception as error:
-            found.append(error)
+            items.append(error)
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
-    return thread, found
+    return thread, items
 
 
 def test_what_waits_fails_and_the_next_job_waits_for_the_cluster_to_come_back(ray):
     with RayExecutor("ray://head:10001", wait_s=3600) as made:
-        first, found = in_thread(lambda: made.run(JOB))
+        first, result = in_thread(lambda: made.run(JOB))
         until(lambda: made._listener and made._listener._tasks)
         ray.away.set()
         first.join(PATIENCE_S)
-        assert isinstance(found[0], UnavailableError) and "lost the Ray cluster" in str(found[0])
+        assert isinstance(result[0], UnavailableError) and "lost the Ray cluster" in str(result[0])
         ray.asked.clear()
-        again, found = in_thread(lambda: made.run(JOB))
-        assert ray.asked.wait(PATIENCE_S) and not found
+        again, result = in_thread(lambda: made.run(JOB))
+        assert ray.asked.wait(PATIENCE_S) and not result
         ray.answers.set()
         ray.away.clear()
         again.join(PATIENCE_S)
-        assert found == [3] and ray.connected == 2
+        assert result == [3] and ray.connected == 2
 
 
 def test_a_head_that_does_not_answer_yet_is_waited_for_at_the_first_connection_too(ray):
@@ -116,13 +116,13 @@ def test_a_head_that_does_not_answer_yet_is_waited_for_at_the_first_connection_t
     ray.answers.set()
     waits = []
     with RayExecutor("ray://head:10001", wait_s=3600) as made:
-        first, found = in_thread(lambda: made.run(JOB, waits.append))
+        first, result = in_thread(lambda: made.run(JOB, waits.append))
         until(lambda: len(waits) > 1)
-        assert isinstance(waits[0], Waiting) and not found
+        assert isinstance(waits[0], Waiting) and not result
         assert waits[0].why == "cannot reach ray://head:10001; tried again, 60:00 left"
         ray.away.clear()
         first.join(PATIENCE_S)
-        assert found == [3] and ray.connected == 1
+        assert result == [3] and ray.connected == 1
 
 
 def test_jobs_wait_for_the_head_together_and_not_one_after_the_other(ray, monkeypatch):
@@ -160,8 +160,8 @@ def test_one_that_is_lost_while_nothing_runs_is_out_of_reach_and_not_another_err
         assert made.run(JOB) == 3
         made._listener._nodes = (0.0, [])
         ray.away.set()
-        for said in ("lost the Ray cluster: Ray Client is not connected", "cannot reach"):
-            with pytest.raises(UnavailableError, match=said):
+        for output in ("lost the Ray cluster: Ray Client is not connected", "cannot reach"):
+            with pytest.raises(UnavailableError, match=output):
                 made.run(JOB)
         ray.away.clear()
         assert made.run(JOB) == 3
@@ -175,11 +175,11 @@ def test_a_cancelled_one_does_not_wait_for_it(ray):
         ray.away.set()
         with pytest.raises(UnavailableError):
             made.run(JOB)
-        again, found = in_thread(lambda: made.run(JOB))
+        again, result = in_thread(lambda: made.run(JOB))
         assert ray.asked.wait(PATIENCE_S)
         made.cancel()
         again.join(PATIENCE_S)
-        assert isinstance(found[0], StepError | UnavailableError)
+        assert isinstance(result[0], StepError | UnavailableError)
 
 
 class Panic(BaseException):
@@ -190,6 +190,6 @@ class Panic(BaseException):
 def test_a_listener_that_ends_keeps_no_job_waiting(ray, monkeypatch):
     monkeypatch.setattr(listener, "_ready", lambda refs: (_ for _ in ()).throw(Panic("at the third layer")))
     with RayExecutor("ray://head:10001") as made:
-        with pytest.raises(UnavailableError, match="lost the Ray cluster: at the third layer") as found:
+        with pytest.raises(UnavailableError, match="lost the Ray cluster: at the third layer") as error_info:
             made.run(JOB)
-        assert isinstance(found.value.__cause__, Panic)
+        assert isinstance(error_info.value.__cause__, Panic)

@@ -29,7 +29,7 @@ ADA = {"enginesmith/sm": "sm_89"}
     ],
 )
 def test_a_node_fits_by_cpu_gpus_and_required_labels(needs, names):
-    assert [found.name for found in find_fitting(needs, FLEET)] == names
+    assert [result.name for result in find_fitting(needs, FLEET)] == names
 
 
 def test_a_required_label_is_a_selector_and_a_preferred_one_falls_back():
@@ -72,11 +72,11 @@ def test_a_node_is_avoided_only_while_another_suits():
 
 
 def test_that_none_fits_says_what_was_asked_what_there_is_and_what_to_do():
-    said = none_fits(Needs({"enginesmith/sm": "sm_100"}, required=True, gpus=2), FLEET)
-    assert said.startswith("no node with enginesmith/sm=sm_100 and 2 GPUs; the cluster's nodes: 2 with a CPU, ")
-    assert "1 with enginesmith/sm=sm_89 and 1 GPU" in said and "1 with enginesmith/sm=sm_90 and 2 GPUs" in said
-    assert "ray start --address HEAD --labels enginesmith/sm=sm_100 --num-gpus 2" in said
-    assert "or wait for it where nodes come by themselves (`--wait-for-nodes 15m` of `build` and `validate`" in said
+    message = none_fits(Needs({"enginesmith/sm": "sm_100"}, required=True, gpus=2), FLEET)
+    assert message.startswith("no node with enginesmith/sm=sm_100 and 2 GPUs; the cluster's nodes: 2 with a CPU, ")
+    assert "1 with enginesmith/sm=sm_89 and 1 GPU" in message and "1 with enginesmith/sm=sm_90 and 2 GPUs" in message
+    assert "ray start --address HEAD --labels enginesmith/sm=sm_100 --num-gpus 2" in message
+    assert "or wait for it where nodes come by themselves (`--wait-for-nodes 15m` of `build` and `validate`" in message
     assert "nodes: none;" in none_fits(Needs(), ())
     assert "came in 15:00" in none_fits(Needs(), (), 900) and "wait longer" in none_fits(Needs(), (), 900)
 

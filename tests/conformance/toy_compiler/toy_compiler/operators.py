@@ -35,8 +35,8 @@ def layer_norm(x: Array, scale: Array, bias: Array | None = None, axis: int = -1
     """(x - mean) / sqrt(variance + epsilon) * scale + bias, over the axes from `axis` on."""
     axes = tuple(range(axis % x.ndim, x.ndim))
     centred = x - x.mean(axes, keepdims=True)
-    found = centred / np.sqrt((centred**2).mean(axes, keepdims=True) + np.float32(epsilon)) * scale
-    return (found if bias is None else found + bias).astype(x.dtype)
+    result = centred / np.sqrt((centred**2).mean(axes, keepdims=True) + np.float32(epsilon)) * scale
+    return (result if bias is None else result + bias).astype(x.dtype)
 
 
 def reduced(of: Callable[..., Any]) -> Callable[..., Array]:
@@ -57,8 +57,8 @@ def convolution(
     """A convolution of [n, c, h, w] in one group, without dilation."""
     padded = np.pad(x, ((0, 0), (0, 0), (pads[0], pads[2]), (pads[1], pads[3])))
     windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[2:], (2, 3))[:, :, :: strides[0], :: strides[1]]
-    found = np.einsum("nchwij,ocij->nohw", windows, w)
-    return (found if b is None else found + b[:, None, None]).astype(x.dtype)
+    result = np.einsum("nchwij,ocij->nohw", windows, w)
+    return (result if b is None else result + b[:, None, None]).astype(x.dtype)
 
 
 def along(value: Array, x: Array, axis: int) -> Array:
@@ -79,8 +79,8 @@ def dequantize(x: Array, scale: Array, zero: Array | None = None, axis: int = 1)
 
 
 def clip(x: Array, low: Array | None = None, high: Array | None = None) -> Array:
-    found = x if low is None else np.maximum(x, low)
-    return found if high is None else np.minimum(found, high)
+    result = x if low is None else np.maximum(x, low)
+    return result if high is None else np.minimum(result, high)
 
 
 def reshape(x: Array, shape: Array) -> Array:

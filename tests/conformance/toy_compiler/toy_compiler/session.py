@@ -21,9 +21,9 @@ class ToySession(Session):
         self._check = InputCheck(self.inputs, engine.request.profiles)
         try:
             with np.load(engine.path, allow_pickle=False) as stored:
-                told = json.loads(stored["program"].tobytes())
-                self._steps: list[dict[str, Any]] = told["steps"]
-                self._weights = {name: stored[f"w{at}"] for at, name in enumerate(told["names"])}
+                document = json.loads(stored["program"].tobytes())
+                self._steps: list[dict[str, Any]] = document["steps"]
+                self._weights = {name: stored[f"w{at}"] for at, name in enumerate(document["names"])}
         except (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile) as error:
             raise IntegrityError(f"{self._name} is no engine of toy ({error}); build it again") from error
 

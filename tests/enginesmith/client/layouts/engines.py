@@ -40,16 +40,16 @@ def adds(number: float, features: int = 10) -> bytes:
 
 def cpu_engine(store: Store, number: float, features: int = 10) -> EngineEntry:
     """A proven engine for CPUs that is such a model."""
-    found = engine(store, data=adds(number, features))
-    return replace(found, outputs=(TensorSpec("logits", "float32", ("batch", features)),))
+    result = engine(store, data=adds(number, features))
+    return replace(result, outputs=(TensorSpec("logits", "float32", ("batch", features)),))
 
 
 def plan(store: Store, target: str, precision: str = "fp16", profiles: int = 1) -> EngineEntry:
     """An engine of TensorRT, of a few bytes, with profiles for batches up to 8, 16, ..."""
-    found = engine(store, target, precision, status="unproven", data=f"{target} {precision}".encode())
+    result = engine(store, target, precision, status="unproven", data=f"{target} {precision}".encode())
     ends = [(1 if index == 0 else 8 * index + 1, 8 * (index + 1)) for index in range(profiles)]
     sizes = tuple(ShapeProfile((("image", (low, 1, 8, 8), (high, 1, 8, 8), (high, 1, 8, 8)),)) for low, high in ends)
-    return replace(found, backend="tensorrt", profiles=sizes)
+    return replace(result, backend="tensorrt", profiles=sizes)
 
 
 def stripped(entry: EngineEntry) -> EngineEntry:

@@ -39,7 +39,7 @@ def test_onnx_runtime_opens_it_and_takes_the_variant_of_its_provider(store: Stor
     assert {item.path.read_bytes() for item in placed.pulled} == {adds(5), adds(7)}
 
 
-def test_what_the_loader_refuses_is_not_written(store: Store, tmp_path: Path) -> None:
+def test_a_package_that_the_loader_refuses_is_not_written(store: Store, tmp_path: Path) -> None:
     """The loader is strict, so that the test above would fail with a key that it does not know."""
     publish_engines(store, [cpu_engine(store, 5)])
     folder = place(store, tmp_path / "m", "cpu").folder
@@ -49,7 +49,7 @@ def test_what_the_loader_refuses_is_not_written(store: Store, tmp_path: Path) ->
         Loader(folder)
 
 
-def test_a_second_pull_mends_it_and_one_of_other_engines_leaves_it(store: Store, tmp_path: Path) -> None:
+def test_a_second_pull_repairs_it_and_one_of_other_engines_leaves_it(store: Store, tmp_path: Path) -> None:
     publish_engines(store, [cpu_engine(store, 5), cuda_engine(store, "sm_89")])
     placed = place(store, tmp_path / "m", "cpu")
     model = placed.pulled[0].path

@@ -80,9 +80,9 @@ def test_init_reads_what_was_written_and_the_version_that_is_served(store: Store
     publish_engines(store, [cpu_engine(store, 2)], "b")
     for reference in ("digits@2", "digits@1"):
         place(store, dest, reference)
-    found = look_at_triton(dest / "digits" / "config.pbtxt", dest)
-    assert (found.name, found.source) == ("digits", {"onnx": "digits/1/model.onnx"})
-    assert found.dims["batch"].max == 32
+    triton = look_at_triton(dest / "digits" / "config.pbtxt", dest)
+    assert (triton.name, triton.source) == ("digits", {"onnx": "digits/1/model.onnx"})
+    assert triton.dims["batch"].max == 32
 
 
 @pytest.mark.parametrize(
@@ -106,9 +106,9 @@ def test_the_batch_is_an_axis_of_its_own_only_where_it_may_be(store, dest, shape
     lead = shape[0] if isinstance(shape[0], str) else 4
     publish_engines(store, [replace(entry, outputs=(TensorSpec("logits", "float32", (lead, 10)),))])
     place(store, dest)
-    found = config(dest)
-    assert found.get("max_batch_size", 0) == most and found["input"][0]["dims"] == [str(dim) for dim in dims]
-    assert ("reshape" in found["input"][0]) == (shape == ("batch",))
+    result = config(dest)
+    assert result.get("max_batch_size", 0) == most and result["input"][0]["dims"] == [str(dim) for dim in dims]
+    assert ("reshape" in result["input"][0]) == (shape == ("batch",))
 
 
 def test_requests_are_joined_only_where_that_was_asked_for_and_can_be(store: Store, dest: Path) -> None:
@@ -151,10 +151,10 @@ def test_instances_preferred_sizes_and_labels_are_those_of_the_spec(store: Store
     hints = {"instances": 2, "preferred_batch_sizes": [4, 8], "max_queue_delay_us": 100}
     publish_hints(store, [cpu_engine(store, 1)], **hints, labels={"logits": "names.txt"})
     place(store, dest)
-    found = config(dest)
-    assert found["dynamic_batching"] == {"preferred_batch_size": [4, 8], "max_queue_delay_microseconds": "100"}
-    assert found["instance_group"] == [{"kind": "KIND_CPU", "count": 2}]
-    assert found["output"][0]["label_filename"] == "1/labels0.txt"
+    result = config(dest)
+    assert result["dynamic_batching"] == {"preferred_batch_size": [4, 8], "max_queue_delay_microseconds": "100"}
+    assert result["instance_group"] == [{"kind": "KIND_CPU", "count": 2}]
+    assert result["output"][0]["label_filename"] == "1/labels0.txt"
     assert (dest / "digits" / "1" / "labels0.txt").read_text() == "zero\none\n"
     # Smaller batches than asked for leave no preferred size that Triton would refuse.
     place(store, dest, layout=Triton(DynamicBatching(max_batch_size=4)))
@@ -175,7 +175,7 @@ def test_plans_with_several_profiles_prefer_the_batches_that_these_are_tuned_for
     assert config(dest)["dynamic_batching"]["preferred_batch_size"] == [8, 16]
 
 
-def test_what_triton_opens_none_of_is_said_first_and_before_any_folder(store: Store, dest: Path) -> None:
+def test_a_version_without_engines_for_triton_is_reported_before_a_folder_is_made(store: Store, dest: Path) -> None:
     others = [engine(store, "sm_75", "fp16"), cpu_engine(store, 1)]
     publish_engines(store, [engine(store, "l4", "int8"), engine(store, "l4", "fp16"), *others])
     with pytest.raises(UnknownNameError) as caught:
@@ -193,10 +193,10 @@ def test_plans_of_several_generations_are_chosen_by_compute_capability(store: St
     entries = [plan(store, "sm_80", profiles=2), plan(store, "l4", profiles=2), cpu_engine(store, 1)]
     publish_engines(store, entries)
     placed = place(store, dest, target=AllGenerations.ALL)
-    found = config(dest)
-    assert found["cc_model_filenames"] == {"8.0": "sm_80-fp16.plan", "8.9": "sm_89-fp16.plan"}
-    assert (found["backend"], found["platform"]) == ("tensorrt", "tensorrt_plan")
-    assert found["instance_group"] == [{"kind": "KIND_GPU", "count": 1, "profile": ["0", "1"]}]
+    result = config(dest)
+    assert result["cc_model_filenames"] == {"8.0": "sm_80-fp16.plan", "8.9": "sm_89-fp16.plan"}
+    assert (result["backend"], result["platform"]) == ("tensorrt", "tensorrt_plan")
+    assert result["instance_group"] == [{"kind": "KIND_GPU", "count": 1, "profile": ["0", "1"]}]
     assert [item.path.read_bytes() for item in placed.pulled] == [b"sm_80 fp16", b"l4 fp16"]
     assert json.loads((placed.folder / "sm_89-fp16.json").read_bytes())["file"] == "sm_89-fp16.plan"
     one = place(store, dest / "one", target="l4")
@@ -207,13 +207,13 @@ def test_engines_that_one_configuration_does_not_describe_are_refused(store: Sto
     publish_engines(store, [plan(store, "sm_80"), plan(store, "sm_89", profiles=2), plan(store, "l4")])
     with pytest.raises(InputError, match="has other inputs, sizes or profiles"):
         place(store, dest, target=["sm_80", "sm_89"])
-    with pytest.raises(InputError, match="tells sm_80 fp16 tensorrt, sm_80 fp16 tensorrt not apart"):
+    with pytest.raises(InputError, match="equal for sm_80 fp16 tensorrt, sm_80 fp16 tensorrt"):
         place(store, dest, target=["sm_80", "sm_80"])
-    with pytest.raises(InputError, match="several targets"):
+    with pytest.raises(InputError, match="engine of one target"):
         Client(store.uri).place("digits", dest, Plain(), target=["sm_80", "sm_89"])
 
 
-def test_what_triton_cannot_serve_is_passed_over_with_the_reason(store: Store, dest: Path) -> None:
+def test_engines_that_triton_cannot_serve_are_skipped_with_the_reason(store: Store, dest: Path) -> None:
     rtx = engine(store, "l4", "int8")
     publish_engines(store, [rtx, stripped(plan(store, "l4", "fp8")), plan(store, "l4")])
     placed = place(store, dest, target="l4")
@@ -231,11 +231,11 @@ def test_int8_engines_are_refused_on_cpus_whose_sums_saturate(store: Store, dest
     publish_engines(store, [wide(cpu_engine(store, 1))])
     with pytest.raises(UnknownNameError, match="sums saturate on x86-64-v3, which has no VNNI; build it for"):
         place(store, dest, target=Machine(cpu="x86-64-v3"))
-    said = [
+    output = [
         [text for text in place(store, dest, target=machine).pulled[0].resolution.remarks if "VNNI" in text]
         for machine in (Machine(), Machine(cpu="x86-64-v4-vnni"))
     ]
-    assert said == [["its int8 sums are wrong on x86-64 without VNNI; the CPU is unknown"], []]
+    assert output == [["its int8 sums are wrong on x86-64 without VNNI; the CPU is unknown"], []]
 
 
 def test_the_version_is_there_before_the_configuration_names_it(store: Store, dest: Path, monkeypatch) -> None:
@@ -247,10 +247,10 @@ def test_the_version_is_there_before_the_configuration_names_it(store: Store, de
     for name in renames:
 
         def watched(self: Path, target, name=name):
-            found = renames[name](self, target)
+            result = renames[name](self, target)
             served = (dest / "digits" / "config.pbtxt").read_text().partition("versions: [")[2][0]
             seen.append((served, [item for item in names_in(dest / "digits") if item in "12"]))
-            return found
+            return result
 
         monkeypatch.setattr(Path, name, watched)
     place(store, dest, "digits@2")
@@ -294,7 +294,7 @@ def test_another_engine_of_the_version_that_is_served_replaces_it(store: Store, 
     assert names_in(dest / "digits") == ["1", "config.pbtxt"]
 
 
-def test_a_damaged_engine_is_mended_and_one_that_is_lost_passed_over(store: Store, dest: Path) -> None:
+def test_a_damaged_engine_is_repaired_and_one_that_is_lost_passed_over(store: Store, dest: Path) -> None:
     good, best = replace(cpu_engine(store, 1), precision="int8"), cpu_engine(store, 2)
     publish_engines(store, [good, best], "a")
     first = place(store, dest)
@@ -303,9 +303,9 @@ def test_a_damaged_engine_is_mended_and_one_that_is_lost_passed_over(store: Stor
     assert place(store, dest).pulled[0].origin == "registry"
     flip(store, str(best.digest))
     first.pulled[0].path.write_bytes(b"damaged")
-    found = place(store, dest)
-    assert found.pulled[0].engine.precision == "int8" and not found.whole
-    assert any("LOST" in text for text in found.pulled[0].warnings)
+    result = place(store, dest)
+    assert result.pulled[0].engine.precision == "int8" and not result.whole
+    assert any("LOST" in text for text in result.pulled[0].warnings)
 
 
 @pytest.mark.parametrize("when", ["download", "golden", "configuration"])

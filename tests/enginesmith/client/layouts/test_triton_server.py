@@ -54,7 +54,7 @@ def test_triton_polls_the_repository_and_is_swapped_under_load(store: Store, tmp
     assert load.failed == [] and load.given == set(range(SWAPS + 1))
 
 
-def test_what_is_on_its_way_loads_nothing(store: Store, tmp_path: Path) -> None:
+def test_incomplete_downloads_load_nothing(store: Store, tmp_path: Path) -> None:
     dest = tmp_path / "models"
     publish_with_golden(store, [cpu_engine(store, 0)], tmp_path, 0)
     look(store, dest)

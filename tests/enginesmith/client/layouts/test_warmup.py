@@ -22,8 +22,8 @@ def written(path: Path, shape: list[int], offsets: list[int], size: int | None =
 
 
 def test_a_true_header_is_read(tmp_path: Path) -> None:
-    found = read_warmup(written(tmp_path / "golden", [2], [0, 8]), [X])
-    assert found is not None and found["x"].data == bytes(8)
+    warmup = read_warmup(written(tmp_path / "golden", [2], [0, 8]), [X])
+    assert warmup is not None and warmup["x"].data == bytes(8)
 
 
 @pytest.mark.parametrize(

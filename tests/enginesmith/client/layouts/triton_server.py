@@ -28,8 +28,8 @@ BACKEND = Path(__file__).parent / "triton_backend" / "model.py"
 
 def find_triton() -> Path | None:
     """The folder of the unpacked wheel; None where none is named."""
-    found = os.environ.get(VARIABLE)
-    return Path(found).absolute() if found else None
+    result = os.environ.get(VARIABLE)
+    return Path(result).absolute() if result else None
 
 
 @dataclass(frozen=True)
@@ -67,13 +67,13 @@ def triton(wheel: Path, repository: Path, folder: Path, *options: str) -> Iterat
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     try:
-        found = TritonServer(port, log)
+        actual = TritonServer(port, log)
         ends = time.monotonic() + 60
-        while not found.is_ready():
+        while not actual.is_ready():
             if process.poll() is not None or time.monotonic() > ends:
                 raise TimeoutError(f"Triton is not ready; its log ends:\n{log.read_text()[-3000:]}")
             time.sleep(0.1)
-        yield found
+        yield actual
     finally:
         process.terminate()
         process.wait(60)

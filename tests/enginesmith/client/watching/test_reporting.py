@@ -71,10 +71,10 @@ def rollout(store: Any) -> Any:
 
 
 def watcher(store: Any, dest: Any, clock: Clock, node: ServingNode = NODE, hook: Any = None, **given: Any) -> Any:
-    said: list[str] = []
-    reporter = Reporter(clock=clock, say=said.append, **given)
+    output: list[str] = []
+    reporter = Reporter(clock=clock, say=output.append, **given)
     client = Client(store.uri, node=node)
-    return following(client, dest, hook, said.append, "digits:stable", reporter=reporter), said
+    return following(client, dest, hook, output.append, "digits:stable", reporter=reporter), output
 
 
 def reports(store: Any, rollout: Any) -> Any:
@@ -86,12 +86,12 @@ def sent(store: Any, rollout: Any) -> Any:
     return parse_report(store.read(report_key("digits", "stable", rollout.id, NODE.name)))
 
 
-def test_who_is_reached_gets_the_candidate_and_reports_it(store, rollout, tmp_path, clock):
+def test_a_node_in_the_wave_gets_the_candidate_and_reports_it(store, rollout, tmp_path, clock):
     mine, _ = watcher(store, tmp_path / "a", clock)
     other, _ = watcher(store, tmp_path / "b", clock, ServingNode("n2", "eu"))
     assert mine.once().version == "2" and other.once().version == "1"
-    (found,) = reports(store, rollout)
-    assert (found.node, found.region, found.version, found.failure) == ("n1", "eu", "2", "")
+    (result,) = reports(store, rollout)
+    assert (result.node, result.region, result.version, result.failure) == ("n1", "eu", "2", "")
     assert sent(store, rollout).at == "2026-11-01T00:00:00.000+00:00"
     operations.abort(store, "digits", "stable", operations.Operator("ada", NOW))
     following = replace(rollout, id="next")
@@ -121,24 +121,24 @@ def test_it_reports_at_most_once_a_minute_and_every_two_minutes(store, rollout, 
         clock.seconds = NOW.timestamp() + seconds
         health["errors"] = 1 if seconds >= 300 else 0
         mine.once()
-        found = sent(store, rollout)
-        times.append(found.at[14:19])
+        result = sent(store, rollout)
+        times.append(result.at[14:19])
     assert times == sorted(times) and set(times) == {"00:00", "02:00", "04:00", "05:00"}
-    assert found.errors == 1 and found.requests == 10 and found.since[14:19] == "00:00"
+    assert result.errors == 1 and result.requests == 10 and result.since[14:19] == "00:00"
 
 
 def test_a_pull_or_a_hook_that_fails_is_reported(store, rollout, tmp_path, clock):
     mine, _ = watcher(store, tmp_path / "a", clock, hook=Command("false"))
     with pytest.raises(EnginesmithError, match="hook"):
         mine.once()
-    (found,) = reports(store, rollout)
-    assert (found.version, found.failure) == ("2", "hook") and "ended with 1" in found.detail
+    (result,) = reports(store, rollout)
+    assert (result.version, result.failure) == ("2", "hook") and "ended with 1" in result.detail
     store.remove(blob_key(digest_of_bytes(b"two")))
     mine, _ = watcher(store, tmp_path / "b", clock)
     with pytest.raises(EnginesmithError):
         mine.once()
-    (found,) = reports(store, rollout)
-    assert (found.version, found.failure) == ("", "pull") and len(found.detail) <= 200
+    (result,) = reports(store, rollout)
+    assert (result.version, result.failure) == ("", "pull") and len(result.detail) <= 200
 
 
 def test_a_server_that_is_not_well_counts_as_starting_at_first(store, rollout, tmp_path, clock):
@@ -147,33 +147,33 @@ def test_a_server_that_is_not_well_counts_as_starting_at_first(store, rollout, t
     assert reports(store, rollout) == ()
     clock.seconds += 30
     mine.once()
-    (found,) = reports(store, rollout)
-    assert (found.failure, found.detail) == ("unhealthy", "health command ended with 1")
+    (result,) = reports(store, rollout)
+    assert (result.failure, result.detail) == ("unhealthy", "health command ended with 1")
 
 
-def test_reports_that_cannot_be_written_are_said_once_and_stop_nothing(store, rollout, tmp_path, clock, monkeypatch):
+def test_failed_writes_of_reports_are_reported_once(store, rollout, tmp_path, clock, monkeypatch):
     def refuse(*_):
         raise UnavailableError("access denied")
 
     monkeypatch.setattr("enginesmith.registry.rollouts.reports.write_report", refuse)
-    mine, said = watcher(store, tmp_path / "a", clock)
+    mine, output = watcher(store, tmp_path / "a", clock)
     for _ in range(5):
         assert mine.once().version == "2"
         clock.seconds += 61
-    assert [line for line in said if "access denied" in line] == [
+    assert [line for line in output if "access denied" in line] == [
         "the report of this node cannot be delivered, so rollout gates do not count the node: access denied"
     ]
 
 
-def test_two_nodes_with_one_name_are_told(store, rollout, tmp_path, clock):
-    one, said = watcher(store, tmp_path / "a", clock)
+def test_two_nodes_with_one_name_are_reported(store, rollout, tmp_path, clock):
+    one, output = watcher(store, tmp_path / "a", clock)
     other, _ = watcher(store, tmp_path / "b", clock)
     one.once()
     clock.seconds += 1
     other.once()
     clock.seconds += 120
     one.once()
-    assert [line for line in said if "another process reports as node 'n1'" in line]
+    assert [line for line in output if "another process reports as node 'n1'" in line]
 
 
 @pytest.fixture
@@ -208,7 +208,7 @@ def test_outside_of_a_rollout_it_reports_what_changed_and_every_hour(store, stab
 def test_a_process_goes_on_from_what_the_one_before_reported(store, stable, tmp_path, clock):
     watcher(store, tmp_path / "a", clock)[0].once()
     clock.seconds += 600
-    mine, said = watcher(store, tmp_path / "a", clock)
+    mine, output = watcher(store, tmp_path / "a", clock)
     mine.once()
     assert outside(store).at[11:16] == "00:00"
     clock.seconds += 3000
@@ -217,7 +217,7 @@ def test_a_process_goes_on_from_what_the_one_before_reported(store, stable, tmp_
     store.remove(report_key("digits", "stable", OUTSIDE, NODE.name))  # by a collection that counted it as gone
     clock.seconds += 3600
     mine.once()
-    assert outside(store).at[11:16] == "02:00" and not [line for line in said if "report" in line]
+    assert outside(store).at[11:16] == "02:00" and not [line for line in output if "report" in line]
 
 
 def test_a_pull_that_fails_is_reported_outside_too_with_what_is_served(store, stable, tmp_path, clock):
@@ -242,7 +242,7 @@ def test_only_nodes_that_are_asked_report_and_a_rollout_asks_first(store, rollou
     assert list(store.list(f"{SERVING}digits/stable/{OUTSIDE}/")) == [report_key("digits", "stable", OUTSIDE, "n2")]
 
 
-def test_who_may_not_write_is_told_once_and_tries_ever_more_seldom(store, stable, tmp_path, clock, monkeypatch):
+def test_missing_write_access_is_reported_once(store, stable, tmp_path, clock, monkeypatch):
     tries = []
 
     def refuse(*_):
@@ -250,12 +250,12 @@ def test_who_may_not_write_is_told_once_and_tries_ever_more_seldom(store, stable
         raise UnavailableError("access denied")
 
     monkeypatch.setattr("enginesmith.registry.rollouts.reports.write_report", refuse)
-    mine, said = watcher(store, tmp_path / "a", clock)
+    mine, output = watcher(store, tmp_path / "a", clock)
     for _ in range(300):
         mine.once()
         clock.seconds += 3600
     assert tries == [0, 1, 2, 3, 5, 8, 14, 25, 47, 90, 176, 262]
-    (line,) = [line for line in said if "rollout status --nodes` does not list the node" in line]
+    (line,) = [line for line in output if "rollout status --nodes` does not list the node" in line]
     assert "--report URL sends reports to a receiver" in line
 
 
@@ -311,7 +311,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_whatever_a_url_answers_no_watcher_ends(answer):
+def test_no_response_of_a_url_ends_a_watcher(answer):
     def serve():
         for _ in range(3):
             connection, _ = listening.accept()
@@ -330,7 +330,7 @@ def test_whatever_a_url_answers_no_watcher_ends(answer):
         thread.join()
 
 
-def test_a_token_is_one_line_whatever_surrounds_it(monkeypatch):
+def test_a_token_is_one_line_without_surrounding_spaces(monkeypatch):
     monkeypatch.setenv(TOKEN, " secret\n")
     assert read_token(TOKEN) == "secret"
     for wrong in ("two\nlines", "\u20ac"):

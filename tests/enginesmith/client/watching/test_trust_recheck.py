@@ -77,7 +77,7 @@ def test_a_revoked_key_is_noticed_at_the_next_look_though_the_channel_stands(sto
     assert called == ["1", "2"]
 
 
-def test_what_is_served_and_where_the_channel_leads_are_two_questions(store, tmp_path, dest, trust):
+def test_the_served_version_and_the_channels_version_are_checked_separately(store, tmp_path, dest, trust):
     watch = following(store, dest, trust)
     watch.once()
     signed(store, tmp_path, b"two", "other")
@@ -97,7 +97,7 @@ def test_what_is_served_and_where_the_channel_leads_are_two_questions(store, tmp
     assert served(dest) == "2" and not (dest / MARK).exists()
 
 
-def test_it_is_said_once_and_ends_nothing(store: Store, tmp_path: Path, dest: Path, trust: Path) -> None:
+def test_lost_trust_is_reported_once_and_ends_no_watcher(store: Store, tmp_path: Path, dest: Path, trust: Path) -> None:
     said: list[str] = []
     watch = following(store, dest, trust, say=said.append)
     watch.once()
@@ -158,7 +158,7 @@ def test_a_key_is_revoked_while_the_registry_is_out_of_reach(store, dest, trust,
     assert not (dest / MARK).exists()
 
 
-def test_a_description_that_was_written_over_is_told(store: Store, dest: Path, trust: Path) -> None:
+def test_a_description_that_was_written_over_is_reported(store: Store, dest: Path, trust: Path) -> None:
     def look() -> Swap:
         return following(store, dest, trust).once()
 

@@ -39,11 +39,11 @@ def look(store: Store, dest: Path) -> Callable[..., Swap]:
     """Look once at the channel candidate; each time as a process that was just started."""
 
     def once(hook=None, **options) -> Swap:
-        found = Client(store.uri).watch(
+        result = Client(store.uri).watch(
             "digits:candidate", dest, target="cpu", once=True, hook=hook, say=lambda text: None, **options
         )
-        assert found is not None
-        return found
+        assert result is not None
+        return result
 
     return once
 
@@ -84,7 +84,7 @@ def test_old_folders_go_and_the_previous_one_stays(store: Store, dest: Path, loo
     assert (dest / "mine").is_dir() and swap.previous.startswith("3-")
 
 
-def test_a_damaged_engine_is_mended_and_a_link_that_is_ours_alone(store, dest, look):
+def test_a_damaged_engine_is_repaired_and_a_link_that_is_ours_alone(store, dest, look):
     version(store, b"one")
     swap = look()
     swap.engine.unlink()
@@ -119,10 +119,10 @@ def following(
     )  # fmt: skip
 
 
-def test_what_goes_wrong_keeps_the_old_engine_is_said_once_and_passes(store: Store, dest: Path, tmp_path: Path) -> None:
+def test_errors_keep_the_old_engine_and_are_reported_once(store: Store, dest: Path, tmp_path: Path) -> None:
     version(store, b"one")
-    said: list[str] = []
-    watch, stop = following(Client(store.uri), dest, say=said.append, interval_s=0.05), threading.Event()
+    output: list[str] = []
+    watch, stop = following(Client(store.uri), dest, say=output.append, interval_s=0.05), threading.Event()
     watch.once()
     served = led(dest)
     version(store, b"for a GPU", target="sm_89")
@@ -130,17 +130,17 @@ def test_what_goes_wrong_keeps_the_old_engine_is_said_once_and_passes(store: Sto
     thread = threading.Thread(target=watch.run, args=(stop,))
     thread.start()
     try:
-        until(lambda: len(said) == 2)
-        assert "there is no registry" in said[1] and f"keeping {served}" in said[1]
+        until(lambda: len(output) == 2)
+        assert "there is no registry" in output[1] and f"keeping {served}" in output[1]
         (tmp_path / "away").rename(tmp_path / "registry")
-        until(lambda: len(said) == 3)
-        assert "has no engine for cpu" in said[2] and led(dest) == served
+        until(lambda: len(output) == 3)
+        assert "has no engine for cpu" in output[2] and led(dest) == served
         version(store, b"three")
         until(lambda: led(dest).startswith("3-"))
     finally:
         stop.set()
         thread.join()
-    assert said[3].startswith("digits:candidate now serves version 3") and len(said) == 4
+    assert output[3].startswith("digits:candidate now serves version 3") and len(output) == 4
 
 
 class Looks(threading.Event):
@@ -172,12 +172,12 @@ def test_a_swap_that_failed_is_tried_again_though_the_channel_stays(store: Store
     assert watch.once().version == "2"
 
 
-def test_what_somebody_deletes_or_overwrites_under_a_watch_is_brought_again(store: Store, dest: Path) -> None:
+def test_files_deleted_or_overwritten_during_a_watch_are_downloaded_again(store: Store, dest: Path) -> None:
     version(store, b"one")
-    said: list[str] = []
-    watch = following(Client(store.uri), dest, say=said.append)
+    output: list[str] = []
+    watch = following(Client(store.uri), dest, say=output.append)
     swap = watch.once()
-    assert watch.once() == swap and len(said) == 1
+    assert watch.once() == swap and len(output) == 1
     swap.engine.chmod(0o644)
     for harm in (
         lambda: swap.engine.write_bytes(b"two"),
@@ -186,10 +186,10 @@ def test_what_somebody_deletes_or_overwrites_under_a_watch_is_brought_again(stor
         lambda: shutil.rmtree(dest),
     ):
         harm()
-        said.clear()
+        output.clear()
         assert watch.once().version == "1" and (dest / "current" / swap.engine.name).read_bytes() == b"one"
-        assert watch.once().version == "1" and "deleted or overwritten" in said[0]
-        assert not any("deleted or overwritten" in line for line in said[1:])
+        assert watch.once().version == "1" and "deleted or overwritten" in output[0]
+        assert not any("deleted or overwritten" in line for line in output[1:])
 
 
 def test_one_watcher_a_folder(store: Store, dest: Path, look: Callable[..., Swap]) -> None:
@@ -246,7 +246,7 @@ def test_a_url_is_posted_to(store: Store, look: Callable[..., Swap]) -> None:
         assert "secret" not in str(error.value)
         swap = look(Post(url))
     url = url.replace("http://", "http://user:secret@")
-    assert [told["version"] for told in got] == ["1", "1"] and got[1]["engine"] == str(swap.engine)
+    assert [message["version"] for message in got] == ["1", "1"] and got[1]["engine"] == str(swap.engine)
     assert "does not answer" in str(Post(url, timeout_s=1)({})) and "secret" not in str(Post(url)({}))
     for wrong in ("file:///etc/passwd", "http://", "http://[::1", "http://host:65536/"):
         with pytest.raises(InputError, match="http or https"):

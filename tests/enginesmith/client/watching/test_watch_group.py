@@ -25,10 +25,10 @@ def publish(store: CountingStore, model: str, data: str) -> None:
 
 @pytest.fixture
 def store() -> CountingStore:
-    found = CountingStore()
+    actual = CountingStore()
     for model in MODELS:
-        publish(found, model, "one")
-    return found
+        publish(actual, model, "one")
+    return actual
 
 
 @pytest.fixture
@@ -63,19 +63,19 @@ def test_nothing_to_follow_is_an_error(group: Callable[..., GroupWatcher]) -> No
         group()
 
 
-def test_a_registry_that_is_down_keeps_all_and_is_said_once_of_each(store, group, tmp_path):
-    said: list[str] = []
-    watch = group(*ALL, say=said.append)
+def test_a_registry_that_is_down_keeps_all_and_is_reported_once_of_each(store, group, tmp_path):
+    output: list[str] = []
+    watch = group(*ALL, say=output.append)
     watch.run(Looks(1))
     store.down = True
     watch.run(Looks(3))
-    assert len([line for line in said if "does not answer" in line]) == len(MODELS)
+    assert len([line for line in output if "does not answer" in line]) == len(MODELS)
     assert all((tmp_path / model / "current").is_symlink() for model in MODELS)
     with pytest.raises(UnavailableError):
         watch.once()
 
 
-def test_one_that_fails_hinders_no_other(store: CountingStore, group: Callable[..., GroupWatcher]) -> None:
+def test_a_failure_does_not_stop_the_others(store: CountingStore, group: Callable[..., GroupWatcher]) -> None:
     watch = group("model3:candidate", "model5:candidate")
     watch.once()
     publish_engines(store, [engine(store, "sm_89", data=b"gpu")], "gpu", model="model3")

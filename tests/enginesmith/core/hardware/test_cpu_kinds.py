@@ -76,9 +76,9 @@ def test_code_for_a_level_runs_on_the_kinds_that_have_it():
 
 
 def test_compilers_make_code_for_a_kinds_level_or_say_why_not():
-    made = graphs.request("x86-64-v3", backend="tvm", options=(("cpu", "host"),), toolchain=(("cpu", "x86-64-v3"),))
-    assert refusal(made, "TVM") is None
-    assert "'x86-64-v4', beyond x86-64-v3" in str(refusal(replace(made, options=(("cpu", "x86-64-v4"),)), "TVM"))
+    request = graphs.request("x86-64-v3", backend="tvm", options=(("cpu", "host"),), toolchain=(("cpu", "x86-64-v3"),))
+    assert refusal(request, "TVM") is None
+    assert "'x86-64-v4', beyond x86-64-v3" in str(refusal(replace(request, options=(("cpu", "x86-64-v4"),)), "TVM"))
     assert "not for arm64" in str(refusal(graphs.request("arm64", backend="tvm"), "TVM"))
     assert refusal(graphs.request("cpu", backend="tvm", options=(("cpu", "x86-64-v4"),)), "TVM") is None
 
@@ -92,8 +92,8 @@ def test_cpu_is_this_machine_and_a_run_proves_no_other_kind():
     other = next(kind.name for kind in KINDS if kind.name != this_kind().name)
     assert kind_of(CPU) == this_kind().name and kind_of(Target(other)) == other
     assert why_no_proof(graphs.request("cpu")) is None and why_no_proof(graphs.request("sm_89")) is None
-    said = str(why_no_proof(graphs.request(other)))
-    assert f"needs a run on {other}; the CPU on this machine is {this_kind().name}" in said
+    output = str(why_no_proof(graphs.request(other)))
+    assert f"needs a run on {other}; the CPU on this machine is {this_kind().name}" in output
     published = graphs.request("cpu", toolchain=((CPU_KIND, other),))
     assert other in str(why_no_proof(published)), "what an engine was built for counts, not what its target is called"
 
@@ -112,10 +112,10 @@ def test_a_build_key_follows_the_kind_and_not_the_targets_name():
 def integers(path: Path, op: str = "MatMulInteger") -> Path:
     """u [n, 64] uint8 times an int8 weight of 127s, or of one that is an input too."""
     weights = [("w", np.full((DEPTH, 4), 127, np.int8))]
-    given = [("u", TensorProto.UINT8, ["n", DEPTH]), ("v", TensorProto.INT8, [DEPTH, 4])]
+    items = [("u", TensorProto.UINT8, ["n", DEPTH]), ("v", TensorProto.INT8, [DEPTH, 4])]
     nodes = [helper.make_node(op, ["u", "w"], ["y"], name="y"), helper.make_node(op, ["u", "v"], ["z"], name="z")]
     shape = (TensorProto.INT32, ["n", 4])
-    return graphs.save(path, nodes, given, [("y", *shape), ("z", *shape)], weights)
+    return graphs.save(path, nodes, items, [("y", *shape), ("z", *shape)], weights)
 
 
 GIVEN = {"u": np.full((3, DEPTH), 255, np.uint8), "v": np.full((DEPTH, 4), 127, np.int8)}
@@ -153,8 +153,8 @@ def test_they_are_exact_on_cpus_without_vnni(kind):
     )
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", chosen, *files]
     run = [sys.executable, "-m", "tests.emulated_cpu", kind, *words]
-    found = subprocess.run(run, capture_output=True, text=True, check=False)
-    assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-4000:]
+    result = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-4000:]
 
 
 SEES = """
@@ -178,13 +178,13 @@ def test_an_emulated_cpu_is_seen_by_other_libraries_in_threads_and_by_what_is_st
     if reason := emulated_cpu.why_not(kind) or (shown.all_flags - cpu_kinds.machine_flags() and f"no {kind} here"):
         pytest.skip(str(reason))
     run = [sys.executable, "-m", "tests.emulated_cpu", kind, "sh", "-c", '"$0" -c "$1"', sys.executable, SEES]
-    found = subprocess.run(run, capture_output=True, text=True, check=True)
-    assert found.stdout.split() == [shown.name, str(wide), "False"]
+    result = subprocess.run(run, capture_output=True, text=True, check=True)
+    assert result.stdout.split() == [shown.name, str(wide), "False"]
 
 
 def test_what_faults_by_itself_dies_of_it_as_ever():
     if reason := emulated_cpu.why_not():
         pytest.skip(reason)
     run = [sys.executable, "-m", "tests.emulated_cpu", "avx2", sys.executable, "-c", FAULT]
-    found = subprocess.run(run, capture_output=True, text=True, check=False)
-    assert found.returncode == -11 % 256 and "Fatal Python error: Segmentation fault" in found.stderr
+    result = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert result.returncode == -11 % 256 and "Fatal Python error: Segmentation fault" in result.stderr

@@ -32,7 +32,7 @@ def test_the_highest_level_is_the_one_whose_flags_are_all_there(cpu, flags, leve
     assert [name for name in LEVELS if not find_missing_flags(name)] == list(LEVELS[: level + 1])
 
 
-def test_what_is_missing_is_named(cpu):
+def test_the_error_names_missing_features(cpu):
     cpu(V3 - {"fma", "avx2"})
     assert find_missing_flags("x86-64-v3") == ("avx2", "fma")
     assert find_missing_flags("aarch64") == ("aarch64",)

@@ -53,9 +53,9 @@ def test_a_target_runs_where_its_capability_is(driver):
 @pytest.mark.parametrize("name", discovery.names())
 def test_every_backend_says_in_the_same_words_which_gpus_are_here_instead(driver, monkeypatch, name):
     monkeypatch.setattr(AotInductor, "versions", lambda self: {"torch": "2.13.0+cu130"})
-    found, a100 = discovery.configure(name, {}), graphs.request("sm_80").target
-    if found.serves(a100):
-        assert found.runs(a100) == "no sm_80 GPU on this machine, which has NVIDIA L4 (sm_89), Tesla T4 (sm_75)"
+    result, a100 = discovery.configure(name, {}), graphs.request("sm_80").target
+    if result.serves(a100):
+        assert result.runs(a100) == "no sm_80 GPU on this machine, which has NVIDIA L4 (sm_89), Tesla T4 (sm_75)"
 
 
 def test_without_a_driver_there_are_no_gpus(monkeypatch):

@@ -17,9 +17,9 @@ INTERVALS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).map(sorted)
 
 @given(INTERVALS)
 def test_nothing_comes_before_what_was_shown_to_be_faster_and_else_the_first_does(times: list[tuple[int, int]]) -> None:
-    found = order_by_evidence(range(len(times)), lambda one, other: is_shorter(times[one], times[other]))
-    assert sorted(found) == list(range(len(times)))
-    for place, item in enumerate(found):
-        assert not any(is_shorter(times[later], times[item]) for later in found[place:])
-        beaten = [other for other in found[place:] if any(is_shorter(times[x], times[other]) for x in found[place:])]
-        assert item == min(set(found[place:]) - set(beaten))
+    result = order_by_evidence(range(len(times)), lambda one, other: is_shorter(times[one], times[other]))
+    assert sorted(result) == list(range(len(times)))
+    for place, item in enumerate(result):
+        assert not any(is_shorter(times[later], times[item]) for later in result[place:])
+        beaten = [other for other in result[place:] if any(is_shorter(times[x], times[other]) for x in result[place:])]
+        assert item == min(set(result[place:]) - set(beaten))

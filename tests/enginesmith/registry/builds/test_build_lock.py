@@ -69,7 +69,7 @@ def test_one_works_at_a_time_and_nothing_is_left(store: Store, monkeypatch: pyte
     assert store.read(build_lock_key(NAME)) is None
 
 
-def test_who_works_says_since_when(store: Store) -> None:
+def test_the_holder_of_a_lock_states_its_start_time(store: Store) -> None:
     before = precise_now()
     with hold_build_lock(store, NAME, "mine"):
         holder = build_history._read(store.read(build_lock_key(NAME)))
@@ -81,11 +81,11 @@ def test_another_thing_needs_no_wait(store: Store) -> None:
         pass
 
 
-def test_who_waits_is_told_for_whom_and_a_silent_holder_loses_its_turn(store: Store, waited: list[float]) -> None:
+def test_a_waiter_names_the_holder_and_a_silent_holder_loses_its_turn(store: Store, waited: list[float]) -> None:
     other(store, since="2026-11-20T18:23:01.123456+00:00")
-    said: list[str] = []
-    with hold_build_lock(store, NAME, "mine", said.append):
-        assert said == ["compiling is running on elsewhere, process 1, since 2026-11-20 18:23:01 UTC"]
+    output: list[str] = []
+    with hold_build_lock(store, NAME, "mine", output.append):
+        assert output == ["compiling is running on elsewhere, process 1, since 2026-11-20 18:23:01 UTC"]
     assert build_history.DEAD_AFTER_S < sum(waited) < build_history.DEAD_AFTER_S + 2 * build_history._POLL_S
 
 
@@ -96,7 +96,7 @@ def test_a_holder_whose_process_is_gone_from_this_machine_loses_its_turn_at_once
         assert waited == []
 
 
-def test_a_living_holder_beats_and_one_that_lost_its_turn_leaves_the_new_one_alone(store, monkeypatch):
+def test_a_running_holder_sends_heartbeats_and_a_former_one_does_not_affect_its_successor(store, monkeypatch):
     monkeypatch.setattr(build_history, "BEAT_S", 0.01)
     with hold_build_lock(store, NAME, "mine"):
         before = store.read(build_lock_key(NAME))
@@ -109,7 +109,7 @@ def test_a_living_holder_beats_and_one_that_lost_its_turn_leaves_the_new_one_alo
     assert build_history._read(store.read(build_lock_key(NAME))) == theirs
 
 
-def test_what_a_dead_holder_left_behind_is_collected(store: Store, tmp_path: Path) -> None:
+def test_files_of_a_dead_holder_are_collected(store: Store, tmp_path: Path) -> None:
     other(store)
     remove_stale_locks(store)
     assert store.read(build_lock_key(NAME)) is not None

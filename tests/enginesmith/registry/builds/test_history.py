@@ -58,9 +58,9 @@ def test_failures_say_what_memory_was_needed_and_not_how_long_it_takes(store: St
 
 def test_a_new_unit_is_predicted_from_the_nearest_in_size_scaled(store: Store) -> None:
     remember_builds(store, {"rtx": [at(1, model=f"m{n}", graph_bytes=10**n, seconds=float(n)) for n in range(1, 8)]})
-    found = expected(store, 2000, "new")
-    assert found and found.builds == build_history.NEIGHBOURS and "scaled by the size of the graph" in found.basis
-    assert found.seconds == 6.0, "the middle of m1 to m5, each stretched eightfold at most"
+    result = expected(store, 2000, "new")
+    assert result and result.builds == build_history.NEIGHBOURS and "scaled by the size of the graph" in result.basis
+    assert result.seconds == 6.0, "the middle of m1 to m5, each stretched eightfold at most"
     remember_builds(store, {"tvm": [at(1, model="old", graph_bytes=1000, seconds=10.0, peak_mib=400.0)]})
     twice = History(store).predict("new", replace(request(store.put_bytes(bytes(2000))), backend="tvm"))
     sharded = History(store).predict("new", replace(request(store.put_bytes(bytes(500))), backend="tvm"), 1500)
@@ -72,8 +72,8 @@ def test_a_new_unit_is_predicted_from_the_nearest_in_size_scaled(store: Store) -
 
 def test_builds_for_the_same_target_count_before_others(store: Store) -> None:
     remember_builds(store, {"rtx": [at(1, model="a", target="sm_75", seconds=99.0), at(2, model="b")]})
-    found = expected(store, 1000, "new")
-    assert found and found.seconds == 10.0 and found.builds == 1
+    result = expected(store, 1000, "new")
+    assert result and result.seconds == 10.0 and result.builds == 1
 
 
 def test_documents_are_bounded_and_keep_the_newest(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,10 +103,10 @@ def test_a_prediction_reads_one_or_two_documents_a_run(store: Store, monkeypatch
     reads: list[str] = []
     true_read = type(store).read
     monkeypatch.setattr(type(store), "read", lambda self, key: reads.append(key) or true_read(self, key))
-    known = History(store)
+    history = History(store)
     for _ in range(10):
-        known.predict("m3", request(graph))
-        known.predict("m3", request(graph, "sm_75"))
+        history.predict("m3", request(graph))
+        history.predict("m3", request(graph, "sm_75"))
     assert reads == [history_key("rtx", "m3"), history_key("rtx")]
 
 
@@ -128,10 +128,10 @@ def test_a_store_that_does_not_answer_predicts_nothing(store: Store, monkeypatch
     assert expected(store, 1000) is None
 
 
-def test_what_is_left_is_said_to_be_a_prediction() -> None:
-    found = Expectation(70.0, 1.0, 3, "3 builds of this unit")
-    assert found.describe_left(30.0) == "~40 s left (predicted from 3 builds of this unit)"
-    assert found.describe_left(75.0) == "5 s over the prediction (predicted from 3 builds of this unit)"
+def test_the_remaining_time_is_shown_as_a_prediction() -> None:
+    expectation = Expectation(70.0, 1.0, 3, "3 builds of this unit")
+    assert expectation.describe_left(30.0) == "~40 s left (predicted from 3 builds of this unit)"
+    assert expectation.describe_left(75.0) == "5 s over the prediction (predicted from 3 builds of this unit)"
 
 
 def test_the_histogram_is_cumulative_and_ends_with_all(store: Store) -> None:

@@ -24,13 +24,13 @@ def fill(store: Any) -> list[str]:
 def read(store: Any, *, save: bool = True) -> list[object]:
     """The values of the records, as a plan of a model reads them."""
     copies = RecordCopies(StoreListing(store), "tiny")
-    found = [copies.read_record("build", key) for key in KEYS]
+    items = [copies.read_record("build", key) for key in KEYS]
     if save:
         copies.save()
-    return [record.value["n"] if record else None for record in found]
+    return [record.value["n"] if record else None for record in items]
 
 
-def test_what_was_copied_is_read_in_one_request() -> None:
+def test_copied_records_are_read_in_one_request() -> None:
     store = MemoryStore()
     blobs = fill(store)
     assert read(store) == KEYS
@@ -41,7 +41,7 @@ def test_what_was_copied_is_read_in_one_request() -> None:
     assert store.calls.keys() == {"list"}
 
 
-def test_a_record_that_is_lost_is_lost_though_a_copy_of_it_is_there(store: Store) -> None:
+def test_a_lost_record_is_lost_even_if_a_copy_exists(store: Store) -> None:
     fill(store)
     assert read(store) == KEYS
     store.remove(record_key("build", KEYS[1]))
@@ -66,7 +66,7 @@ def test_damaged_copies_count_for_nothing_and_are_renewed(store: Store, data: by
     assert KEYS[0] in (store.read(key) or b"").decode()
 
 
-def test_a_copy_that_is_no_record_is_none() -> None:
+def test_an_invalid_copy_is_no_record() -> None:
     store = MemoryStore()
     fill(store)
     remember(store, KIND, digest_of({"model": "tiny"}), {"records": {record_key("build", KEYS[0]): {"value": 1}}})  # type: ignore[arg-type]

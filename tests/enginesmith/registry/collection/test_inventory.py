@@ -40,6 +40,6 @@ def test_keys_beside_folders_are_found_too(monkeypatch: pytest.MonkeyPatch) -> N
     assert sorted(keys_below(store, "models/")) == sorted(keys)
 
 
-def test_what_is_no_blob_is_not_counted() -> None:
+def test_other_files_than_blobs_are_not_counted() -> None:
     store = MemoryStore({"blobs/sha256/ab/other": b"", f"blobs/sha256/cd/{'ab' * 32}": b""})
     assert stored_blobs(store) == {}

@@ -117,7 +117,7 @@ def test_a_writer_whose_lease_ends_while_a_collection_reads(due: MemoryStore) ->
             assert collector.error is None and verify(store).sound, (mine, theirs)
 
 
-def test_of_two_collections_one_works_and_the_other_is_told(due: MemoryStore, few: None) -> None:
+def test_the_second_of_two_concurrent_collections_gets_an_error(due: MemoryStore, few: None) -> None:
     for step in steps_of(due, gather)[:-1:2]:
         store, *actors = run_two(due, gather, gather, step)
         errors = [actor.error for actor in actors if actor.error]
@@ -158,7 +158,7 @@ def test_a_collection_that_stood_still_deletes_no_document_of_a_version_that_is_
     assert gone[0] in slow.objects
 
 
-def test_marks_of_a_generation_that_was_not_published_count_for_nothing(due: MemoryStore) -> None:
+def test_marks_of_an_unpublished_generation_are_ignored(due: MemoryStore) -> None:
     """Whoever read that generation would take them for marks that were there before it began."""
     with pytest.raises(KeyboardInterrupt), hold_claim(due) as garbage:
         generation = garbage.begin_generation(["ab"])
@@ -173,7 +173,7 @@ def test_marks_of_a_generation_that_was_not_published_count_for_nothing(due: Mem
     assert due.has(name)
 
 
-def test_what_is_published_counts_for_later_collections_alone(due: MemoryStore) -> None:
+def test_publications_affect_only_later_collections(due: MemoryStore) -> None:
     """A lease taken before the marks were complete protects its names, though it was taken after they were begun."""
     before = read_state(due).generation
     gather(due)
@@ -181,12 +181,12 @@ def test_what_is_published_counts_for_later_collections_alone(due: MemoryStore) 
     assert (after_it.generation, after_it.latest, after_it.abandoned) == (before + 1, before + 1, ())
 
 
-def test_what_was_marked_under_a_lease_is_said_to_be_held_by_it(due, clock):
+def test_blobs_marked_under_a_lease_are_shown_as_leased(due, clock):
     with hold_lease(due, "building for days", timedelta(days=3)):
         gather(due)
         clock(2 * GRACE)
-        found = collect(due, ONE, GRACE, delete=True)
-        assert {item.state for item in found.items} == {"held"} and "building for days" in found.leases[0]
+        collection = collect(due, ONE, GRACE, delete=True)
+        assert {item.state for item in collection.items} == {"held"} and "building for days" in collection.leases[0]
     assert {item.state for item in collect(due, ONE, GRACE, delete=True).items} == {"deleted"}
 
 
@@ -244,9 +244,9 @@ def test_a_claim_is_renewed_while_a_collection_works(due, clock, monkeypatch):
 
     class Slow(MemoryStore):
         def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
-            if done := super().replace(key, data, expected):
+            if result := super().replace(key, data, expected):
                 renewed.set()
-            return done
+            return result
 
         def read(self, key: str) -> bytes | None:
             if key != MARK_STATE and threading.current_thread() is threading.main_thread():
@@ -257,8 +257,8 @@ def test_a_claim_is_renewed_while_a_collection_works(due, clock, monkeypatch):
 
     began, slow = due.now(), Slow(due.objects)
     # Nothing new is marked, which would write the claim anyway.
-    found = collect(slow, Rules(versions=2, moves=1), GRACE, delete=True)
-    assert {item.name: item.state for item in found.items}["digits@1"] == "deleted"
+    collection = collect(slow, Rules(versions=2, moves=1), GRACE, delete=True)
+    assert {item.name: item.state for item in collection.items}["digits@1"] == "deleted"
     assert due.now() - began > SWEEPING
     with hold_claim(due), pytest.raises(ConflictError, match=r"another collection .* is at work"):
         gather(due)

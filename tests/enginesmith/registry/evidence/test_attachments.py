@@ -53,9 +53,9 @@ def test_it_is_pulled_kept_verified_and_mirrored_with_its_version(store: Store, 
     attached = attach(store, manifest, words)
     assert attach(store, manifest, words, created_at="2026-02-02T00:00:00+00:00") == attached  # says the same
     assert [item for item, _ in attachments(store, manifest)] == [attached] and attached.digest == WORDS
-    (found,) = pulled(store, tmp_path / "dest").attachments
-    assert found.path == tmp_path / "dest" / "attachments" / "words.txt" and found.path.read_text() == "one two"
-    assert found.attachment == attached and names_in(found.path.parent) == ["words.txt", f"words.txt{DESCRIPTION}"]
+    (result,) = pulled(store, tmp_path / "dest").attachments
+    assert result.path == tmp_path / "dest" / "attachments" / "words.txt" and result.path.read_text() == "one two"
+    assert result.attachment == attached and names_in(result.path.parent) == ["words.txt", f"words.txt{DESCRIPTION}"]
     collect(store, Rules(versions=1, moves=1), timedelta(0), delete=True)
     collect(store, Rules(versions=1, moves=1), timedelta(0), delete=True)
     assert store.has(WORDS) and verify(store).problems == ()
@@ -75,7 +75,7 @@ def test_the_collection_takes_it_with_its_version(store: Store, words: Path) -> 
 
 
 @pytest.mark.parametrize("damage", ["lost", "flipped", "cut"])
-def test_damage_is_found_by_fsck_and_leaves_the_engine_alone(store, words, tmp_path, damage):
+def test_fsck_reports_damage_and_the_engine_stays_usable(store, words, tmp_path, damage):
     manifest = publish(store)
     attach(store, manifest, words)
     if damage == "lost":
@@ -87,8 +87,8 @@ def test_damage_is_found_by_fsck_and_leaves_the_engine_alone(store, words, tmp_p
     result = verify(store)
     kinds = {problem.kind for problem in result.problems if "digits@1 attachment words.txt" in problem.affects}
     assert kinds == {"lost": {"missing"}, "flipped": {"corrupt"}, "cut": {"corrupt", "size"}}[damage]
-    found = pulled(store, tmp_path / "dest")
-    assert found.path.is_file() and not found.attachments and found.left_out[0][0] == "words.txt"
+    actual = pulled(store, tmp_path / "dest")
+    assert actual.path.is_file() and not actual.attachments and actual.left_out[0][0] == "words.txt"
     repair(store, result)
     with pytest.raises(IntegrityError, match=r"lost its attachment words.txt"):
         mirror(store, [parse_reference("digits@1")], open_store(tmp_path / "other", create=True))
@@ -96,7 +96,7 @@ def test_damage_is_found_by_fsck_and_leaves_the_engine_alone(store, words, tmp_p
     assert verify(store).sound and pulled(store, tmp_path / "dest").attachments
 
 
-def test_an_edited_or_moved_document_is_found_and_leaves_the_engine_alone(store, words, tmp_path):
+def test_an_edited_or_moved_document_is_reported_and_the_engine_stays_usable(store, words, tmp_path):
     one = publish(store)
     attached = attach(store, one, words)
     two = publish(store, "b")
@@ -112,8 +112,8 @@ def test_an_edited_or_moved_document_is_found_and_leaves_the_engine_alone(store,
     overwrite(store, attached.key(), document.replace(b"tester", b"nobody"))
     assert {item.what for item in verify(store).problems if item.kind == "edited"} == {"digits@1", "digits@2"}
     for reference in ("digits@1", "digits@2"):
-        found = pulled(store, tmp_path / reference, reference)
-        assert found.path.is_file() and not found.attachments and "edited by hand" in found.left_out[0][1]
+        result = pulled(store, tmp_path / reference, reference)
+        assert result.path.is_file() and not result.attachments and "edited by hand" in result.left_out[0][1]
 
 
 def test_one_for_another_machine_is_left_out_and_of_one_name_the_newest_comes(store, words, tmp_path):
@@ -123,12 +123,12 @@ def test_one_for_another_machine_is_left_out_and_of_one_name_the_newest_comes(st
     attach(store, manifest, words, created_at="2026-01-03T00:00:00+00:00")
     words.write_text("of a GPU")
     attach(store, manifest, words, requires=[Gpu("l4", (8, 9))], created_at="2026-01-04T00:00:00+00:00")
-    found = pulled(store, tmp_path / "dest")
-    assert [item.path.read_text() for item in found.attachments] == ["three"] and not found.left_out
+    result = pulled(store, tmp_path / "dest")
+    assert [item.path.read_text() for item in result.attachments] == ["three"] and not result.left_out
     other = publish(store, "b")
     attach(store, other, words, requires=[Gpu("l4", (8, 9))])
-    found = pulled(store, tmp_path / "other", "digits@2")
-    assert not found.attachments and "built for l4" in found.left_out[0][1]
+    result = pulled(store, tmp_path / "other", "digits@2")
+    assert not result.attachments and "built for l4" in result.left_out[0][1]
 
 
 def test_two_models_in_one_folder_keep_their_own_and_a_new_version_replaces_the_old_one(store, words, tmp_path):
@@ -139,8 +139,8 @@ def test_two_models_in_one_folder_keep_their_own_and_a_new_version_replaces_the_
     attach(store, publish(store, "b"), words)
     assert pulled(store, dest, "digits@2").attachments[0].path.read_text() == "three"
     attach(store, publish(store, "c", "letters"), words)
-    found = pulled(store, dest, "letters@1")
-    assert not found.attachments and "is of digits@2; give another folder" in found.left_out[0][1]
+    result = pulled(store, dest, "letters@1")
+    assert not result.attachments and "is of digits@2; give another folder" in result.left_out[0][1]
 
 
 def test_a_followed_channel_brings_it_beside_the_engine(store: Store, words: Path, tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_a_policy_that_needs_signatures_needs_them_of_attachments_of_any_kind(st
     add_signatures(store, manifest, key)
     attached = attach(store, manifest, words)
     for allowed in (False, True):
-        found = pulled(store, tmp_path / "dest", trust=policy, allow_unsigned=allowed)
-        assert not found.attachments and "has not the signatures that the trust policy needs" in found.left_out[0][1]
+        result = pulled(store, tmp_path / "dest", trust=policy, allow_unsigned=allowed)
+        assert not result.attachments and "has not the signatures that the trust policy needs" in result.left_out[0][1]
     assert not any(item.new for item in add_signatures(store, manifest, key))  # only a file that the signer holds
     with pytest.raises(InputError, match=r"has no attachment 000.*attach the file first"):
         add_signatures(store, manifest, key, ["0" * 64])
@@ -194,7 +194,7 @@ def test_killed_at_every_call_nothing_is_damaged_and_the_next_one_attaches(words
         ({"size_bytes": -1}, "size"),
     ],
 )
-def test_what_no_document_has_is_refused_before_anything_is_stored(change: dict[str, object], words: str) -> None:
+def test_invalid_attachments_are_refused_before_they_are_stored(change: dict[str, object], words: str) -> None:
     fine = Attachment("a.bin", "vocabulary", "digits", "1", "0" * 64, WORDS, 7, "me", "2026-01-01T00:00:00+00:00")
     assert fine.to_bytes()
     with pytest.raises(Malformed, match=words):

@@ -13,7 +13,7 @@ from tests.enginesmith.registries import FAILED, engine, on_each_store, publish_
 
 
 @on_each_store
-def test_a_report_from_the_hardware_proves_an_engine_and_leaves_the_manifest_alone(store: Store) -> None:
+def test_a_report_from_the_hardware_proves_an_engine_without_changing_the_manifest(store: Store) -> None:
     entry = engine(store, "sm_89", status="unproven")
     manifest = publish_engines(store, [entry, engine(store)]).manifest
     assert [item.status for item in judge_entries(store, manifest)] == ["unproven", "proven"]
@@ -47,7 +47,7 @@ def test_an_attestation_does_not_make_an_engine_usable_that_the_build_refused(st
     assert judge_entries(store, refused)[0].status == "failed"
 
 
-def test_what_decides_nothing_is_no_attestation(store: Store) -> None:
+def test_a_report_without_a_verdict_is_no_attestation(store: Store) -> None:
     entry = engine(store, "sm_89", status="unproven")
     manifest = publish_engines(store, [entry]).manifest
     with pytest.raises(InputError, match="says 'unproven'"):

@@ -56,9 +56,9 @@ def test_the_layers_of_a_unit_are_named_by_it_in_the_manifest() -> None:
 
 
 def test_layers_are_rows_with_their_tactics(store: Store) -> None:
-    found, told = layers_of(store, published(store), "l4 fp16")
-    assert found.unit == "l4 fp16 tensorrt" and len(LAYER_COLUMNS) == 5
-    assert [layer_row(layer) for layer in told["Layers"]] == [
+    result, message = layers_of(store, published(store), "l4 fp16")
+    assert result.unit == "l4 fp16 tensorrt" and len(LAYER_COLUMNS) == 5
+    assert [layer_row(layer) for layer in message["Layers"]] == [
         ("conv1 + relu1", "CaskConvolution", "sm80_xmma_fprop", "Half NHWC8 [1,3,16,16]", "Half NHWC8 [1,32,16,16]"),
         ("conv2", "", "", "", ""),
     ]
@@ -78,7 +78,7 @@ def test_odd_layers_are_shown_as_far_as_they_go() -> None:
         ("", "'' is none of the units"),
     ],
 )
-def test_where_nothing_is_on_record_the_reason_is_told(store: Store, unit: str, words: str) -> None:
+def test_where_nothing_is_on_record_the_reason_is_reported(store: Store, unit: str, words: str) -> None:
     with pytest.raises(UnknownNameError, match=words):
         layers_of(store, published(store), unit)
 

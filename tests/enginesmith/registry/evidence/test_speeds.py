@@ -15,7 +15,7 @@ from tests.validation.latency.reports import latency_report
 def test_the_newest_report_of_a_machine_of_this_kind_counts(store: Store) -> None:
     entries = [engine(store, "cpu", precision) for precision in ("fp32", "int8")]
     manifest = publish_engines(store, entries).manifest
-    found = latency_report()
+    result = latency_report()
 
     def tell(kind: str, scale: float, at: str, own: float | None = None, of: int = 0, **more: object) -> None:
         buckets = tuple(
@@ -24,11 +24,11 @@ def test_the_newest_report_of_a_machine_of_this_kind_counts(store: Store) -> Non
                 quantiles=tuple(replace(q, value=scale) if q.p == 0.5 else q for q in item.quantiles),
                 runtime=replace(item.runtime, value=own) if own and item.runtime else None,
             )
-            for item in found.buckets
+            for item in result.buckets
         )
-        machine = replace(found.machine, kind=kind, **more)  # type: ignore[arg-type]
-        told = replace(found, engine=str(entries[of].digest), created_at=at, buckets=buckets, machine=machine)
-        attach_latency(store, manifest, store.put_bytes(canonical_json(encode(told))))
+        machine = replace(result.machine, kind=kind, **more)  # type: ignore[arg-type]
+        message = replace(result, engine=str(entries[of].digest), created_at=at, buckets=buckets, machine=machine)
+        attach_latency(store, manifest, store.put_bytes(canonical_json(encode(message))))
 
     tell("x86-64-v3", 2.0, "2026-11-20T08:00:00+00:00")
     tell("x86-64-v3", 1.0, "2026-11-21T08:00:00+00:00")
@@ -50,7 +50,7 @@ def test_the_newest_report_of_a_machine_of_this_kind_counts(store: Store) -> Non
     both = measured_speeds(store, manifest, Machine(cpu="x86-64-v3"), entries)
     assert {(both[name].seconds, both[name].timed) for name in (fast, slow)} == {(3.0, "session"), (1.2 * 3, "session")}
     entries = entries[:1]
-    found = latency_report(others=0.4)
+    result = latency_report(others=0.4)
     tell("x86-64-v3", 1.5, "2026-11-25T08:00:00+00:00")
     assert [
         speed.busy for speed in (*measured_speeds(store, manifest, Machine(cpu="x86-64-v3"), entries).values(),)

@@ -31,7 +31,7 @@ nodes = st.builds(
 
 
 @given(nodes, st.text(min_size=1, max_size=20), st.lists(slices, max_size=4), slices)
-def test_who_was_reached_stays_reached_when_another_slice_opens(node, rollout, reach, more):
+def test_nodes_of_earlier_waves_stay_reached_when_another_wave_opens(node, rollout, reach, more):
     before = is_reached(node, rollout, reach)
     assert is_reached(node, rollout, add_slice(reach, more)) == (before or is_reached(node, rollout, [more]))
 
@@ -43,7 +43,7 @@ def test_a_share_of_ten_thousand_names_is_that_share(share, rollout):
     assert abs(reached - share * 10_000) < 4 * math.sqrt(10_000 * share * (1 - share))
 
 
-def test_everybody_and_nobody():
+def test_shares_of_0_and_100_percent():
     assert all(is_reached(node, "a", [Slice(WHOLE)]) for node in NODES)
     assert not any(is_reached(node, "a", [Slice(0)]) or is_reached(node, "a", []) for node in NODES)
 
@@ -53,7 +53,7 @@ def test_the_first_of_one_rollout_are_not_the_first_of_the_next():
     assert len(first & second) < 0.12 * len(first)  # 5 % of them by chance
 
 
-def test_who_reports_has_nothing_to_do_with_who_is_reached():
+def test_the_nodes_that_report_are_independent_of_the_wave():
     reached = [node for node in NODES if is_reached(node, "a", [Slice(250_000)])]
     reporting = sum(is_reporter(digest_of_bytes(node.name.encode()), 100_000) for node in reached)
     assert abs(reporting - 0.1 * len(reached)) < 4 * math.sqrt(0.09 * len(reached))
@@ -75,7 +75,7 @@ def test_a_wave_is_written_as_it_is_read(item):
 
 
 @pytest.mark.parametrize("text", ["", "5", "0%", "101%", "-1%", "zone=eu", "region=", "region=eu:x%", "label=a b"])
-def test_what_is_no_wave(text):
+def test_invalid_waves_are_refused(text):
     with pytest.raises(InputError, match="wave"):
         parse_wave(text)
 
@@ -87,7 +87,7 @@ def test_what_is_no_wave(text):
     (["100%", "label=a", "100%"], "wave label=a reaches nobody"),
     (["region=eu", "100%", "region=eu:5%"], "must be 100%"),
 ])  # fmt: skip
-def test_waves_that_reach_nobody_new_or_not_everybody(waves, why):
+def test_waves_without_new_nodes_or_without_all_nodes(waves, why):
     with pytest.raises(InputError, match=why):
         check_waves([parse_wave(text) for text in waves])
     check_waves([parse_wave(text) for text in ("label=canary", "1%", "region=eu:5%", "5%", "region=eu", "100%")])

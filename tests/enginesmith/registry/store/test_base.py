@@ -102,11 +102,11 @@ def test_a_range_fills_the_memory_that_it_is_given(store: Store) -> None:
         read_range(store, ABSENT, 0, 1)
 
 
-def test_what_is_stored_is_sealed_by_both_digests_in_one_pass(store: Store, tmp_path: Path) -> None:
+def test_both_digests_of_a_blob_are_computed_in_one_pass(store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(data := os.urandom(1 << 20) + b"more")
-    found = store.put_and_digest_file(tmp_path / "file")
-    assert found == BlobDigest(digest_of_bytes(data), blake3(data).hexdigest()) == store.rehash(found.digest)
-    assert store.read_blob(found.digest) == data
+    result = store.put_and_digest_file(tmp_path / "file")
+    assert result == BlobDigest(digest_of_bytes(data), blake3(data).hexdigest()) == store.rehash(result.digest)
+    assert store.read_blob(result.digest) == data
 
 
 def test_a_document_is_read_again_only_when_it_changed(store: Store) -> None:
@@ -143,7 +143,7 @@ def test_listing(store: Store) -> None:
     assert list(store.list("records/")) == [] == list(store.children("models/a/x.json/"))
 
 
-def test_sizes_of_what_is_stored(store: Store) -> None:
+def test_sizes_of_stored_blobs(store: Store) -> None:
     assert list(store.sizes("models/")) == []
     store.create("models/a/x.json", b"{}")
     store.create("models/b/y/z.json", b"[1]")
@@ -172,7 +172,7 @@ def test_a_key_never_leads_elsewhere(store: Store, key: str) -> None:
 
 
 @pytest.mark.parametrize("digest", ["", "abc", "../" * 21 + "x", "A" * 64, "0" * 63 + "\n", "0" * 65])
-def test_a_digest_that_is_none_never_becomes_a_path(store: Store, tmp_path: Path, digest: str) -> None:
+def test_an_invalid_digest_never_becomes_a_path(store: Store, tmp_path: Path, digest: str) -> None:
     def ranged(digest: str) -> None:
         read_range(store, digest, 0, 1)
 
@@ -206,10 +206,10 @@ def test_racing_swaps_lose_no_update(store: Store) -> None:
     store.create("counter", b"0")
 
     def count() -> None:
-        done = 0
-        while done < 5:
+        result = 0
+        while result < 5:
             before = store.read("counter") or b""
-            done += store.replace("counter", str(int(before) + 1).encode(), before)
+            result += store.replace("counter", str(int(before) + 1).encode(), before)
 
     run_together([count] * 6)
     assert store.read("counter") == b"30"

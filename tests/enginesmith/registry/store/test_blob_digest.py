@@ -72,10 +72,10 @@ def evil(tmp_path: Path) -> Far:
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The algorithms of the hashers that were made."""
-    found: list[str] = []
+    items: list[str] = []
     hasher = BlobDigest.hasher
-    monkeypatch.setattr(BlobDigest, "hasher", lambda self: found.append(self.algorithm) or hasher(self))
-    return found
+    monkeypatch.setattr(BlobDigest, "hasher", lambda self: items.append(self.algorithm) or hasher(self))
+    return items
 
 
 def pulled(store: Any, dest: Path, cache: BlobCache | None) -> Pulled:
@@ -108,14 +108,14 @@ def test_by_sha256_where_the_manifest_has_no_blake3(store, tmp_path, cache, hash
 
 @pytest.mark.parametrize("says", [BLOB.blake3, None])
 @pytest.mark.parametrize("place", ["its own", "the same"])
-def test_a_manifest_that_pairs_a_name_with_other_bytes_poisons_nobody(store, evil, tmp_path, cache, says, place):
+def test_a_manifest_with_a_wrong_digest_pair_does_not_affect_others(store, evil, tmp_path, cache, says, place):
     """Who pulls from the evil registry gets what it serves; those bytes never come to others under the honest name."""
     published(store, says)
     out = tmp_path / "out"
     assert pulled(evil, out if place == "the same" else tmp_path / "elsewhere", cache).path.read_bytes() == EVIL
     assert not cache.holds(NAME)
-    found = pulled(Far(store), out, cache)
-    assert found.path.read_bytes() == HONEST and found.origin == "registry"
+    result = pulled(Far(store), out, cache)
+    assert result.path.read_bytes() == HONEST and result.origin == "registry"
     assert pulled(Far(store), out, cache).cached
     with cache.hold(NAME, lambda sink: sink.write(HONEST) and NAME) as held:
         assert held.read_bytes() == HONEST
@@ -123,14 +123,14 @@ def test_a_manifest_that_pairs_a_name_with_other_bytes_poisons_nobody(store, evi
 
 def test_nor_do_evil_bytes_become_the_blob_of_the_name(evil: Far, tmp_path: Path, cache: BlobCache) -> None:
     pulled(evil, tmp_path / "evil", cache)
-    asked: list[str] = []
-    with cache.hold(NAME, lambda sink: asked.append("asked") or (sink.write(HONEST) and NAME)) as held:
-        assert held.read_bytes() == HONEST and asked == ["asked"]
+    requests: list[str] = []
+    with cache.hold(NAME, lambda sink: requests.append("asked") or (sink.write(HONEST) and NAME)) as held:
+        assert held.read_bytes() == HONEST and requests == ["asked"]
     with cache.hold_verified(BlobDigest(NAME), refuse) as (path, _):
         assert path.read_bytes() == HONEST
 
 
-def test_what_came_by_a_blake3_is_the_blob_once_its_sha256_was_looked_at(honest, tmp_path, cache):
+def test_a_blob_read_by_blake3_counts_after_its_sha256_is_checked(honest, tmp_path, cache):
     pulled(honest, tmp_path / "a", cache)
     assert names_in(cache.folder / "blobs") == [BLOB.name] and not cache.holds(NAME)
     with cache.hold(NAME, refuse) as held:
@@ -140,7 +140,7 @@ def test_what_came_by_a_blake3_is_the_blob_once_its_sha256_was_looked_at(honest,
     assert pulled(honest, tmp_path / "b", cache).cached, "what the SHA-256 verified needs no BLAKE3"
 
 
-def test_a_damaged_file_under_the_name_is_brought_anew(honest: Far, tmp_path: Path, cache: BlobCache) -> None:
+def test_a_damaged_file_under_the_name_is_brought_again(honest: Far, tmp_path: Path, cache: BlobCache) -> None:
     with cache.hold(NAME, lambda sink: sink.write(HONEST) and NAME) as held:
         path = held
     path.chmod(0o644)
@@ -167,7 +167,7 @@ def test_verify_names_a_manifest_that_is_wrong_about_a_blob(store: Store) -> Non
     (problem,) = verify(store).problems
     assert (problem.kind, problem.what, problem.fault) == ("blake3", "digits@1", True)
     assert all(digest in problem.detail for digest in (NAME, OTHER, str(BLOB.blake3)))
-    assert [found.kind for found in verify(store, parse_reference("digits@1")).problems] == ["blake3"]
+    assert [result.kind for result in verify(store, parse_reference("digits@1")).problems] == ["blake3"]
 
 
 def test_a_mirror_says_the_same(store: Store, tmp_path: Path, hashed: list[str]) -> None:
@@ -181,6 +181,6 @@ def test_a_mirror_says_the_same(store: Store, tmp_path: Path, hashed: list[str])
 
 @pytest.mark.parametrize("make", [lambda bad: BlobDigest(bad), lambda bad: BlobDigest(NAME, bad)])
 @pytest.mark.parametrize("bad", ["", "../x", "A" * 64, "0" * 63, f"{NAME}/x"])
-def test_what_is_no_digest_never_becomes_a_files_name(make: Callable[[str], BlobDigest], bad: str) -> None:
+def test_an_invalid_digest_never_becomes_a_file_name(make: Callable[[str], BlobDigest], bad: str) -> None:
     with pytest.raises(InputError, match="is not a digest"):
         make(bad)

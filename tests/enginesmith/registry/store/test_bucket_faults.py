@@ -120,7 +120,7 @@ def test_a_channel_knows_its_move_from_its_history(store: ObjectStore, proxy: Fa
     assert [move.version for move in read_history(store, after).moves] == expected
 
 
-def test_what_stays_broken_is_told_with_the_place(store: ObjectStore, proxy: FaultyProxy, write: str) -> None:
+def test_permanent_errors_are_reported_with_the_location(store: ObjectStore, proxy: FaultyProxy, write: str) -> None:
     proxy.plan(lambda request: Fault("refused"))
     counts = read_error_counts()
     with pytest.raises(UnavailableError, match=f"writing models/a.json in {store.place.locator('')}.*{proxy.url}"):
@@ -130,7 +130,7 @@ def test_what_stays_broken_is_told_with_the_place(store: ObjectStore, proxy: Fau
     assert more == {"errors": 1, "retries": api.ATTEMPTS - 1}
 
 
-def test_a_server_that_nobody_reaches_is_said_at_once(proxy, server_kind, s3_environment):
+def test_a_server_that_nobody_reaches_is_reported_at_once(proxy, server_kind, s3_environment):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(UnavailableError, match=f"at http://127.0.0.1:{port}.*check the endpoint"):
@@ -196,7 +196,7 @@ def test_a_blob_that_is_there_is_not_sent_again(store: ObjectStore, proxy: Fault
     digest = store.put_file(tmp_path / "file")
     proxy.fine()
     assert store.put_file(tmp_path / "file") == digest
-    assert [found.method for found in proxy.requests] == [kind_of(store).look]
+    assert [result.method for result in proxy.requests] == [kind_of(store).look]
 
 
 def test_a_bit_that_flips_on_the_way_costs_a_second_reading_and_no_blob(store: ObjectStore, proxy: FaultyProxy) -> None:

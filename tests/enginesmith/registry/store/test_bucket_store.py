@@ -31,7 +31,7 @@ def test_only_create_makes_a_registry(bucket_uri: str) -> None:
         store.locator("../x")
 
 
-def test_a_bucket_that_is_not_there_is_named(bucket_uri: str) -> None:
+def test_the_error_names_a_missing_bucket(bucket_uri: str) -> None:
     with pytest.raises(UnavailableError, match=r"no (bucket|container) 'enginesmith-absent'"):
         open_store(bucket_uri.replace(f"/{BUCKET}/", "/enginesmith-absent/", 1), create=True)
 

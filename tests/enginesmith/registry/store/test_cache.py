@@ -47,7 +47,7 @@ def test_other_bytes_are_not_kept(tmp_path: Path) -> None:
     assert not cache.holds(digest(b"x")) and names_in(tmp_path / "cache" / "tmp") == []
 
 
-def test_what_was_not_used_for_longest_goes_first(tmp_path: Path) -> None:
+def test_the_least_recently_used_blob_is_removed_first(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path / "cache", limit_bytes=300)
     one, two, three = (put(cache, bytes([number]) * 100) for number in range(3))
     for age, name in enumerate((two, three, one)):  # as if used in this order, long ago
@@ -111,7 +111,7 @@ def test_a_file_that_came_again_before_the_old_one_was_locked_is_not_evicted(tmp
     assert path.is_file()
 
 
-def test_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_set_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ENGINESMITH_CACHE", "XDG_CACHE_HOME", "ENGINESMITH_CACHE_BYTES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

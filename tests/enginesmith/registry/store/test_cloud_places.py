@@ -52,11 +52,11 @@ def test_a_place_in_azure() -> None:
         ("abfs://x/y", "scheme 'abfs' is not known; use a path, file://, s3://, gs:// or az://"),
     ],
 )
-def test_what_is_no_place_is_said_plainly(uri: str, words: str) -> None:
+def test_an_invalid_location_is_reported(uri: str, words: str) -> None:
     for use in (absolute_uri, open_store):
-        with pytest.raises(InputError, match=words) as told:
+        with pytest.raises(InputError, match=words) as error_info:
             use(uri)
-        assert "hunter2" not in str(told.value)
+        assert "hunter2" not in str(error_info.value)
 
 
 @pytest.mark.parametrize(
@@ -89,21 +89,21 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(uri, library, e
         ),
     ],
 )
-def test_nobody_without_credentials_is_told_what_to_set(uri, environment, words, tmp_path, s3_environment):
+def test_missing_credentials_are_reported_with_a_remedy(uri, environment, words, tmp_path, s3_environment):
     """In a process of its own: what the libraries found is kept."""
     pytest.importorskip("google.cloud.storage" if uri.startswith("gs") else "azure.storage.blob")
     known = {name: value for name, value in os.environ.items() if not name.startswith(("GOOGLE_", "AZURE_"))}
     code = f"from enginesmith.registry.store.base import open_store; open_store({uri!r})"
-    found = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code],
         env={**known, **environment, "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
     )
-    told = found.stderr.strip().splitlines()[-1]
-    assert "UnavailableError" in told
+    message = result.stderr.strip().splitlines()[-1]
+    assert "UnavailableError" in message
     with pytest.raises(UnavailableError, match=words):
-        raise UnavailableError(told)
+        raise UnavailableError(message)
 
 
 def test_an_account_key_opens_a_container_too(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:

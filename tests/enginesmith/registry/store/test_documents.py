@@ -11,7 +11,7 @@ KEY = "history/x.json"
 
 
 @on_each_kind
-def test_who_was_slower_starts_from_what_is_there(store: Store) -> None:
+def test_the_slower_download_continues_from_the_existing_bytes(store: Store) -> None:
     seen: list[bytes | None] = []
 
     def add(data: bytes | None) -> bytes:
@@ -42,11 +42,11 @@ def test_a_change_whose_answer_was_lost_is_not_made_twice_although_others_wrote_
     true_replace, lost = type(store).replace, [True]
 
     def replace(self: Store, key: str, data: bytes, expected: bytes | None) -> bool:
-        done = true_replace(self, key, data, expected)
+        result = true_replace(self, key, data, expected)
         if lost and lost.pop():
             true_replace(self, key, data + others, data)
             raise UndecidedError("the answer was lost")
-        return done
+        return result
 
     monkeypatch.setattr(type(store), "replace", replace)
 

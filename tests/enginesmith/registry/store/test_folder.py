@@ -49,7 +49,7 @@ def test_a_relative_path_and_a_home_are_understood(tmp_path: Path, monkeypatch: 
         ("a\0b", InputError, "not a path"),
     ],
 )
-def test_what_cannot_be_a_registry_is_said_plainly(uri: str, error: type[EnginesmithError], words: str) -> None:
+def test_an_invalid_registry_is_reported(uri: str, error: type[EnginesmithError], words: str) -> None:
     with pytest.raises(error, match=words):
         open_store(uri)
 
@@ -150,7 +150,7 @@ def test_a_put_that_is_refused_or_interrupted_leaves_nothing(store, tmp_path, mo
     assert names_in(tmp_path / "registry" / "tmp") == []
 
 
-def test_what_a_killed_writer_left_is_swept_and_a_living_ones_file_is_not(tmp_path: Path) -> None:
+def test_files_of_a_killed_writer_are_deleted(tmp_path: Path) -> None:
     root = tmp_path / "r"
     open_store(root, create=True)
 
@@ -208,14 +208,14 @@ def test_a_folder_in_the_place_of_a_blob_is_named(store: FileStore) -> None:
     os.mkfifo, Path.mkdir, partial(os.mknod, mode=stat.S_IFSOCK), partial(os.symlink, "index.json"),
     partial(os.symlink, "absent"), partial(os.symlink, "/dev/zero"),
 ])  # fmt: skip
-def test_what_is_no_file_in_the_place_of_a_document_is_named(store: FileStore, place: Callable[[Path], None]) -> None:
+def test_the_error_names_a_folder_in_place_of_a_document(store: FileStore, place: Callable[[Path], None]) -> None:
     place(store.root / "index.json")
     with pytest.raises(IntegrityError, match="no regular file"):
         store.read("index.json")
     assert {*store.children()} == {"enginesmith-registry.json", "index.json" + "/" * (place is Path.mkdir)}
 
 
-def test_a_pipe_in_the_place_of_the_lock_holds_nobody_up(store: FileStore) -> None:
+def test_a_pipe_in_place_of_the_lock_blocks_no_process(store: FileStore) -> None:
     (store.root / "lock").unlink(missing_ok=True)
     os.mkfifo(store.root / "lock")
     with pytest.raises(UnavailableError, match="writing"):

@@ -84,16 +84,16 @@ def site(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.setattr(api, "FIRST_PAUSE_S", 0.001)
     monkeypatch.setenv("ENGINESMITH_CACHE", str(tmp_path / "cache"))
     publish_engines(store, [engine(store)], channel="stable")
-    with serving(found := Site(tmp_path / "registry")):
-        yield found
+    with serving(actual := Site(tmp_path / "registry")):
+        yield actual
 
 
 @pytest.fixture
 def behind(site: Site) -> HttpStore:
-    found = open_store(site.url)
-    assert isinstance(found, HttpStore)
+    store = open_store(site.url)
+    assert isinstance(store, HttpStore)
     site.seen.clear()
-    return found
+    return store
 
 
 def read_range(store: Store, digest: str, start: int, size: int) -> bytes:
@@ -104,7 +104,7 @@ def read_range(store: Store, digest: str, start: int, size: int) -> bytes:
     return bytes(data)
 
 
-def test_what_it_reads_is_what_the_registry_has(store: Store, site: Site, behind: HttpStore, tmp_path: Path) -> None:
+def test_it_reads_the_registrys_documents(store: Store, site: Site, behind: HttpStore, tmp_path: Path) -> None:
     key, digest = channel_key("digits", "stable"), store.put_bytes(bytes(range(256)) * 40)
     assert behind.read(key) == store.read(key) and behind.read("models/none.json") is None
     data, tag = behind.read_if_changed(key, "")
@@ -126,7 +126,7 @@ def test_it_lists_what_the_folder_lists_by_nginx_autoindex(store: Store, behind:
         assert list(behind.children(prefix)) == list(store.children(prefix))
 
 
-def test_what_a_server_lists_is_not_believed(behind: HttpStore, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listings_of_a_server_are_validated(behind: HttpStore, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     for listed in (b"<html>", b'{"name": "a"}', b'["a"]', b"[" * 100_000, b'[{"name": "a"}]'):
         site.fault, site.listed = ["listed"], listed
         with pytest.raises(IntegrityError, match="autoindex_format json"):
@@ -149,12 +149,12 @@ def test_what_a_server_lists_is_not_believed(behind: HttpStore, site: Site, monk
 
 
 @pytest.mark.parametrize("fault", ["closed", "cut", "500", "429"])
-def test_what_breaks_off_is_asked_again_from_there(store: Store, behind: HttpStore, site: Site, fault: str) -> None:
+def test_an_interrupted_download_continues(store: Store, behind: HttpStore, site: Site, fault: str) -> None:
     digest = store.put_bytes(bytes(range(256)) * 4)
     site.fault = [fault, fault]
     assert read_range(behind, digest, 0, 1024) == store.read_blob(digest)
-    asked = [headers["Range"] for _, _, headers in site.seen]
-    assert len(asked) == 3 and asked[1].startswith("bytes=512-" if fault == "cut" else "bytes=0-")
+    requests = [headers["Range"] for _, _, headers in site.seen]
+    assert len(requests) == 3 and requests[1].startswith("bytes=512-" if fault == "cut" else "bytes=0-")
     site.fault = [fault]
     assert behind.read(channel_key("digits", "stable")) == store.read(channel_key("digits", "stable"))
 
@@ -197,7 +197,7 @@ def test_wrong_bytes_are_never_given(store: Store, behind: HttpStore, site: Site
         (302, UnavailableError, "302"),
     ],
 )
-def test_what_a_server_refuses_is_said_and_not_asked_again(behind, site, status, error, words):
+def test_a_refusal_of_the_server_is_reported_and_not_retried(behind, site, status, error, words):
     site.fault = [str(status)]
     with pytest.raises(error, match=words):
         behind.read(channel_key("digits", "stable"))
@@ -222,7 +222,7 @@ def test_it_is_never_written(behind: HttpStore, site: Site, tmp_path: Path) -> N
     assert not site.seen and behind.strays() == () and behind.sweep() == 0
 
 
-def test_a_token_goes_with_each_request_and_is_read_anew(behind, site, tmp_path, monkeypatch):
+def test_a_token_goes_with_each_request_and_is_read_again(behind, site, tmp_path, monkeypatch):
     monkeypatch.setenv(http_store.TOKEN_FILE, str(tmp_path / "token"))
     with pytest.raises(UnavailableError, match="cannot be read"):
         behind.has("0" * 64)
@@ -246,7 +246,7 @@ def test_a_token_goes_with_each_request_and_is_read_anew(behind, site, tmp_path,
         ("a,,b", "not a path"),
     ],
 )
-def test_what_is_no_place_is_refused_without_its_secret(uri: str, words: str) -> None:
+def test_an_invalid_location_is_refused_without_its_secret(uri: str, words: str) -> None:
     with pytest.raises(InputError, match=words) as error:
         open_store(uri)
     assert "secret" not in str(error.value)
@@ -265,13 +265,13 @@ def test_a_server_without_a_registry_is_no_registry(site: Site) -> None:
         open_store(f"{site.url}/elsewhere")
 
 
-def test_a_serving_node_reads_by_the_standard_library_alone(site: Site) -> None:
+def test_a_serving_node_reads_with_the_standard_library_only(site: Site) -> None:
     code = (
         "import sys; from enginesmith import Client; Client(sys.argv[1]).store; "
         "print(*{m.partition('.')[0] for m in sys.modules} & {'boto3','aiohttp','click','rich','numpy','pipeline'})"
     )
-    done = subprocess.run([sys.executable, "-c", code, site.url], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+    result = subprocess.run([sys.executable, "-c", code, site.url], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == ""
 
 
 def test_a_fork_closes_its_copies_of_idle_connections(behind: HttpStore) -> None:

@@ -72,8 +72,8 @@ def liar(monkeypatch: pytest.MonkeyPatch) -> Iterator[Liar]:
     monkeypatch.setattr(api, "FIRST_PAUSE_S", 0.0)
     for name, value in {**ENVIRONMENT, "AZURE_STORAGE_KEY": "dGVzdA=="}.items():
         monkeypatch.setenv(name, value)
-    with serving(found := Liar()):
-        yield found
+    with serving(actual := Liar()):
+        yield actual
 
 
 def store_of(kind: str, liar: Liar) -> Store:
@@ -113,14 +113,14 @@ def test_a_length_that_is_a_lie_is_an_error(liar: Liar, kind: str, length: str) 
     for ask in asks:
         with bounded():
             try:
-                found = ask()
+                result = ask()
             except EnginesmithError:
                 continue
-        assert found in (None, 100, 10**11, b"x" * 100), "the very bytes, or a size that a blob may have"
+        assert result in (None, 100, 10**11, b"x" * 100), "the very bytes, or a size that a blob may have"
 
 
 @pytest.mark.parametrize("length", [str(MAX_BLOB_BYTES + 1), "-1"])
-def test_a_size_that_no_blob_has_is_told_at_once(liar: Liar, length: str) -> None:
+def test_a_size_that_no_blob_has_is_reported_at_once(liar: Liar, length: str) -> None:
     store = store_of("http", liar)
     liar.length = length
     with pytest.raises(IntegrityError, match=f"has {length} bytes by what the server says"):

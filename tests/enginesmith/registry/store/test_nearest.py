@@ -32,15 +32,15 @@ class Failing:
         self.error: EnginesmithError | None
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self.store, name)
-        if not callable(found) or name == "locator":
-            return found
+        result = getattr(self.store, name)
+        if not callable(result) or name == "locator":
+            return result
 
         def ask(*given: Any, **named: Any) -> Any:
             self.asked += 1
             if self.error is not None and name != "open_range":
                 raise self.error
-            return found(*given, **named)
+            return result(*given, **named)
 
         return ask
 
@@ -73,9 +73,9 @@ class Places:
         monkeypatch.setattr(nearest, "open_store", lambda uri: known[uri.removeprefix("file://")])
         monkeypatch.setattr(nearest.time, "monotonic", lambda: self.clock)
         self.uri = ",".join(known)
-        found = open_nearest(self.uri, self.said.append)
-        assert isinstance(found, NearestStore)
-        self.store = found
+        actual = open_nearest(self.uri, self.said.append)
+        assert isinstance(actual, NearestStore)
+        self.store = actual
 
     def publish(self, content: str) -> None:
         publish_engines(
@@ -109,24 +109,24 @@ def test_the_first_place_that_has_it_is_read_and_the_next_for_what_it_lacks(plac
     assert not places.said
 
 
-def test_a_place_that_is_out_of_reach_is_left_alone_for_a_while_and_that_is_said_once(places: Places) -> None:
+def test_a_place_that_is_out_of_reach_is_left_alone_for_a_while_and_that_is_reported_once(places: Places) -> None:
     digest = put(places, b"both")
     places.mirror.error = UnavailableError("the cable is out")
-    asked = []
+    requests = []
     for places.clock in (0.0, 1.0, 29.0, 31.0, 50.0, 62.0, 10_000.0):
         before = places.mirror.asked
         assert places.store.read_blob(digest) == b"both"
-        asked.append(places.mirror.asked - before)
-    assert asked == [1, 0, 0, 1, 0, 1, 1]
-    (told,) = places.said
-    assert "the cable is out" in told and places.mirror.uri in told
+        requests.append(places.mirror.asked - before)
+    assert requests == [1, 0, 0, 1, 0, 1, 1]
+    (message,) = places.said
+    assert "the cable is out" in message and places.mirror.uri in message
     places.mirror.error, places.clock = None, 20_000.0
     before = places.origin.asked
     assert places.store.read_blob(digest) == b"both" and places.origin.asked == before
     assert places.said[1:] == [f"{places.mirror.uri} answers again"]
 
 
-def test_a_region_that_is_cut_off_goes_on_with_what_it_has(places: Places) -> None:
+def test_a_disconnected_region_continues_with_its_mirror(places: Places) -> None:
     places.publish("one")
     places.copy()
     places.origin.error = UnavailableError("cut off")
@@ -146,15 +146,15 @@ def test_a_blob_goes_on_in_the_next_place_where_one_breaks_off(places: Places, e
     data = bytes(range(256)) * 8
     digest = put(places, data)
     places.mirror.error, places.mirror.after = error, 512
-    found = bytearray(1024)
+    result = bytearray(1024)
     with places.store.open_range(digest, 100, 1024) as fill:
         for start in range(0, 1024, 256):
-            fill(memoryview(found)[start : start + 256])
-    assert found == data[100:1124]
+            fill(memoryview(result)[start : start + 256])
+    assert result == data[100:1124]
     places.origin.error = UnavailableError("the registry is out of reach")
     with pytest.raises(EnginesmithError), places.store.open_range(digest, 0, 1024) as fill:
         for start in range(0, 1024, 256):
-            fill(memoryview(found)[start : start + 256])
+            fill(memoryview(result)[start : start + 256])
 
 
 def test_a_mirror_that_lags_shows_what_it_has_and_the_registry_what_it_lacks(places: Places) -> None:
@@ -226,11 +226,11 @@ def test_a_place_with_wrong_bytes_is_followed_by_the_next(places: Places, tmp_pa
 
 def test_a_client_pulls_past_a_place_that_is_down_and_past_half_a_file(places: Places, tmp_path: Path) -> None:
     places.publish("one")
-    said: list[str] = []
-    client = Client(f"http://127.0.0.1:9,{places.origin.store.root}", say=said.append, cache=tmp_path / "cache")
+    output: list[str] = []
+    client = Client(f"http://127.0.0.1:9,{places.origin.store.root}", say=output.append, cache=tmp_path / "cache")
     assert client.pull("digits:stable", tmp_path / "out").path.read_bytes() == b"one"
-    (told,) = said
-    assert told.startswith("http://127.0.0.1:9 does not answer; reading ")
+    (message,) = output
+    assert message.startswith("http://127.0.0.1:9 does not answer; reading ")
     with pytest.warns(UserWarning, match="does not answer; reading"):
         Client(f"http://127.0.0.1:9,{places.origin.store.root}").resolve("digits:stable")
     places.copy()

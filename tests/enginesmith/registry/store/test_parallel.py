@@ -41,11 +41,11 @@ def test_an_error_comes_out_at_its_item() -> None:
             raise ValueError("seven")
         return item
 
-    found = []
+    items = []
     with pytest.raises(ValueError, match="seven"):
         for item, _ in side_by_side(work, range(20), at_once=2):
-            found.append(item)
-    assert found == list(range(7))[: len(found)] and len(found) > 4
+            items.append(item)
+    assert items == list(range(7))[: len(items)] and len(items) > 4
 
 
 def test_after_an_error_no_waiting_part_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:

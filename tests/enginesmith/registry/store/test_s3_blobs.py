@@ -40,8 +40,8 @@ def test_a_body_that_breaks_off_is_resumed_where_it_broke(store, proxy, tmp_path
     store.fetch(digest, tmp_path / "out")
     assert (tmp_path / "out").read_bytes() == data and proxy.count("GET") == 4
     reading = [dict(request.headers).get("Range") for request in proxy.requests if request.method == "GET"]
-    assert reading[0] is None and all(str(found).startswith("bytes=") for found in reading[1:])
-    sent = [int(str(found).removeprefix("bytes=").removesuffix("-")) for found in reading[1:]]
+    assert reading[0] is None and all(str(result).startswith("bytes=") for result in reading[1:])
+    sent = [int(str(result).removeprefix("bytes=").removesuffix("-")) for result in reading[1:]]
     assert sent == sorted(set(sent)) and sent[0] > 100_000
 
 
@@ -53,7 +53,7 @@ def test_a_body_that_always_breaks_off_at_one_place_ends(store: ObjectStore, pro
     assert proxy.count("GET") <= 2 * api.ATTEMPTS
 
 
-def test_a_blob_that_is_healed_while_it_is_read_is_read_anew(store: ObjectStore, proxy: FaultyProxy) -> None:
+def test_a_blob_that_is_healed_while_it_is_read_is_read_again(store: ObjectStore, proxy: FaultyProxy) -> None:
     data = b"sound" * 1000
     key = store.place.key(blob_key(digest := store.put_bytes(data)))
     direct = client(replace(store.place, endpoint=f"http://{proxy.server[0]}:{proxy.server[1]}"))
@@ -91,7 +91,7 @@ def test_a_blob_that_another_tool_copied_is_read_before_it_is_trusted(store: Obj
         assert store.read_blob(digest) == data
 
 
-def test_what_a_killed_upload_left_is_swept_when_it_is_old(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_parts_of_a_killed_upload_are_deleted(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     key = store.place.key(blob_key(ABSENT))
     client(store.place).create_multipart_upload(Bucket=store.place.bucket, Key=key)
     monkeypatch.setattr(bucket, "LEFT_AFTER", timedelta(days=365_000))  # moto says that all uploads began in 2010
@@ -113,7 +113,7 @@ def test_an_upload_that_is_swept_away_begins_again(store: ObjectStore, proxy: Fa
     assert swept == [1] and store.read_blob(digest) == b"x" * 3500
 
 
-def test_whoever_may_not_see_uploads_can_publish_all_the_same(store: ObjectStore, proxy: FaultyProxy) -> None:
+def test_publishing_works_without_the_right_to_list_uploads(store: ObjectStore, proxy: FaultyProxy) -> None:
     proxy.plan(lambda request: Fault("error", status=403, code="AccessDenied") if "uploads" in request.path else None)
     assert open_store(store.uri, create=True).create("a", b"")
 
@@ -181,8 +181,8 @@ def test_each_error_has_its_remedy_and_no_secret(store, proxy, status, code, wor
     proxy.plan(lambda request: Fault("error", status=status, code=code))
     uses = [lambda: store.read("models/a.json"), lambda: store.create("models/a.json", b""), lambda: list(store.list())]
     for use in [*uses, lambda: store.put_bytes(b"x"), lambda: store.read_blob(ABSENT), store.strays]:
-        with pytest.raises(UnavailableError) as told:
+        with pytest.raises(UnavailableError) as error_info:
             use()
         # A HEAD is answered without a code.
-        assert re.search(words, str(told.value)) or "HEAD" in {request.method for request in proxy.requests[-1:]}
-        assert not re.search("secret-in-message|testing", str(told.value).replace(BUCKET, ""))
+        assert re.search(words, str(error_info.value)) or "HEAD" in {request.method for request in proxy.requests[-1:]}
+        assert not re.search("secret-in-message|testing", str(error_info.value).replace(BUCKET, ""))

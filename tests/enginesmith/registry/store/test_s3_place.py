@@ -33,7 +33,7 @@ def test_the_environment_gives_what_the_uri_leaves_open() -> None:
     assert parse_s3_place(options, environment) == S3Location("bkt", "", "http://c:3", "x")
 
 
-def test_keys_and_what_a_write_asks_for() -> None:
+def test_keys_and_conditions_of_a_write() -> None:
     place = parse_s3_place("s3://bkt/team?sse=aws:kms&kms_key=arn:aws:kms:eu-west-1:1:key/k", {})
     assert place.key("models/a.json") == "team/models/a.json" and place.locator("a") == "s3://bkt/team/a"
     assert place.encryption() == {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "arn:aws:kms:eu-west-1:1:key/k"}
@@ -62,7 +62,7 @@ def test_keys_and_what_a_write_asks_for() -> None:
         ("s3://bkt?aws_secret_access_key=hunter2", "not known"),
     ],
 )
-def test_what_is_no_place_is_said_without_secrets(uri: str, words: str) -> None:
-    with pytest.raises(InputError, match=words) as told:
+def test_an_invalid_location_is_reported_without_secrets(uri: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as error_info:
         parse_s3_place(uri, {})
-    assert "hunter2" not in str(told.value)
+    assert "hunter2" not in str(error_info.value)

@@ -44,11 +44,11 @@ def store(s3_uri: str) -> ObjectStore:
 @pytest.fixture
 def sent(store: ObjectStore) -> list[str]:
     """The requests that leave this process: 'GET /bucket/key?query'."""
-    found: list[str] = []
+    items: list[str] = []
     client(store.place).meta.events.register(
-        "before-send.s3", lambda request, **_: found.append(f"{request.method} {request.url}")
+        "before-send.s3", lambda request, **_: items.append(f"{request.method} {request.url}")
     )
-    return found
+    return items
 
 
 def pages_of(store: ObjectStore, size: int) -> None:
@@ -56,7 +56,7 @@ def pages_of(store: ObjectStore, size: int) -> None:
     client(store.place).meta.events.register(event, lambda params, **_: {**params, "MaxKeys": size})
 
 
-def test_nobody_without_credentials_is_told_what_to_set(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_credentials_are_reported_with_a_remedy(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     forget()
@@ -152,8 +152,8 @@ def test_every_write_asks_for_the_encryption(s3_uri: str, monkeypatch: pytest.Mo
         digest = store.put_bytes(data)
         assert store.put_bytes(data) == digest
     for key in (MARKER, "a", *store.list("blobs/")):
-        found = client(store.place).head_object(Bucket=BUCKET, Key=store.place.key(key))
-        assert (found["ServerSideEncryption"], found["SSEKMSKeyId"]) == ("aws:kms", "mine")
+        result = client(store.place).head_object(Bucket=BUCKET, Key=store.place.key(key))
+        assert (result["ServerSideEncryption"], result["SSEKMSKeyId"]) == ("aws:kms", "mine")
     flip(store, digest)
     store.discard(digest)
 
@@ -169,17 +169,17 @@ def test_a_plain_checksum_that_differs_says_that_the_bytes_do_and_one_of_other_p
     content = b"engine"
     sent = api.UploadSource(io.BytesIO(content), len(content), BlobDigest("0" * 64))
     plain = f'"{hashlib.md5(content).hexdigest()}"'
-    for checksum, wanted in ((plain, True), (f'"{"0" * 32}"', False), (f'"{"0" * 32}-2"', None), ("", None)):
-        assert S3Bucket.holds(cast("S3Bucket", None), ObjectFacts(6, "", checksum), sent) is wanted
+    for checksum, expected in ((plain, True), (f'"{"0" * 32}"', False), (f'"{"0" * 32}-2"', None), ("", None)):
+        assert S3Bucket.holds(cast("S3Bucket", None), ObjectFacts(6, "", checksum), sent) is expected
 
 
 def test_no_child_begins_with_a_lock_that_a_thread_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    held, made, wanted = Lock(), Event(), Event()
+    held, made, expected = Lock(), Event(), Event()
 
     def make(*_: object, **__: object) -> str:
         with held:  # as botocore's session does
             made.set()
-            wanted.wait(0.5)
+            expected.wait(0.5)
         return "a client"
 
     monkeypatch.setattr(requests, "_session", lambda: SimpleNamespace(client=make, region_name=None))
@@ -191,7 +191,7 @@ def test_no_child_begins_with_a_lock_that_a_thread_held(monkeypatch: pytest.Monk
         assert held.acquire(timeout=PATIENCE_S), "the lock came over as it was held"
 
     child = in_child(take)
-    wanted.set()
+    expected.set()
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
     requests._client.cache_clear()
@@ -215,15 +215,15 @@ def test_requests_go_by_the_proxy_of_the_environment_and_not_where_it_is_not_wan
     with pytest.raises(UnavailableError, match="there is no bucket"):  # says the proxy, which is moto
         open_store(uri("by-proxy"))
     monkeypatch.setenv("NO_PROXY", "nowhere.invalid")
-    with pytest.raises(UnavailableError) as told:
+    with pytest.raises(UnavailableError) as error_info:
         open_store(uri("straight"))
-    assert "there is no bucket" not in str(told.value)
+    assert "there is no bucket" not in str(error_info.value)
 
 
 def test_a_proxy_that_is_away_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     monkeypatch.setenv("HTTP_PROXY", f"http://user:hunter2@127.0.0.1:{port}")
-    with pytest.raises(UnavailableError, match="proxy cannot be reached; check HTTPS_PROXY") as told:
+    with pytest.raises(UnavailableError, match="proxy cannot be reached; check HTTPS_PROXY") as error_info:
         open_store(uri("away"))
-    assert "hunter2" not in str(told.value)
+    assert "hunter2" not in str(error_info.value)

@@ -13,10 +13,10 @@ BLOB = BlobDigest(digest_of_bytes(b"data"))
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that were digested."""
-    found: list[Path] = []
+    items: list[Path] = []
     holds = BlobDigest.matches
-    monkeypatch.setattr(BlobDigest, "matches", lambda self, path: found.append(path) or holds(self, path))
-    return found
+    monkeypatch.setattr(BlobDigest, "matches", lambda self, path: items.append(path) or holds(self, path))
+    return items
 
 
 def test_a_file_is_read_once_until_it_changes(tmp_path: Path, reads: list[Path]) -> None:
@@ -31,7 +31,7 @@ def test_a_file_is_read_once_until_it_changes(tmp_path: Path, reads: list[Path])
     assert verifications.is_verified(BLOB, path) and len(reads) == 3
 
 
-def test_several_places_are_remembered_and_damaged_notes_are_none(tmp_path: Path, reads: list[Path]) -> None:
+def test_several_locations_are_cached_and_damaged_entries_are_ignored(tmp_path: Path, reads: list[Path]) -> None:
     verifications = VerificationCache(tmp_path / "stamps")
     for name in ("a", "b"):
         (tmp_path / name).write_bytes(b"data")

@@ -39,9 +39,9 @@ def key(tmp_path: Path) -> SigningKey:
 @pytest.fixture
 def manifest(store: Store) -> Manifest:
     entries = [engine(store), engine(store, "sm_89", status="unproven")]
-    found = publish_engines(store, entries, channel=None).manifest
-    attest(store, found, report(entries[1], "proven"))
-    return found
+    result = publish_engines(store, entries, channel=None).manifest
+    attest(store, result, report(entries[1], "proven"))
+    return result
 
 
 def test_nothing_untrusted_is_handed_on(store, manifest, tmp_path, trust, key, monkeypatch):
@@ -62,16 +62,16 @@ def test_proof_that_nobody_signed_moves_no_channel_and_makes_no_image_proven(sto
     policy = load_policy(trust)
     # Only the manifest is signed: attestations come later.
     entries = [engine(store), engine(store, "sm_89", status="unproven")]
-    found = publish_engines(store, entries, channel=None).manifest
-    sign(store, found, key)
-    attest(store, found, report(entries[1], "proven"))
+    result = publish_engines(store, entries, channel=None).manifest
+    sign(store, result, key)
+    attest(store, result, report(entries[1], "proven"))
     counts = require(store, locate(store, DIGITS).manifest, policy).counts
     with pytest.raises(InputError, match="has unproven ones: sm_89"):
-        channels.promote(store, found, "stable", counts=counts)
+        channels.promote(store, result, "stable", counts=counts)
     tags = export_oci(store, locate(store, DIGITS), tmp_path / "oci", proven_only=True, trust=policy)
     assert tags == ("digits-1", "digits-1-cpu-fp32-onnxruntime")
-    sign(store, found, key)
-    assert channels.promote(store, found, "stable", counts=counts).version == "1"
+    sign(store, result, key)
+    assert channels.promote(store, result, "stable", counts=counts).version == "1"
 
 
 def test_a_version_that_was_signed_at_both_sites_is_mirrored_again(store, manifest, tmp_path, trust, key):

@@ -16,7 +16,7 @@ from tests.enginesmith.registry.trust.keys import certificate, written
 from tests.enginesmith.registry.trust.test_signing import NEEDS_RELEASE, key, policy_file
 
 
-def test_who_forges_a_signature_does_not_keep_its_owner_from_signing(store: Store, tmp_path: Path) -> None:
+def test_a_forged_signature_does_not_prevent_the_owner_from_signing(store: Store, tmp_path: Path) -> None:
     """Whoever may write to the registry can put anything under the name of a key's signature."""
     manifest = publish_engines(store, [engine(store)]).manifest
     policy = load_policy(policy_file(tmp_path, NEEDS_RELEASE))

@@ -61,7 +61,9 @@ NEEDS_RELEASE = "  - {models: 'digits*', signers: [release]}\n"
     (0, "private EC key"), (1, "private EC key"), (LARGEST_KEY_BYTES, "private EC key"),
     (LARGEST_KEY_BYTES + 1, "no file of at most"),
 ])  # fmt: skip
-def test_what_is_no_key_is_told_why(store: FileStore, manifest: Manifest, tmp_path: Path, size: int, said: str) -> None:
+def test_an_invalid_key_is_explained(
+    store: FileStore, manifest: Manifest, tmp_path: Path, size: int, said: str
+) -> None:
     (tmp_path / "key").write_bytes(b"x" * size)
     with pytest.raises(InputError, match=said):
         add_signatures(store, manifest, SigningKey(tmp_path / "key"))
@@ -87,9 +89,9 @@ def test_without_the_signature_that_the_policy_needs_nothing_lands(store, manife
     add_signatures(store, manifest, key(tmp_path, "other"))
     with pytest.raises(UntrustedError) as refused:
         pull(store, parse_reference("digits"), CPU, dest, trust=policy)
-    said = str(refused.value)
-    assert "digits@1 has 0 of the 1 signatures" in said and "release (key " in said and "has not signed" in said
-    assert "enginesmith registry sign digits@1" in said and not dest.exists()
+    output = str(refused.value)
+    assert "digits@1 has 0 of the 1 signatures" in output and "release (key " in output and "has not signed" in output
+    assert "enginesmith registry sign digits@1" in output and not dest.exists()
     [signed] = add_signatures(store, manifest, key(tmp_path))
     assert signed.new and not sign(store, manifest, key(tmp_path))[0].new
     pulled = pull(store, parse_reference("digits"), CPU, dest, trust=policy)
@@ -110,8 +112,8 @@ def test_a_signature_is_of_one_manifest_and_one_key(store: FileStore, manifest: 
         assert store.create(moved, genuine)
         with pytest.raises(UntrustedError, match=r"another manifest\.json"):
             require(store, locate(store, parse_reference(f"{other.model}@{other.version}")).manifest, policy)
-    found = [problem for problem in verify(store).problems if problem.kind == "signature"]
-    assert len(found) == 2 and all("moved by hand" in problem.detail for problem in found)
+    items = [problem for problem in verify(store).problems if problem.kind == "signature"]
+    assert len(items) == 2 and all("moved by hand" in problem.detail for problem in items)
     # The signature by another key, under the name of the right one.
     [wrong] = sign(store, manifest, key(tmp_path, "other"))
     store.replace(signed.key, store.read(wrong.key) or b"", genuine)
@@ -272,7 +274,7 @@ def test_keys_that_cannot_sign_are_named_and_passwords_are_not(store, manifest, 
     assert len(names_in(tmp_path / "registry/models/digits/versions/1/signatures")) == 1
 
 
-def test_what_is_stored_in_other_bytes_is_not_signed(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
+def test_a_manifest_with_other_stored_bytes_is_not_signed(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
     place = manifest_key("digits", "1")
     data = store.read(place) or b""
     assert store.replace(place, data + b" ", data)

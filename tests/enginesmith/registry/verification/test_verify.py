@@ -105,7 +105,7 @@ def test_documents_that_lead_nowhere(store: Store, manifest: Manifest) -> None:
     }
 
 
-def test_what_only_documents_beside_a_manifest_name_is_no_orphan(store: Store, manifest: Manifest) -> None:
+def test_blobs_named_by_documents_beside_a_manifest_are_no_orphans(store: Store, manifest: Manifest) -> None:
     """A latency report is a blob and a document; a mirror has no record that speaks of it."""
     report, nothing = store.put_bytes(b"a report"), store.put_bytes(b"nobody's")
     store.create(f"models/digits/versions/1/later/{report}.json", b"{}")

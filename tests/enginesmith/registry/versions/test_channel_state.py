@@ -30,9 +30,9 @@ def published(store: Store, data: bytes) -> Manifest:
 
 
 def state(store: Store) -> Channel:
-    found = read_channel(store, "digits", "stable")
-    assert found is not None
-    return found
+    channel = read_channel(store, "digits", "stable")
+    assert channel is not None
+    return channel
 
 
 def versions(store: Store) -> list[str]:
@@ -68,7 +68,7 @@ def test_a_writer_killed_anywhere_has_moved_the_channel_or_not() -> None:
         assert versions(store) == ["1", "2", "1"] and located(store) == "1", step
 
 
-def test_newer_formats_are_refused_with_the_remedy_and_overwritten_by_nobody(store: Store) -> None:
+def test_newer_formats_are_refused_with_the_remedy_and_never_overwritten(store: Store) -> None:
     one = published(store, b"one")
     data = json.loads(store.read(KEY) or b"")
     for change in ({"format": 3, "waves": []}, {"registry": 2}):
@@ -87,7 +87,7 @@ def test_newer_formats_are_refused_with_the_remedy_and_overwritten_by_nobody(sto
 @pytest.mark.parametrize(
     "damage", [{"move": 3}, {"model": "other"}, {"unknown": 1}, {"moves": -1}, {"format": "1"}, {"rollout": {}}]
 )
-def test_a_damaged_state_says_how_it_is_mended(store: Store, damage: dict[str, object]) -> None:
+def test_a_damaged_state_says_how_it_is_repaired(store: Store, damage: dict[str, object]) -> None:
     published(store, b"one")
     overwrite(store, KEY, json.dumps({**json.loads(store.read(KEY) or b""), **damage}).encode())
     for work in (lambda: located(store), lambda: gc.collect(store), lambda: published(store, b"two")):
@@ -96,7 +96,7 @@ def test_a_damaged_state_says_how_it_is_mended(store: Store, damage: dict[str, o
     assert [problem.kind for problem in verify(store).problems if problem.what == "digits:stable"] == ["dangling"]
 
 
-def test_a_lost_history_is_a_fault_and_hinders_no_node(store: Store) -> None:
+def test_a_lost_history_is_a_fault_and_does_not_affect_nodes(store: Store) -> None:
     for data in (b"one", b"two", b"three"):
         published(store, data)
     store.remove(HISTORY)
@@ -117,7 +117,7 @@ def test_a_channel_that_was_deleted_goes_on_with_its_history(store: Store) -> No
     assert versions(store) == ["1", "2", "4"] and state(store).moves == 3
 
 
-def test_a_collection_keeps_what_a_channel_led_to_and_what_its_rollout_brings() -> None:
+def test_gc_keeps_both_versions_of_a_rollout() -> None:
     store, _, two = fleet.registry()
     fleet.begin(store, two, fleet.plan("50%", "100%"))
     publish_engines(store, [engine(store, data=b"three")], "three", channel=None)
@@ -130,7 +130,7 @@ def test_a_collection_keeps_what_a_channel_led_to_and_what_its_rollout_brings() 
     assert {fleet.served(store, node) for node in fleet.NODES} == {"1", "2"}
 
 
-def test_what_nodes_read_stays_small() -> None:
+def test_the_channel_document_stays_small() -> None:
     store, _, two = fleet.registry()
     waves = [*(f"label={number:0>120}" for number in range(MOST_WAVES - 1)), "100%"]
     with pytest.raises(InputError, match="101 waves; the most are 100"):

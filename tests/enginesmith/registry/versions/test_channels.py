@@ -42,7 +42,7 @@ def test_promote_and_rollback_keep_a_history(store: Store) -> None:
     ]
 
 
-def test_promoting_what_is_there_changes_nothing(store: Store) -> None:
+def test_promoting_the_served_version_changes_nothing(store: Store) -> None:
     (one,) = published(store, "a")
     first = channels.promote(store, one, "stable", why="first")
     assert channels.promote(store, one, "stable", why="again") == first
@@ -57,7 +57,7 @@ def test_histories_of_older_releases_have_rollbacks_to_the_version_that_was_serv
     assert " ".join(move.version for move in ChannelHistory(written).active_promotions()) == active
 
 
-def test_rolling_back_what_never_was(store: Store) -> None:
+def test_rolling_back_an_unknown_move(store: Store) -> None:
     with pytest.raises(UnknownNameError, match="does not exist"):
         channels.rollback(store, "digits", "stable")
 
@@ -92,8 +92,8 @@ def test_where_golden_data_measures_too_little_the_remedy_is_other_golden_data_a
             channels.promote(store, publish_engines(store, list(entries), model=model).manifest, "stable")
         return str(error.value)
 
-    said = refusal(blind, model="one")
-    assert said.endswith(f"build again with other golden data ({blind.unit}: {why})") and "validate" not in said
+    output = refusal(blind, model="one")
+    assert output.endswith(f"build again with other golden data ({blind.unit}: {why})") and "validate" not in output
     both = refusal(blind, other, engine(store, "sm_80"), model="two")
     assert "run `enginesmith validate two@1` on a node with that hardware and build again" in both
     assert "or add --proven-only" in both
@@ -149,7 +149,7 @@ def test_a_channel_edited_by_hand_is_refused(store: Store) -> None:
 
 
 @on_each_store
-def test_of_racing_promotions_each_moves_the_channel_or_is_told_who_did(store: Store) -> None:
+def test_each_racing_promotion_moves_the_channel_or_names_the_winner(store: Store) -> None:
     entry, names = engine(store), [f"v{number}" for number in range(8)]
     manifests = [publish_engines(store, [entry], name, channel=None, wanted=name).manifest for name in names]
 
@@ -167,7 +167,7 @@ def test_of_racing_promotions_each_moves_the_channel_or_is_told_who_did(store: S
 
 @pytest.mark.parametrize("slow", [False, True])
 @pytest.mark.parametrize("way", ["promoted", "rolled back", "unpinned"])
-def test_what_is_served_no_more_has_its_whole_grace_period(
+def test_versions_no_longer_served_have_the_full_grace_period(
     way: str, slow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A collection that looked before version 2 was served marks it while it is; nobody may delete it by that mark.

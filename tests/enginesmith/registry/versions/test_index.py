@@ -79,21 +79,21 @@ def test_a_writer_that_begins_and_ends_within_a_list(indexed: MemoryStore, work:
     last = MemoryStore(dict(indexed.objects))
     work(last)
     allowed = [look(indexed), look(last)]
-    found: list = []
+    items: list = []
     for step in steps_of(indexed, read_index):
-        _, _, writer = run_two(indexed, lambda store: found.append(read_index(store)), work, step)
-        assert writer.error is None and found.pop() in allowed, step
+        _, _, writer = run_two(indexed, lambda store: items.append(read_index(store)), work, step)
+        assert writer.error is None and items.pop() in allowed, step
 
 
 def test_a_list_that_begins_within_a_writer_and_ends_after_it(indexed: MemoryStore) -> None:
     """It never says what was no longer so when it began: the leases are read before the entries."""
     last, alone = run_alone(indexed, promote)
-    found: list = []
+    items: list = []
     for mine in range(alone.steps // 2, alone.steps, 2):
         begun, _ = run_alone(indexed, promote, kill_at=mine + 1)
         for theirs in (1, 4, 12, 18):
-            run_two(indexed, promote, lambda store: found.append(read_index(store)), mine, theirs)
-            assert found.pop() in (look(begun), look(last)), (mine, theirs)
+            run_two(indexed, promote, lambda store: items.append(read_index(store)), mine, theirs)
+            assert items.pop() in (look(begun), look(last)), (mine, theirs)
 
 
 def test_two_writers_of_one_model(indexed: MemoryStore) -> None:
@@ -142,12 +142,12 @@ def test_a_dead_writer_and_a_change_by_hand_are_healed(indexed: MemoryStore) -> 
     assert list(indexed.list(LEASES)) == [] and read_index(indexed) == look(indexed)
 
 
-def test_models_of_leases_that_are_over_are_written_anew(indexed: MemoryStore) -> None:
+def test_models_of_leases_that_are_over_are_rewritten(indexed: MemoryStore) -> None:
     """Their writer may have changed them after the collection had read them."""
-    found = look(indexed)
+    result = look(indexed)
     del indexed.objects[manifest_key("digits", "1")]
-    assert index.heal_index(indexed, found) == [] and read_index(indexed) == found
-    assert index.heal_index(indexed, found, ["digits"]) == ["digits"] and read_index(indexed) == look(indexed)
+    assert index.heal_index(indexed, result) == [] and read_index(indexed) == result
+    assert index.heal_index(indexed, result, ["digits"]) == ["digits"] and read_index(indexed) == look(indexed)
 
 
 @pytest.mark.parametrize("damage", [b"{", b'{"complete":true,"format":9,"models":{},"serial":1}', None])

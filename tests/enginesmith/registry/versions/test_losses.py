@@ -64,8 +64,8 @@ def on_kinds(store: Store, data: str, *kinds: str) -> Manifest:
     entry = replace(engine(store, "cpu", "fp32", data=data.encode()), toolchain={"enginesmith-cpu": kinds[0]})
     manifest = publish_engines(store, [entry], data, channel=None).manifest
     for kind in kinds:
-        found = report(entry, "proven", host=kind)
-        attest(store, manifest, replace(found, host={**found.host, "enginesmith-cpu": kind}))
+        result = report(entry, "proven", host=kind)
+        attest(store, manifest, replace(result, host={**result.host, "enginesmith-cpu": kind}))
     return manifest
 
 
@@ -91,8 +91,8 @@ def test_a_build_moves_candidate_to_what_its_spec_gives_and_no_other_channel(sto
         assert publish_engines(store, entries, "a", channel=channel).channel_refusal is None
     one = engine(store, data=b"one")
     assert publish_engines(store, [one], "b", channel="candidate").channel_refusal is None
-    told = publish_engines(store, [one], "b", channel="stable").channel_refusal
-    assert told and "digits@2 has nothing for cpu int8, sm_89 fp16" in told
+    message = publish_engines(store, [one], "b", channel="stable").channel_refusal
+    assert message and "digits@2 has nothing for cpu int8, sm_89 fp16" in message
     assert read_channel(store, "digits", "stable").version == "1"  # type: ignore[union-attr]
     assert read_channel(store, "digits", "candidate").move.losses  # type: ignore[union-attr]
 

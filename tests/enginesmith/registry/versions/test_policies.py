@@ -20,8 +20,8 @@ from tests.enginesmith.registries import engine, on_each_store, publish_engines,
 
 
 def publish(store: Store, content: str, *entries: object) -> Manifest:
-    found = entries or (engine(store, data=content.encode()),)
-    return publish_engines(store, found, content, channel=None).manifest  # type: ignore[arg-type]
+    result = entries or (engine(store, data=content.encode()),)
+    return publish_engines(store, result, content, channel=None).manifest  # type: ignore[arg-type]
 
 
 def passed(store: Store, manifest: Manifest, baseline: Manifest, which: int = 0) -> CanaryPass:
@@ -44,8 +44,8 @@ def test_targets_that_need_a_proven_engine(store: Store) -> None:
     assert channels.promote(store, manifest, "stable").version == "1"
     # candidate takes anything, unless a policy says otherwise
     policies.write(store, None, "candidate", ChannelPolicy(("sm_90",)))
-    found = publish_engines(store, [engine(store, data=b"b")], "b")
-    assert found.channel_refusal and "needs a proven engine for sm_90" in found.channel_refusal
+    actual = publish_engines(store, [engine(store, data=b"b")], "b")
+    assert actual.channel_refusal and "needs a proven engine for sm_90" in actual.channel_refusal
     assert channel_state.read_channel(store, "digits", "candidate") is None
 
 
@@ -53,8 +53,8 @@ def test_the_policy_of_a_model_replaces_that_of_all(store: Store) -> None:
     policies.write(store, None, "stable", ChannelPolicy(("sm_90",)))
     assert policies.of_channel(store, "digits", "stable").proven == ("sm_90",)
     policies.write(store, "digits", "stable", ChannelPolicy(), by="ada", why="has no GPU")
-    found = policies.of_channel(store, "digits", "stable")
-    assert found.proven == () and (found.by, found.why) == ("ada", "has no GPU")
+    channel = policies.of_channel(store, "digits", "stable")
+    assert channel.proven == () and (channel.by, channel.why) == ("ada", "has no GPU")
     assert channels.promote(store, publish(store, "a"), "stable").version == "1"
     assert policies.of_channel(store, "other", "stable").proven == ("sm_90",)
 
@@ -102,30 +102,30 @@ def test_without_targets_one_pass_is_enough(store: Store) -> None:
 def test_a_collection_that_marked_a_canarys_report_does_not_take_it_from_the_channel(store: Store) -> None:
     one, two = publish(store, "a"), publish(store, "b")
     channels.promote(store, one, "stable")
-    found = passed(store, two, one)
+    result = passed(store, two, one)
     collect(store, Rules(), timedelta(days=1), delete=True)
 
     def marked() -> bool:
-        return any(found.report in shard.waiting for shard in read_shards(store, read_state(store).shards).values())
+        return any(result.report in shard.waiting for shard in read_shards(store, read_state(store).shards).values())
 
     assert marked()
-    channels.promote(store, two, "stable", canaries=[found])
+    channels.promote(store, two, "stable", canaries=[result])
     assert not marked()
 
 
 def test_a_pass_counts_against_what_is_served_when_the_channel_moves(store: Store) -> None:
     one, two, three = (publish(store, it) for it in "abc")
     channels.promote(store, one, "stable")
-    found = passed(store, two, one)
+    result = passed(store, two, one)
     channels.promote(store, three, "stable")
     with pytest.raises(ConflictError, match="serves 3 by now, not what the canary saw"):
-        channels.promote(store, two, "stable", canaries=[found])
-    lost = CanaryPass("0" * 64, found.engine, three.digest)
+        channels.promote(store, two, "stable", canaries=[result])
+    lost = CanaryPass("0" * 64, result.engine, three.digest)
     with pytest.raises(IntegrityError, match="canary report 0000"):
         channels.promote(store, two, "stable", canaries=[lost])
 
 
-def test_a_blob_that_is_no_pass(store: Store) -> None:
+def test_a_blob_without_a_pass_is_refused(store: Store) -> None:
     for text in (b"{}", b"[", b'{"verdict": "FAIL"}'):
         with pytest.raises(IntegrityError, match="canary report"):
             policies.canary_pass(store, store.put_bytes(text))

@@ -73,8 +73,8 @@ def test_other_bytes_of_equal_input_are_the_same_version_while_the_first_are_the
 
 
 def test_a_damaged_version_is_replaced_by_the_next_and_a_wanted_one_is_refused(store: Store) -> None:
-    for wanted in (None, "1.0"):
-        published = publish_engines(store, [engine(store)], "a", wanted=wanted, channel=None)
+    for expected in (None, "1.0"):
+        published = publish_engines(store, [engine(store)], "a", wanted=expected, channel=None)
         data = published.manifest.to_bytes()
         assert store.replace(manifest_key("digits", published.version), data.replace(b"proven", b"failed", 1), data)
     assert publish_engines(store, [engine(store)], "a").version == "2"
@@ -87,9 +87,9 @@ def test_a_version_published_by_a_run_killed_before_it_remembered_is_found(store
     publish_engines(store, [engine(store)], "b")
     for key in list(store.list("records/publish/")):
         assert store.replace(key, b"", store.read(key))
-    found = find_published(store, replace(draft(store, "a"), engines=(engine(store),)))
+    actual = find_published(store, replace(draft(store, "a"), engines=(engine(store),)))
     again = publish_engines(store, [engine(store)], "a")
-    assert found == again.manifest and (again.version, again.existed) == ("1", True)
+    assert actual == again.manifest and (again.version, again.existed) == ("1", True)
 
 
 @on_each_store
@@ -176,7 +176,7 @@ def test_racing_publishers_of_one_content_make_one_version(store: Store) -> None
 
 
 @on_each_store
-def test_of_racing_publishers_of_one_name_exactly_one_wins_and_the_others_are_told(store: Store) -> None:
+def test_one_of_several_racing_publishers_succeeds_and_the_others_get_an_error(store: Store) -> None:
     entry = engine(store)
 
     def publish_named(number: int) -> None:
@@ -209,10 +209,10 @@ def kill_all(folder: str) -> None:
         result = verify(store)
         assert result.sound and store.strays() == (), result
         assert lookup.versions(store, "digits") in (["1"], ["1", "2"])
-        done = _publish(store)
+        run_result = _publish(store)
         channel = channel_state.read_channel(store, "digits", "candidate")
-        assert done.version == "2" and channel is not None and channel.version == "2"
-        assert verify(store).sound and parse(done.manifest.to_bytes()) == done.manifest
+        assert run_result.version == "2" and channel is not None and channel.version == "2"
+        assert verify(store).sound and parse(run_result.manifest.to_bytes()) == run_result.manifest
         if status == 0:
             assert step > 30
             return

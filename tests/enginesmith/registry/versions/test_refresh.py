@@ -60,10 +60,10 @@ def test_evidence_comes_into_the_snapshot_of_every_channel_that_serves_the_versi
     channels.promote(store, one, "candidate")
     add_attestation(store, one, report(one.engines[0], "failed"))
     for name in ("stable", "candidate"):
-        found = VersionLocator(store).locate(parse_reference(f"digits:{name}"))
-        assert found.documents is not None
-        (key,) = found.documents.list(f"models/digits/versions/{one.version}/attestations/")
-        assert found.documents.read(key) == store.read(key) is not None
+        result = VersionLocator(store).locate(parse_reference(f"digits:{name}"))
+        assert result.documents is not None
+        (key,) = result.documents.list(f"models/digits/versions/{one.version}/attestations/")
+        assert result.documents.read(key) == store.read(key) is not None
     assert verify(store).problems == ()
 
 
@@ -147,20 +147,20 @@ def test_only_these_functions_add_evidence() -> None:
 
 def test_a_lost_or_damaged_snapshot_costs_requests_and_is_repaired(store: Store) -> None:
     published(store, b"one")
-    found = snapshot(store)
-    flip(store, found)
+    actual = snapshot(store)
+    flip(store, actual)
     assert located(store) == "1"
     result = verify(store)
-    assert [(item.kind, item.what) for item in result.problems] == [("corrupt", found)]
+    assert [(item.kind, item.what) for item in result.problems] == [("corrupt", actual)]
     repair(store, result)
     assert verify(store).problems == ()
-    store.remove(blob_key(found))
+    store.remove(blob_key(actual))
     assert located(store) == "1"
     repair(store, verify(store))
     assert verify(store).problems == ()
 
 
-def test_a_snapshot_that_lacks_evidence_is_told_and_repaired(store: Store) -> None:
+def test_a_snapshot_that_lacks_evidence_is_reported_and_repaired(store: Store) -> None:
     one = published(store, b"one")
     old = store.read(KEY)
     add_attestation(store, one, report(one.engines[0]))
@@ -174,7 +174,7 @@ def test_a_snapshot_that_lacks_evidence_is_told_and_repaired(store: Store) -> No
     assert located(store) == "1" and [item.kind for item in verify(store).problems] == ["stale"]
 
 
-def test_what_is_no_snapshot_is_damage() -> None:
+def test_an_invalid_snapshot_is_damage() -> None:
     for data in (b"", b"no zlib", zlib.compress(b"{}")):
         with pytest.raises(EnginesmithError):
             parse_snapshot(data)

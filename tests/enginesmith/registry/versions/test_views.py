@@ -35,10 +35,10 @@ def test_models_come_by_the_page_and_no_manifest_is_read(store: MemoryStore) -> 
 
 
 def test_pages_of_models_are_all_models(store: MemoryStore) -> None:
-    found: list[str] = []
-    while page := list_models(store, limit=33, after=found[-1] if found else None):
-        found += [row.model for row in page]
-    assert found == [f"m{model:03}" for model in range(MODELS)]
+    items: list[str] = []
+    while page := list_models(store, limit=33, after=items[-1] if items else None):
+        items += [row.model for row in page]
+    assert items == [f"m{model:03}" for model in range(MODELS)]
     assert [row.model for row in list_models(store, after="m097")] == ["m098", "m099"]
 
 
@@ -48,15 +48,15 @@ def test_pages_of_versions_read_their_manifests_alone(store: MemoryStore) -> Non
     assert [row.version for row in rows] == ["18", "19", "20"] and store.calls["read"] == 3 + 1
     assert [row.version for row in list_versions(store, "m000", limit=3, before="3")] == ["1", "2"]
     assert [row.version for row in list_versions(store, "m000", limit=3, after="9")] == ["10", "11", "12"]
-    found: list[str] = []
-    while page := list_versions(store, "m000", limit=7, after=found[-1] if found else "0"):
-        found += [row.version for row in page]
-    assert found == [str(version) for version in range(1, VERSIONS + 1)]
+    items: list[str] = []
+    while page := list_versions(store, "m000", limit=7, after=items[-1] if items else "0"):
+        items += [row.version for row in page]
+    assert items == [str(version) for version in range(1, VERSIONS + 1)]
     with pytest.raises(UnknownNameError):
         list_versions(store, "absent", limit=1)
 
 
-def test_what_is_damaged_hides_nothing_else() -> None:
+def test_damaged_documents_do_not_hide_others() -> None:
     store = MemoryStore()
     entry = engine(store)
     for content in "ab":

@@ -81,5 +81,5 @@ def test_findings_in_json_name_the_remedy(project: Project) -> None:
 
 def test_doctor_answers_although_tmpdir_names_no_folder(project: Project) -> None:
     command = [sys.executable, "-m", "enginesmith", "doctor", "--registry", str(project.registry)]
-    done = subprocess.run(command, env={**os.environ, "TMPDIR": "/nowhere"}, capture_output=True, text=True)
-    assert "temporary space" in done.stdout and "Traceback" not in done.stderr
+    result = subprocess.run(command, env={**os.environ, "TMPDIR": "/nowhere"}, capture_output=True, text=True)
+    assert "temporary space" in result.stdout and "Traceback" not in result.stderr

@@ -21,9 +21,9 @@ def test_deploy_says_what_is_missing_or_wrong(tmp_path: Path) -> None:
     assert "whole number" in run("--registry", registry, "--slots", "sm_89=many")
     assert "is not NAME=VALUE" in run("--registry", registry, "--slots", "sm_89")
     for schedule in ("hourly", "61 * * * *", "* 24 * * *", "*/0 * * * *", "0 0 * * * *", "H * * * *"):
-        said = run("--registry", registry, "--fleet-schedule", schedule)
-        assert f"--fleet-schedule {schedule!r}: give five fields of cron" in said, schedule
-    for words, said in (
+        result = run("--registry", registry, "--fleet-schedule", schedule)
+        assert f"--fleet-schedule {schedule!r}: give five fields of cron" in result, schedule
+    for words, result in (
         (("--name", "a/b"), "--name 'a/b': give a name without any of"),
         (("--pool", "a%b"), "--pool 'a%b': give a name without any of"),
         (("--channel", "X Y"), "channel name 'X Y'"),
@@ -33,8 +33,8 @@ def test_deploy_says_what_is_missing_or_wrong(tmp_path: Path) -> None:
         (("--executor", "ray", "--on", "l4", "--only", "compile-model"), "--on is about validate-pending and canary"),
         (("--executor", "ray", "--on", "l4", "--canary-duration", "9h"), "give 8h or less"),
     ):
-        told, plan = deployed("--registry", registry, *words)
-        assert said in told and plan is None
+        message, plan = deployed("--registry", registry, *words)
+        assert result in message and plan is None
     assert "no Prefect server is configured" in run("--registry", registry)
 
 
@@ -43,15 +43,15 @@ def test_the_registry_means_the_same_everywhere_and_is_not_opened() -> None:
         _, plan = deployed("--registry", given)
         assert plan and plan.deployments()[0].parameters["registry"] == uri
     for given in ("s3://AKIA:a/hunter2/b@bucket/r", "https://user:hunter2@registry.example"):
-        said, plan = deployed("--registry", given)
-        assert plan is None and "hunter2" not in said
+        output, plan = deployed("--registry", given)
+        assert plan is None and "hunter2" not in output
 
 
 def test_options_become_parameters_and_job_variables() -> None:
     words = ["--only", "compile-model", "--executor", "ray", "--ray-address", "ray://head:1", "--type", "kubernetes"]
     words += ["--job-variable", "gpu_count=1", "--job-variable", "image=x:1", "--wait-for-nodes", "15m"]
-    said, plan = deployed("--registry", "r", *words)
-    assert plan, said
+    output, plan = deployed("--registry", "r", *words)
+    assert plan, output
     [entry] = plan.deployments()
     assert entry.parameters | {"registry": ""} == {
         "registry": "",

@@ -71,22 +71,22 @@ def same_as(name: str, text: str) -> None:
 
 
 def test_the_fleet_as_a_table(place: Path) -> None:
-    found = run()
-    assert found.exit_code == 1
-    same_as("fleet.txt", found.output)
+    result = run()
+    assert result.exit_code == 1
+    same_as("fleet.txt", result.output)
 
 
 def test_a_plan_as_a_table(place: Path) -> None:
-    found = run("plan", "--runtime", "tensorrt=11.4", "--driver", "590.44", "--add", "b200=16", "--remove", "t4=2")
-    assert found.exit_code == 0
-    same_as("plan.txt", found.output)
+    result = run("plan", "--runtime", "tensorrt=11.4", "--driver", "590.44", "--add", "b200=16", "--remove", "t4=2")
+    assert result.exit_code == 0
+    same_as("plan.txt", result.output)
 
 
 def test_the_same_for_programs(place: Path) -> None:
-    found = json.loads(run("--json").stdout)
-    assert found["good"] is False and sum(found["counts"].values()) == len(found["standings"])
+    document = json.loads(run("--json").stdout)
+    assert document["good"] is False and sum(document["counts"].values()) == len(document["standings"])
     expected = [("enginesmith.model.registered", "digits"), ("enginesmith.engine.unproven", "digits")]
-    assert [(event["event"], event["model"]) for event in found["events"]] == expected
+    assert [(event["event"], event["model"]) for event in document["events"]] == expected
     plan = json.loads(run("plan", "--runtime", "tensorrt=11.4", "--json").stdout)
     assert [item["group"] for item in plan["dying"]] == ["h100", "h100 mig-1g.10gb", "h100 mig-3g.40gb", "h200"]
     assert plan["predicted"].pop("unknown") > 0
@@ -95,8 +95,8 @@ def test_the_same_for_programs(place: Path) -> None:
 
 def test_exit_code_0_when_all_that_must_be_served_can_be(place: Path) -> None:
     (place / "catalog.yaml").write_text("serve:\n  - {model: digits, on: [l4, h200]}\n")
-    found = run("--runtime", "tensorrt=10.16.1")
-    assert found.exit_code == 0 and "2 pairs of model and group: 2 covered" in found.output
+    result = run("--runtime", "tensorrt=10.16.1")
+    assert result.exit_code == 0 and "2 pairs of model and group: 2 covered" in result.output
     (place / "catalog.yaml").write_text("serve:\n  - {model: digits, on: [l4, h200, b200]}\n")
     worse = run("--runtime", "tensorrt=10.16.1")
     assert worse.exit_code == 1 and "groups on which no model must be served: t4, t4 shared by 4, a100" in worse.output
@@ -110,15 +110,15 @@ def test_apply_tells_what_can_be_done(place: Path, monkeypatch: pytest.MonkeyPat
         return SentEvent(f"id-{len(told)}", event, "server")
 
     monkeypatch.setattr(watch, "send_event", send)
-    found = run("--apply")
+    result = run("--apply")
     assert told == [("enginesmith.model.registered", "digits"), ("enginesmith.engine.unproven", "digits")]
-    assert "sent enginesmith.model.registered of digits: id-1" in found.stderr
+    assert "sent enginesmith.model.registered of digits: id-1" in result.stderr
     (place / "catalog.yaml").write_text("serve:\n  - {model: ranker, on: [h200]}\n")
     monkeypatch.setitem(sys.modules, "pipeline.orchestration.watch", None)  # Prefect need not be there for this
     assert "nothing to send: do what the column 'do first' says" in run("--apply").stderr
 
 
-def test_what_a_schedule_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scheduled_flow_sends_events(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The flow's own function; Prefect's part, tasks and artifacts, is left out."""
     from pipeline.orchestration.flows import reconcile_fleet as module
 
@@ -147,7 +147,7 @@ def test_what_a_schedule_runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> N
         (["--runtime", "tensorrt"], "'tensorrt' is not NAME=VERSION"),
     ],
 )
-def test_what_cannot_be_meant(place: Path, arguments: list[str], wanted: str) -> None:
-    found = run(*arguments)
-    assert found.exit_code != 0
-    assert wanted in found.output + str(found.exception)
+def test_contradictory_options(place: Path, arguments: list[str], wanted: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code != 0
+    assert wanted in result.output + str(result.exception)

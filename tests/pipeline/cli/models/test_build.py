@@ -26,17 +26,17 @@ from tests.pipeline.quantization.small_nets import build
 def test_a_selection_that_the_spec_does_not_have_is_refused(
     project: Project, words: tuple[str, ...], said: str
 ) -> None:
-    done = project.build(*words)
-    assert done.code == 2 and said in done.err
+    result = project.build(*words)
+    assert result.code == 2 and said in result.err
 
 
 def test_a_build_of_a_part_of_the_spec_moves_no_channel_and_says_how_to(built: Project) -> None:
     before = built.run("registry", "history", "tiny:candidate").out
-    done = built.run("build", built.spec, "--target", "cpu", "--precision", "fp32")
-    assert done.code == 0 and "tiny@2 published\n" in done.out
+    result = built.run("build", built.spec, "--target", "cpu", "--precision", "fp32")
+    assert result.code == 0 and "tiny@2 published\n" in result.out
     assert (
         "channel candidate did not move: this run built only cpu; fp32, not the whole spec; to move it, run "
-        "`enginesmith promote tiny@2 tiny:candidate`, with --accept-loss if nodes lose" in done.err
+        "`enginesmith promote tiny@2 tiny:candidate`, with --accept-loss if nodes lose" in result.err
     )
     again = built.build("--target", "cpu", "--precision", "fp32").json
     assert (again["version"], again["channel"], again["narrowed"]) == ("2", None, "cpu; fp32")
@@ -53,8 +53,8 @@ def test_a_check_that_fails_on_random_inputs_says_that_they_are_random(project: 
     wanted = {"limits": {"int8": {"quantization": {"sqnr_db": 1000.0}}}, "latency": "off", "attribution": "off"}
     quantization = {"search": "never"}
     project.change_spec(precisions=["int8"], targets=["cpu"], golden=None, validation=wanted, quantization=quantization)
-    done = project.run("build", project.spec)
-    assert done.code == 1 and "note: the checks ran on random numbers" in done.err
+    result = project.run("build", project.spec)
+    assert result.code == 1 and "note: the checks ran on random numbers" in result.err
     project.change_spec(golden={"data": "golden.npz"})
     assert "random numbers" not in project.run("build", project.spec).err
 
@@ -70,8 +70,8 @@ def test_an_fp16_graph_that_overflows_says_that_calibration_data_would_show_wher
         precisions=["fp16"], targets=["cpu"], calibration=None, golden=None,
         validation={"latency": "off", "attribution": "off"},
     )  # fmt: skip
-    done = project.run("build", project.spec)
-    assert done.code == 1 and "with calibration.data these stay in fp32" in done.err
+    result = project.run("build", project.spec)
+    assert result.code == 1 and "with calibration.data these stay in fp32" in result.err
     x = np.random.default_rng(0).standard_normal((40, 1, 5)).astype(np.float32)
     np.savez(project.spec.parent / "seen.npz", x=x)
     project.change_spec(calibration={"data": "seen.npz"})
@@ -89,8 +89,8 @@ def test_a_graph_that_selects_other_rows_after_rounding_says_what_can_judge_it(p
         dims=None, precisions=["int8"], targets=["cpu"], calibration={"data": "seen.npz"}, golden=None,
         quantization={"search": "never"}, validation={"attribution": "off"},
     )  # fmt: skip
-    done = project.run("build", project.spec)
-    assert done.code == 1 and "let a task metric judge" in done.err
+    result = project.run("build", project.spec)
+    assert result.code == 1 and "let a task metric judge" in result.err
 
 
 class Broken(UnitResult):
@@ -98,17 +98,17 @@ class Broken(UnitResult):
 
 
 @pytest.mark.parametrize(("rules", "printed"), [(24, True), (25, False)])
-def test_what_failed_is_told_with_its_remedies_and_no_proposal_of_many_rules(capsys, rules, printed) -> None:
+def test_failures_are_reported_with_remedies_without_long_proposals(capsys, rules, printed) -> None:
     snippet = "\n".join(
         ["quantization:", "  overrides:", *('    - {match: "n", precision: fp32}' for _ in range(rules))]
     )
     found = Attributed("quantization", "graph fp16", ("cpu fp16 onnxruntime",), None, "many", snippet)
     entry = EngineEntry("cpu", "fp16", "onnxruntime", "failed", "drift", notes=HINTS[1:])
     show_outcome(Outcome("tiny", None, False, (Broken(entry, attributed=(found,)),), {"fp16": {"a": 0.5}}, page="p"))
-    said = capsys.readouterr()
-    assert (said.out.count("match:") == rules) is printed and "fp16 graph: a 0.5" in said.out
+    output = capsys.readouterr()
+    assert (output.out.count("match:") == rules) is printed and "fp16 graph: a 0.5" in output.out
     advice = "if you replace quantization.overrides in the spec by:" if printed else "only with 25 nodes left in float;"
-    assert said.err.replace(" the report has the rules", "").splitlines() == [
+    assert output.err.replace(" the report has the rules", "").splitlines() == [
         *(
             "failed: cpu fp16 onnxruntime: drift",
             "  reproduce: enginesmith redo 12",
@@ -121,15 +121,15 @@ def test_what_failed_is_told_with_its_remedies_and_no_proposal_of_many_rules(cap
 
 def test_an_engine_that_one_runtime_alone_opens_names_it(capsys):
     entry = EngineEntry("sm_89", "fp16", "tensorrt-rtx", "unproven", "no GPU", compute_capability=(8, 9))
-    for opened_by, said in (("tensorrt-rtx", "no GPU; opens in TensorRT for RTX only"), ("tensorrt", "no GPU\n")):
+    for opened_by, output in (("tensorrt-rtx", "no GPU; opens in TensorRT for RTX only"), ("tensorrt", "no GPU\n")):
         show_outcome(Outcome("tiny", None, False, (UnitResult(replace(entry, backend=opened_by)),), {}, page="p"))
-        assert said in capsys.readouterr().out
+        assert output in capsys.readouterr().out
 
 
 def test_a_plan_of_refusals_alone_ends_with_1(project: Project) -> None:
     project.change_spec(targets=["sm_75"], precisions=["fp32"], calibration=None)
-    done = project.run("plan", project.spec)
-    assert done.code == 1 and "0 build, 0 cached, 1 refused" in done.out
+    result = project.run("plan", project.spec)
+    assert result.code == 1 and "0 build, 0 cached, 1 refused" in result.out
     assert project.run("plan", "--all", project.spec.parent).code == 1
 
 
@@ -140,6 +140,6 @@ def test_each_mistake_of_several_starts_with_error(project: Project) -> None:
 
 
 def test_a_plan_builds_nothing(project: Project) -> None:
-    done = project.run("plan", project.spec, "--json")
-    assert done.code == 0 and {unit["action"] for unit in done.json["units"]} == {"build", "refused"}
+    result = project.run("plan", project.spec, "--json")
+    assert result.code == 0 and {unit["action"] for unit in result.json["units"]} == {"build", "refused"}
     assert not (project.registry / "models").exists() and not (project.registry / "records" / "build").exists()

@@ -28,15 +28,15 @@ def test_a_stale_golden_set_fails_the_build_until_the_change_is_accepted(built: 
     accepted = built.run("debug", "golden", "accept", built.spec, "--json").json
     assert accepted["before"] == first.json["digest"] and "other expected outputs" in accepted["change"]
     assert built.run("debug", "golden", "make", built.spec).code == 0
-    told = built.run("debug", "golden", "diff", "tiny@1", accepted["digest"], "--json").json
-    assert (told["same"], told["inputs"], len(told["expected"])) == (False, [], 9)
+    message = built.run("debug", "golden", "diff", "tiny@1", accepted["digest"], "--json").json
+    assert (message["same"], message["inputs"], len(message["expected"])) == (False, [], 9)
 
 
-def test_a_golden_set_that_is_not_frozen_may_change_and_how_is_said(built: Project) -> None:
+def test_a_golden_set_that_is_not_frozen_may_change_and_how_is_reported(built: Project) -> None:
     write_data(built.folder, seed=5)
-    made = built.run("debug", "golden", "make", built.spec)
-    assert made.code == 0 and "golden set: changed since the last run: " in made.err
-    assert "cases have other inputs" in made.out
+    result = built.run("debug", "golden", "make", built.spec)
+    assert result.code == 0 and "golden set: changed since the last run: " in result.err
+    assert "cases have other inputs" in result.out
     again = built.run("debug", "golden", "make", built.spec, "--json")
     assert "changed" not in again.err and again.json["change"] is None
 
@@ -55,11 +55,11 @@ def test_golden_data_in_a_folder_of_arrays_is_read_and_its_changes_are_seen(proj
 
 
 def test_a_version_shows_its_golden_set_and_who_uses_it(built: Project) -> None:
-    told = built.run("debug", "golden", "show", "tiny", "--json").json
-    assert told["versions"] == ["tiny@1"]
-    assert [case["kind"] for case in told["cases"]].count("golden") == 6
-    assert built.run("debug", "golden", "show", told["digest"][:12]).out.startswith(told["digest"])
-    assert built.run("debug", "golden", "diff", "tiny", told["digest"]).out.endswith(": the same golden set\n")
+    message = built.run("debug", "golden", "show", "tiny", "--json").json
+    assert message["versions"] == ["tiny@1"]
+    assert [case["kind"] for case in message["cases"]].count("golden") == 6
+    assert built.run("debug", "golden", "show", message["digest"][:12]).out.startswith(message["digest"])
+    assert built.run("debug", "golden", "diff", "tiny", message["digest"]).out.endswith(": the same golden set\n")
     assert built.run("debug", "golden", "show", "a" * 64).code == 2
 
 

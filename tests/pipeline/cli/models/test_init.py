@@ -36,11 +36,11 @@ def test_the_first_look_says_what_int8_and_compilers_make_of_the_model_and_that_
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Det", ["h"], ["y"], "det")]
     model = write(tmp_path / "net.onnx", nodes, [value("x", ["n", 2, 2])], w=[[1, 2], [3, 4]])
     assert init(model) == 0
-    said = capsys.readouterr().err
-    assert "int8 can take 100 % of the multiplications with weights" in said
-    assert "no data: engines are proven on random inputs, and int8 is left out" in said
-    assert "tensorrt-rtx may refuse node 'det': Det is not read by its parser" in said
-    assert "x: float32 [batch, 2, 2]" in said
+    output = capsys.readouterr().err
+    assert "int8 can take 100 % of the multiplications with weights" in output
+    assert "no data: engines are proven on random inputs, and int8 is left out" in output
+    assert "tensorrt-rtx may refuse node 'det': Det is not read by its parser" in output
+    assert "x: float32 [batch, 2, 2]" in output
     np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((30, 2, 2)).astype("f4"))
     assert init(model, "--force", "--from-requests", tmp_path / "requests.npz") == 0
     assert "no data" not in capsys.readouterr().err
@@ -72,7 +72,7 @@ def test_a_dim_that_indices_of_requests_point_into_is_not_cut_below_them(tmp_pat
     assert (dims["nodes"].min, dims["edges"].min) == (40, 40) and dims["nodes"].max > 40
 
 
-def test_dims_that_were_only_guessed_hold_the_sizes_of_the_requests_alone(tmp_path: Path) -> None:
+def test_guessed_dims_allow_only_the_sizes_in_requests(tmp_path: Path) -> None:
     rows = helper.make_node("Reshape", ["x", "shape"], ["y"])
     shape = helper.make_node("Constant", [], ["shape"], value_ints=[0, 91, 11])
     model = write(tmp_path / "net.onnx", [shape, rows], [value("x", ["batch", "k"])])
@@ -86,7 +86,7 @@ def test_dims_that_were_only_guessed_hold_the_sizes_of_the_requests_alone(tmp_pa
     ("dtype", "values", "read", "is_constant"),
     [("int64", [1], "row", 1), ("int64", [1, 0], "row", 0), ("int64", [1], "n", 0), ("double", [1.0], "row", 0)],
 )
-def test_what_only_decides_a_branch_is_a_constant_where_all_requests_agree(dtype, values, read, is_constant, tmp_path):
+def test_a_branch_input_becomes_a_constant_if_all_requests_agree(dtype, values, read, is_constant, tmp_path):
     keys = ("then_branch", "else_branch")
     bodies = (f"{key} = {key} () => (float[b,4] {key}_y) {{{key}_y = MatMul(x, w)}}" for key in keys)
     text = f"""c = Cast<to=9>(n)
@@ -137,7 +137,7 @@ def test_a_file_with_a_colon_in_its_name_is_no_entry_point(tmp_path: Path) -> No
         (["net.onnx", "--out", "other/spec.yaml"], "is outside"),
     ],
 )
-def test_mistakes_are_told(tmp_path, words, told, capsys, monkeypatch):
+def test_mistakes_are_reported(tmp_path, words, told, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "saved").mkdir()
     for name in ("model.bin", "model.xyz", "model.tflite"):
@@ -173,14 +173,14 @@ def test_states_of_several_graphs_stay_states_and_data_has_sequences(tmp_path: P
     assert "#   encoder.source: float32" in text and "decoder.past" not in text
 
 
-def test_graphs_that_nothing_connects_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_graphs_that_nothing_connects_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_ensemble(tmp_path / "pair").parent
     for spec in folder.glob("*.yaml"):
         spec.unlink()
     assert init(folder / "encoder.onnx", f"other={folder / 'encoder.onnx'}", "--out", folder / "encoder.yaml") == 0
-    said = capsys.readouterr().err
-    assert "encoder.yaml, and encoder-encoder.yaml, other.yaml" in said, "the whole has the name of one of its graphs"
-    assert all(f"{name}: side by side: no output fits an input" in said for name in ("encoder", "other"))
+    output = capsys.readouterr().err
+    assert "encoder.yaml, and encoder-encoder.yaml, other.yaml" in output, "the whole has the name of one of its graphs"
+    assert all(f"{name}: side by side: no output fits an input" in output for name in ("encoder", "other"))
     shapes = {
         f"{name}.{key}": (4, 6, 8)[:rank] for name in ("encoder", "other") for key, rank in (("x", 3), ("attention", 2))
     }
@@ -195,7 +195,7 @@ def test_graphs_that_nothing_connects_are_told(tmp_path: Path, capsys: pytest.Ca
     assert init(*graphs, "--out", folder / "a.yaml") == 2, "the first graph's file has the name of the second's"
 
 
-def test_what_a_state_looks_like_proposes_no_metric(tmp_path: Path) -> None:
+def test_outputs_that_look_like_states_propose_no_metric(tmp_path: Path) -> None:
     inputs, outputs = (
         f"float[b,128] {first}, float[b,2,2,9] {cache}" for first, cache in (("hop", "cache"), ("clean", "cache_out"))
     )
@@ -245,13 +245,11 @@ def test_requests_without_the_states_of_a_model_name_the_two_ways_out(tmp_path, 
     assert not load_spec(tmp_path / "net.yaml").state
 
 
-def test_a_models_file_in_the_place_of_a_spec_is_drafted_once_and_for_the_targets_asked_for(
-    tmp_path, monkeypatch, capsys
-):
-    asked: list[tuple[str, str | None]] = []
+def test_build_of_a_model_file_drafts_its_spec_once_for_the_requested_targets(tmp_path, monkeypatch, capsys):
+    requests: list[tuple[str, str | None]] = []
 
     def compile_spec(spec: str, options: RunOptions, *_: object) -> Outcome:
-        asked.append((Path(spec).name, options.targets))
+        requests.append((Path(spec).name, options.targets))
         return Outcome("net", "1", False, (), {})
 
     monkeypatch.setattr("pipeline.cli.models.build._compile", compile_spec)
@@ -260,7 +258,7 @@ def test_a_models_file_in_the_place_of_a_spec_is_drafted_once_and_for_the_target
         assert exit_code("build", model, "--target", "l4,h100", "--registry", tmp_path / "registry") == 0
     assert load_spec(tmp_path / "net.yaml").targets == ("l4", "h100")
     # A spec that was there is built as it is, or the part of it that is asked for.
-    assert asked == [("net.yaml", None), ("net.yaml", "l4,h100")]
+    assert requests == [("net.yaml", None), ("net.yaml", "l4,h100")]
     halving(tmp_path / "other.onnx").rename(tmp_path / "Net.onnx")
     assert exit_code("build", tmp_path / "Net.onnx") == 2
     assert "net.yaml is the spec of another model" in capsys.readouterr().err

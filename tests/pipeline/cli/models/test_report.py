@@ -29,8 +29,8 @@ def test_the_page_of_a_reference_is_as_of_today(built: Project, tmp_path: Path) 
     assert [entry.status for entry in after.engines].count("failed") == 1
     assert len(after.reports) == len(before.reports)
     assert [item.reason for item in after.reports].count("it broke") == 1
-    done = built.run("report", "tiny@1", "--out", tmp_path / "today.html")
-    assert done.code == 0 and "1 engine failed" in (tmp_path / "today.html").read_text()
+    result = built.run("report", "tiny@1", "--out", tmp_path / "today.html")
+    assert result.code == 0 and "1 engine failed" in (tmp_path / "today.html").read_text()
 
 
 def test_a_canary_is_drawn_again_from_its_report(canary: CanaryReport, tmp_path: Path, built: Project) -> None:

@@ -31,15 +31,15 @@ def test_the_starter_spec_is_a_good_one(project: Project) -> None:
 
 
 def test_register_without_a_server_keeps_the_spec_and_ends_with_3(project):
-    done = project.run("prefect", "register", project.spec, "--no-event", "--json")
-    assert done.code == 0 and done.json["event"] is None and done.json["files"].keys() >= {"tiny.yaml"}
+    result = project.run("prefect", "register", project.spec, "--no-event", "--json")
+    assert result.code == 0 and result.json["event"] is None and result.json["files"].keys() >= {"tiny.yaml"}
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
     for url, reason in ((None, "no Prefect server is configured"), ("http://127.0.0.1:9/api", "did not reach")):
         with temporary_settings({PREFECT_API_URL: url}):
-            done = project.run("prefect", "register", project.spec)
-        assert done.code == 3 and reason in done.err and "PREFECT_API_URL" in done.err
-        assert "registered already" in done.out
+            result = project.run("prefect", "register", project.spec)
+        assert result.code == 3 and reason in result.err and "PREFECT_API_URL" in result.err
+        assert "registered already" in result.out
     assert yaml.safe_load(project.spec.read_text())["model"] == "tiny"
 
 
@@ -55,9 +55,9 @@ def test_one_failing_model_never_stops_another(project: Project) -> None:
     (place / "wrong").mkdir()
     (place / "wrong" / "spec.yml").write_text("model: wrong\nsource: {onnx: none.onnx}\n")
     (place / "compose.yaml").write_text("services: {}\n")
-    done = project.run("build", "--all", place, "--json", "--quiet")
-    rows = {row["spec"].removeprefix(f"{place}/"): row for row in done.json}
-    assert done.code == 1
+    result = project.run("build", "--all", place, "--json", "--quiet")
+    rows = {row["spec"].removeprefix(f"{place}/"): row for row in result.json}
+    assert result.code == 1
     expected = {"good/tiny.yaml": "published", "garbage/tiny.yaml": "failed", "wrong/spec.yml": "failed"}
     assert {name: row["state"] for name, row in rows.items()} == expected
     assert rows["good/tiny.yaml"]["engines"] == {"proven": 1} and rows["good/tiny.yaml"]["version"] == "1"
@@ -85,13 +85,13 @@ def test_a_catalog_says_for_whom_a_model_waits(project: Project, monkeypatch: py
         return hold_build_lock(store, name, what, lambda who: (say(who), store.remove(key)))
 
     monkeypatch.setattr("pipeline.compile.run_context.hold_build_lock", held)
-    done = project.run("build", "--all", project.folder)
-    assert done.code == 0 and taken
+    result = project.run("build", "--all", project.folder)
+    assert result.code == 0 and taken
     assert (
         "tiny lock: waiting: compiling tiny is running on elsewhere, process 7, since 2026-11-20 18:23:01 UTC"
-        in done.err
+        in result.err
     )
-    assert "tiny lock: done: waited " in done.err and "tiny export: cached" in done.err
+    assert "tiny lock: done: waited " in result.err and "tiny export: cached" in result.err
     run = json.loads(project.run("status", "tiny", "--json").out)
     assert next(item for item in run["items"] if item["name"] == "lock")["why"].startswith("waited ")
     assert store.read(taken[0]) is None

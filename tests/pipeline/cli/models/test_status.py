@@ -26,13 +26,13 @@ from tests.pipeline.projects import Project, raising
 @pytest.fixture
 def going(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
     """A registry in which one run goes on."""
-    found = Project(tmp_path / "project", capsys)
-    store = open_store(found.registry, create=True)
+    project = Project(tmp_path / "project", capsys)
+    store = open_store(project.registry, create=True)
     run = replace(running(predicted=EXPECTED), beats_every_s=3600.0)  # however late it is looked at
     run = replace(run, heard_at=precise_now(), items=(replace(run.items[0], started_at=precise_now()),))
     store.create(run_key(run.id), run.to_bytes())
     store.create(run_live_key(run.id), json.dumps({UNIT: "layer 3 of 9\n"}).encode())
-    return found
+    return project
 
 
 def test_a_build_is_told_of_afterwards_with_its_units_and_logs(built: Project) -> None:
@@ -59,8 +59,8 @@ def test_a_cached_run_is_told_of_and_the_next_build_is_predicted(built: Project)
     runs = built.run("status", "--json").json["runs"]
     assert [run["units"] for run in runs] == ["5 cached, 1 refused", "5 built, 1 refused"]
     built.change_spec(targets=["sm_89"], precisions=["fp32"], backends={"tensorrt-rtx": {"workspace_mib": 64}})
-    done = built.build("--log-format", "json")
-    events = [json.loads(line) for line in done.err.splitlines()]
+    result = built.build("--log-format", "json")
+    events = [json.loads(line) for line in result.err.splitlines()]
     (predicted,) = [event for event in events if event["event"] == "predicted"]
     assert predicted["unit"] == "sm_89 fp32 tensorrt-rtx" and predicted["basis"] == "1 build of this unit"
     assert predicted["seconds"] > 0 and predicted["peak_mib"] > 20
@@ -116,14 +116,14 @@ def test_watching_ends_with_the_run(going: Project, monkeypatch: pytest.MonkeyPa
         store.replace(key, run_state().to_bytes(), before)
 
     monkeypatch.setattr(report.time, "sleep", meanwhile)
-    done = going.run("status", "digits", "--watch")
-    assert done.code == 0 and ": running" in done.out and ": done" in done.out
+    result = going.run("status", "digits", "--watch")
+    assert result.code == 0 and ": running" in result.out and ": done" in result.out
 
 
 def test_watching_can_be_stopped(going: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report.time, "sleep", raising(KeyboardInterrupt()))
-    done = going.run("status", "--watch")
-    assert done.code == 0 and "the run goes on" in done.err
+    result = going.run("status", "--watch")
+    assert result.code == 0 and "the run goes on" in result.err
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_watching_can_be_stopped(going: Project, monkeypatch: pytest.MonkeyPatch
         (("--log", "sm_75"), 2, "--log needs a RUN or a MODEL"),
     ],
 )
-def test_what_is_not_there_is_named(going: Project, words: tuple[str, ...], code: int, said: str) -> None:
-    done = going.run("status", *words)
-    assert done.code == code and said in done.err
+def test_the_error_names_missing_runs(going: Project, words: tuple[str, ...], code: int, said: str) -> None:
+    result = going.run("status", *words)
+    assert result.code == code and said in result.err
 
 
 def test_an_empty_registry_says_how_to_fill_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,5 +150,5 @@ def test_a_log_that_was_collected_is_said_to_be_gone(going: Project) -> None:
     store = going.store
     run = running(1, log="b" * 64, log_bytes=1, state="built")
     store.create(run_key(run.id), replace(run, heard_at=precise_now()).to_bytes())
-    done = going.run("status", run.id, "--log", UNIT)
-    assert done.code == 2 and "was deleted with `enginesmith registry gc`, or is lost" in done.err
+    result = going.run("status", run.id, "--log", UNIT)
+    assert result.code == 2 and "was deleted with `enginesmith registry gc`, or is lost" in result.err

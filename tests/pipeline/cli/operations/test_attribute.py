@@ -33,18 +33,18 @@ def loud(project: Project) -> Project:
 
 
 def test_a_build_that_fails_names_the_node_and_proposes_what_repairs_it(loud: Project) -> None:
-    done = loud.build("--quiet")
-    assert done.code == 1
-    fine, failed = done.json["engines"]
+    result = loud.build("--quiet")
+    assert result.code == 1
+    fine, failed = result.json["engines"]
     assert "attribution" not in fine and failed["status"] == "failed"
     (told,) = failed["attribution"]
     assert told["stage"] == "quantization" and told["name"] == GRAPH and told["headline"].startswith("node (MatMul)")
     store, manifest = loud.published()
-    found = attributions(store, manifest)[GRAPH]
-    assert [row.node for row in found.blamed] == ["node"] and found.proposal is not None
+    actual = attributions(store, manifest)[GRAPH]
+    assert [row.node for row in actual.blamed] == ["node"] and actual.proposal is not None
     expected = {"quantization": {"overrides": [{"match": "node", "precision": "fp32"}]}}
-    assert yaml.safe_load(found.proposal.snippet or "") == expected
-    assert told["snippet"] == found.proposal.snippet and not any("attribution" in name for name in manifest.sources)
+    assert yaml.safe_load(actual.proposal.snippet or "") == expected
+    assert told["snippet"] == actual.proposal.snippet and not any("attribution" in name for name in manifest.sources)
     page = loud.page()
     assert "Which node drifted" in page and "with 1 of 2 groups in float" in page and "cpu int8 onnxruntime" in page
 
@@ -57,24 +57,24 @@ def test_a_build_that_fails_names_the_node_and_proposes_what_repairs_it(loud: Pr
     assert engine["attribution"] is None and not engine["failed"]
 
 
-def test_what_is_proven_is_published_before_what_failed_is_looked_at(loud, monkeypatch):
+def test_proven_units_are_published_before_failures_are_analysed(loud, monkeypatch):
     def run_out(suspect: Suspect, *_: object) -> None:
         there = locate(loud.store, parse_reference("tiny:candidate")).manifest
         assert [entry.status for entry in there.engines] == ["proven", "failed"]
         raise StepError("attribute graph int8: still running after its limit of 300 s", "timeout")
 
     monkeypatch.setattr("pipeline.compile.steps.attributions._run_attribution", run_out)
-    done = loud.build()
-    assert done.code == 1 and done.json["version"] == "1" and done.json["channel"] == "candidate"
-    assert "limit of 300 s" in done.json["engines"][1]["attribution"][0]["headline"]
+    result = loud.build()
+    assert result.code == 1 and result.json["version"] == "1" and result.json["channel"] == "candidate"
+    assert "limit of 300 s" in result.json["engines"][1]["attribution"][0]["headline"]
     monkeypatch.undo()
     # Found by the next run, it is added to the version and to its page, and is printed to be pasted into the spec.
     again = loud.run("build", loud.spec, "--quiet")
     snippet = 'quantization:\n  overrides:\n    - {match: "node", precision: fp32}\n'
     assert again.code == 1 and "tiny@1 unchanged" in again.out and snippet in again.out
     place = loud.registry / "models" / "tiny" / "versions" / "1"
-    (found,) = json.loads((place / "report.json").read_text())["attributions"]
-    assert found["name"] == GRAPH and found["units"] == ["cpu int8 onnxruntime"]
+    (actual,) = json.loads((place / "report.json").read_text())["attributions"]
+    assert actual["name"] == GRAPH and actual["units"] == ["cpu int8 onnxruntime"]
     assert "Which node drifted" in (place / "report.html").read_text()
     before = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
     assert loud.run("build", loud.spec, "--quiet").code == 1
@@ -84,15 +84,15 @@ def test_what_is_proven_is_published_before_what_failed_is_looked_at(loud, monke
 def test_a_graph_that_fails_is_built_for_no_target(loud: Project) -> None:
     loud.change_spec(targets=["cpu", "sm_89"])
     loud.change_spec(validation={"attribution": "off"})
-    done = loud.build()
-    assert done.code == 1 and done.json["version"] == "1"
-    failed = [engine for engine in done.json["engines"] if engine["precision"] == "int8"]
+    result = loud.build()
+    assert result.code == 1 and result.json["version"] == "1"
+    failed = [engine for engine in result.json["engines"] if engine["precision"] == "int8"]
     assert len(failed) == 2
     for engine in failed:
         assert engine["status"] == "failed" and engine["digest"] is None and engine["seconds"] == 0
         assert engine["reason"].startswith("quantization ") and NOT_BUILT in engine["notes"]
         assert engine["checks"]["failed"] >= 1
-    assert "not built: its graph failed: quantization" in done.err
+    assert "not built: its graph failed: quantization" in result.err
     planned = loud.run("plan", loud.spec, "--no-export", "--json")
     assert planned.code == 1, "a unit that failed fails again"
     assert {unit["action"] for unit in planned.json["units"] if unit["precision"] == "int8"} == {"failed"}
@@ -101,11 +101,11 @@ def test_a_graph_that_fails_is_built_for_no_target(loud: Project) -> None:
 
 
 def test_a_version_without_such_an_engine_says_what_it_has(built: Project) -> None:
-    done = built.run("debug", "attribute", "tiny", "--target", "sm_90")
-    assert done.code == 2 and "has no engine for sm_90; it has: cpu fp32 onnxruntime" in done.err
-    done = built.run("debug", "attribute", "tiny", "--target", "sm_89", "--precision", "fp32", "--json", "--quiet")
-    (only,) = done.json["attributions"]
-    assert done.code == 0 and only["attribution"] is None and "cannot be tapped yet" in only["headline"]
+    result = built.run("debug", "attribute", "tiny", "--target", "sm_90")
+    assert result.code == 2 and "has no engine for sm_90; it has: cpu fp32 onnxruntime" in result.err
+    result = built.run("debug", "attribute", "tiny", "--target", "sm_89", "--precision", "fp32", "--json", "--quiet")
+    (only,) = result.json["attributions"]
+    assert result.code == 0 and only["attribution"] is None and "cannot be tapped yet" in only["headline"]
 
 
 def test_an_attribution_that_ends_with_an_error_says_why_and_is_no_success(built, monkeypatch):
@@ -114,7 +114,7 @@ def test_an_attribution_that_ends_with_an_error_says_why_and_is_no_success(built
         raising(ModelError("part-1.onnx: onnxruntime cannot read it: [ShapeInferenceError]")),
     )
     asked = ("debug", "attribute", "tiny", "--target", "cpu", "--precision", "fp32", "--quiet")
-    done = built.run(*asked)
-    assert done.code == 1 and "the attribution failed: part-1.onnx: onnxruntime cannot read it" in done.out
+    result = built.run(*asked)
+    assert result.code == 1 and "the attribution failed: part-1.onnx: onnxruntime cannot read it" in result.out
     (only,) = built.run(*asked, "--json").json["attributions"]
     assert only["failed"] and only["attribution"] is None and "ShapeInferenceError" in only["headline"]

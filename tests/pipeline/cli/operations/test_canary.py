@@ -33,15 +33,15 @@ def run(project: Project, path: Path, out: Path, *words: str):
 def test_a_run_from_traffic_to_page(built, tmp_path):
     path = record(built, 300, 2000)
     out = tmp_path / "canary"
-    told = run(built, path, out, "--looks", "2", "--scale", "2").json
-    assert told["paired"] and told["traffic"]["recorded"] == 300 and "made up" in told["notes"][0]
-    assert told["candidate"]["engine"] == told["baseline"]["engine"]
-    assert told["candidate"]["precision"] == told["baseline"]["precision"]
-    assert told["verdict"] != "FAIL" and told["looks"]["requests"] == [150, 300]
+    message = run(built, path, out, "--looks", "2", "--scale", "2").json
+    assert message["paired"] and message["traffic"]["recorded"] == 300 and "made up" in message["notes"][0]
+    assert message["candidate"]["engine"] == message["baseline"]["engine"]
+    assert message["candidate"]["precision"] == message["baseline"]["precision"]
+    assert message["verdict"] != "FAIL" and message["looks"]["requests"] == [150, 300]
     seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
     assert [len(one) for one in seen] == [300, 300] and all(seen[0].ok) and seen[0].output == seen[1].output
     report = read_report((out / "report.json").read_bytes())
-    assert report.verdict == told["verdict"] and (out / "report.html").exists()
+    assert report.verdict == message["verdict"] and (out / "report.html").exists()
     again = run(built, path, out)
     assert again.code == 2 and "has the observations of a canary already" in again.err
     (tmp_path / "other.jsonl").write_text(path.read_text().replace('"x":', '"y":'))
@@ -54,18 +54,18 @@ def test_a_run_from_traffic_to_page(built, tmp_path):
 
 def test_a_run_with_several_requests_in_flight_and_its_verdict_kept(built, tmp_path):
     path, out = record(built, 200, 2000), tmp_path / "canary"
-    done = run(built, path, out, "--in-flight", "4", "--looks", "1", "--attach")
-    assert done.json["traffic"]["in_flight"] == 4 and done.json["target"] == this_kind().name
-    assert "requests in flight: 4; as was asked for" in done.json["notes"] and "the verdict on" in done.err
-    assert "in flight" not in done.err, "it is a note, which without --json is printed once"
+    result = run(built, path, out, "--in-flight", "4", "--looks", "1", "--attach")
+    assert result.json["traffic"]["in_flight"] == 4 and result.json["target"] == this_kind().name
+    assert "requests in flight: 4; as was asked for" in result.json["notes"] and "the verdict on" in result.err
+    assert "in flight" not in result.err, "it is a note, which without --json is printed once"
     seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
     assert seen[0].request == list(range(200)) and all(seen[0].ok) and all(seen[1].ok)
     assert seen[0].output == seen[1].output, "threads that share a session give each request its own answer"
     (kept,) = built.run("show", "tiny@1", "--json").json["canaries"]
-    assert (kept["target"], kept["verdict"]) == (this_kind().name, done.json["verdict"])
+    assert (kept["target"], kept["verdict"]) == (this_kind().name, result.json["verdict"])
 
 
-def test_an_interrupted_run_leaves_what_it_saw(built, tmp_path):
+def test_an_interrupted_run_stores_its_observations(built, tmp_path):
     path, out = record(built, 3000, 100), tmp_path / "canary"
     words = ["canary", "run", "--candidate", "tiny@1", "--baseline", "tiny@1", "--target", "cpu"]
     words += ["--traffic", str(path), "--out", str(out), "--looks", "20", "--registry", str(built.registry)]
@@ -73,11 +73,11 @@ def test_an_interrupted_run_leaves_what_it_saw(built, tmp_path):
     try:
         until((out / "report.json").exists)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the engines' processes get it too
-        _, said = process.communicate(timeout=PATIENCE_S)
+        _, output = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
-    assert "Traceback" not in said
-    assert process.returncode == 130 and f"--previous {out}/report.json" in said
+    assert "Traceback" not in output
+    assert process.returncode == 130 and f"--previous {out}/report.json" in output
     files = ["--candidate", str(out / "candidate.jsonl"), "--baseline", str(out / "baseline.jsonl")]
     seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
     assert 150 <= len(seen[1]) < 3000 and seen[0].request == seen[1].request and not seen[0].cut

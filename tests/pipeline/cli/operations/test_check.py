@@ -18,9 +18,9 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def test_a_change_of_nothing_passes_and_publishes_nothing(built: Project) -> None:
     models = built.registry / "models"
     before = files_of(models)
-    done = built.run("check", built.spec, *QUICK, "--json")
-    assert done.code == 0 and done.json["passed"] and done.json["against"] == "tiny@1", done.err
-    assert all(pair["same"] for pair in done.json["pairs"]) and len(done.json["pairs"]) == 2
+    result = built.run("check", built.spec, *QUICK, "--json")
+    assert result.code == 0 and result.json["passed"] and result.json["against"] == "tiny@1", result.err
+    assert all(pair["same"] for pair in result.json["pairs"]) and len(result.json["pairs"]) == 2
     assert files_of(models) == before
 
 
@@ -33,14 +33,14 @@ def test_a_worse_model_is_a_regression_at_its_line(built: Project) -> None:
     before = files_of(built.registry / "models")
     page = built.folder / "new" / "check.md"
     words = ("check", built.spec, *QUICK, "--slower", "900%", "--worse", "accuracy=0", "--drift", "fail")
-    done = built.run(*words, "--report", page, "--json")
-    assert done.code == 1, done.err
-    ends = [line for line in done.err.splitlines() if "] times of " in line and not line.endswith("...")]
+    result = built.run(*words, "--report", page, "--json")
+    assert result.code == 1, result.err
+    ends = [line for line in result.err.splitlines() if "] times of " in line and not line.endswith("...")]
     assert ends and all(re.search(r": [\d.]+ \w+ and [\d.]+ \w+$", line) for line in ends), "the table has the verdict"
-    found = {item["rule"]: item for item in done.json["findings"] if item["level"] == "error"}
-    assert "drift" in found and "latency" not in found
-    assert built.spec.read_text().splitlines()[found["drift"]["line"] - 1].strip() == "- fp32"
-    (pair, *_) = done.json["pairs"]
+    actual = {item["rule"]: item for item in result.json["findings"] if item["level"] == "error"}
+    assert "drift" in actual and "latency" not in actual
+    assert built.spec.read_text().splitlines()[actual["drift"]["line"] - 1].strip() == "- fp32"
+    (pair, *_) = result.json["pairs"]
     expected = {"batch=1", "batch=4", "batch=8"}
     assert pair["pulled"] and not pair["same"] and {item["bucket"] for item in pair["times"]} == expected
     assert all(item["ratio"] > 0 for item in pair["times"])
@@ -55,15 +55,15 @@ def test_a_scratch_registry_takes_what_is_built_and_the_shared_one_is_only_read(
     built.change_spec(dims={"batch": {"min": 1, "opt": 2, "max": 8}}, precisions=["fp32"])
     before = files_of(built.registry)
     scratch = built.folder / "scratch"
-    done = built.run("check", built.spec, *QUICK, "--scratch", scratch, "--slower", "900%", "--json")
-    assert done.json["against"] == "tiny@1" and done.code == 0, done.err
+    result = built.run("check", built.spec, *QUICK, "--scratch", scratch, "--slower", "900%", "--json")
+    assert result.json["against"] == "tiny@1" and result.code == 0, result.err
     assert files_of(built.registry) == before
     assert any(scratch.rglob("blobs/sha256/*/*")) and not (scratch / "models").exists()
 
 
 def test_a_model_without_versions_names_the_remedy(project: Project) -> None:
-    done = project.run("check", project.spec, *QUICK)
-    assert done.code == 2 and "--against none" in done.err
+    result = project.run("check", project.spec, *QUICK)
+    assert result.code == 2 and "--against none" in result.err
 
 
 def test_a_spec_that_cannot_be_read_is_in_the_reports_with_its_line(built, monkeypatch):
@@ -71,9 +71,9 @@ def test_a_spec_that_cannot_be_read_is_in_the_reports_with_its_line(built, monke
     page, summary = built.folder / "check.xml", built.folder / "summary.md"
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-    done = built.run("check", built.spec, "--report", page)
-    assert done.code == 2 and done.out == ""
-    (line,) = [text for text in done.err.splitlines() if text.startswith("::error ")]
+    result = built.run("check", built.spec, "--report", page)
+    assert result.code == 2 and result.out == ""
+    (line,) = [text for text in result.err.splitlines() if text.startswith("::error ")]
     number = 1 + built.spec.read_text().splitlines().index("- fp33")
     assert f",line={number},title=enginesmith spec::" in line and "fp33" in line
     assert 'failures="1"' in page.read_text() and "fp33" in summary.read_text()
@@ -81,8 +81,8 @@ def test_a_spec_that_cannot_be_read_is_in_the_reports_with_its_line(built, monke
 
 
 def test_a_loss_of_a_metric_that_the_spec_does_not_have_is_bad_input(built: Project) -> None:
-    done = built.run("check", built.spec, *QUICK, "--worse", "acuracy=0.1")
-    assert done.code == 2 and "--worse acuracy: the spec has no such task metric; it has" in done.err
+    result = built.run("check", built.spec, *QUICK, "--worse", "acuracy=0.1")
+    assert result.code == 2 and "--worse acuracy: the spec has no such task metric; it has" in result.err
 
 
 @pytest.mark.parametrize(
@@ -94,5 +94,5 @@ def test_a_loss_of_a_metric_that_the_spec_does_not_have_is_bad_input(built: Proj
     ],
 )
 def test_an_option_of_another_kind_is_bad_input(built: Project, option: tuple[str, ...]) -> None:
-    done = built.run("check", built.spec, *option)
-    assert done.code == 2 and option[0] in done.err
+    result = built.run("check", built.spec, *option)
+    assert result.code == 2 and option[0] in result.err

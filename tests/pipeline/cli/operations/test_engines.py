@@ -12,9 +12,9 @@ from tests.pipeline.projects import Project, weights, write_model
 
 def test_a_published_engine_is_fuzzed_and_the_same_seed_gives_the_same_report(built: Project) -> None:
     words = ("debug", "fuzz", "tiny", "--target", "cpu", "--precision", "int8", "--seed", 4, "--cases", 12, "--json")
-    done = built.run(*words)
-    assert done.code == 0, done.err
-    report = done.json
+    result = built.run(*words)
+    assert result.code == 0, result.err
+    report = result.json
     assert (report["seed"], report["passed"], report["precision"]) == (4, True, "int8")
     assert built.run(*words).json == report
     assert [case["sizes"]["batch"] for case in report["cases"] if case["outside"]] == [9]
@@ -46,19 +46,19 @@ def test_profile_times_one_engine_and_races_two(built: Project) -> None:
     assert report["model"] == "tiny" and report["anatomy"]["bucket"] == "batch=3"
     assert len(report["anatomy"]["profile"]["nodes"]) == report["anatomy"]["traffic"]["groups"]
     race = ("--precision", "fp32", "--against", "tiny", "--against-precision", "int8", "--seconds", 0.4)
-    found = built.run(*words, *race).json
-    assert found["verdict"] in ("faster", "slower", "no difference shown") and found["bucket"] == "batch=4"
-    assert (found["first"]["precision"], found["second"]["precision"]) == ("fp32", "int8")
-    assert found["ratios"][0]["low"] < found["ratios"][0]["ratio"] < found["ratios"][0]["high"]
+    result = built.run(*words, *race).json
+    assert result["verdict"] in ("faster", "slower", "no difference shown") and result["bucket"] == "batch=4"
+    assert (result["first"]["precision"], result["second"]["precision"]) == ("fp32", "int8")
+    assert result["ratios"][0]["low"] < result["ratios"][0]["ratio"] < result["ratios"][0]["high"]
     wrong = built.run("profile", "tiny", "--target", "cpu", "--bucket", "batch=9")
     assert wrong.code == 2 and "batch has the sizes 1..8" in wrong.err
 
 
 def test_a_cpu_engine_is_rebuilt_and_nothing_is_left_behind(built: Project) -> None:
     before = sorted(path for path in built.registry.rglob("*") if path.is_file())
-    done = built.run("debug", "reproduce", "tiny", "--target", "cpu", "--precision", "fp32", "--times", 2, "--json")
-    assert done.code == 0, done.err
-    report = done.json
+    result = built.run("debug", "reproduce", "tiny", "--target", "cpu", "--precision", "fp32", "--times", 2, "--json")
+    assert result.code == 0, result.err
+    report = result.json
     assert (report["times"], report["passed"], report["byte_equal"]) == (2, True, True)
     assert report["published"]["rebuilt"] is True and report["outputs"]["logits"]["bit_equal"] is True
     assert sorted(path for path in built.registry.rglob("*") if path.is_file()) == before

@@ -28,20 +28,20 @@ def rehearsed(built_once: Path, one_server: object, tmp_path_factory: pytest.Tem
 def test_what_is_served_is_built_proven_and_timed_beside_itself_and_nothing_is_published(
     rehearsed: tuple[Path, Result], built_once: Path
 ) -> None:
-    place, done = rehearsed
-    units = {item["unit"]: item for item in done.json["units"]}
-    assert list(units) == ["cpu fp32 onnxruntime", "cpu int8 onnxruntime"], done.err
+    place, result = rehearsed
+    units = {item["unit"]: item for item in result.json["units"]}
+    assert list(units) == ["cpu fp32 onnxruntime", "cpu int8 onnxruntime"], result.err
     for item in units.values():
         old, new = item["old"], item["new"]
         assert (old["status"], old["sqnr_db"], old["metrics"]) == (new["status"], new["sqnr_db"], new["metrics"])
         assert new["status"] == "proven" and old["digest"] == new["digest"]
         assert old["median_s"] > 0 and new["median_s"] > 0 and item["times"]["bucket"] == "batch=4"
         assert item["verdict"] != "stays" or "times the time" in item["why"]
-    assert [(plan["version"], plan["channels"]) for plan in done.json["plan"]] == [("tiny@1", ["candidate"])]
+    assert [(plan["version"], plan["channels"]) for plan in result.json["plan"]] == [("tiny@1", ["candidate"])]
     assert files_of(place / "registry" / "models") == files_of(built_once / "registry" / "models")
 
 
-def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(
+def test_rehearsed_versions_are_published_moved_and_rolled_back(
     rehearsed: tuple[Path, Result], tmp_path: Path, capsys, monkeypatch
 ) -> None:
     """The toolchain is the same here, so that the verdicts, and which unit has another one, are drawn up, and the
@@ -59,8 +59,8 @@ def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(
     is_upgraded = property(lambda trials: trials.unit == "cpu fp32 onnxruntime")
     monkeypatch.setattr(rehearsal_verdicts.UnitRehearsal, "is_upgraded", is_upgraded)
     again = f"enginesmith rehearse tiny@1 --toolchain={SAME} --seconds=0.2 --python={sys.executable} --apply"
-    said = built.run("rehearse", *WORDS).out
-    assert again in said and "stable: a rollout in waves 50%, 100%" in said
+    output = built.run("rehearse", *WORDS).out
+    assert again in output and "stable: a rollout in waves 50%, 100%" in output
     (built.folder / "tiny.yaml").unlink()  # nothing of it is read
     for name, text in {"publish_again": "not published: lost", "promote": "candidate: not moved: lost"}.items():
         with monkeypatch.context() as patched:
@@ -105,16 +105,16 @@ def test_what_moves_is_published_and_brought_to_its_channels_and_rolled_back(
 
 
 def test_an_environment_with_another_version_is_refused(built: Project) -> None:
-    done = built.run("rehearse", "tiny", "--toolchain", "onnxruntime==0.1", "--python", sys.executable)
-    assert done.code == 2 and f"has onnxruntime {version('onnxruntime')}, not 0.1; install that there" in done.err
+    result = built.run("rehearse", "tiny", "--toolchain", "onnxruntime==0.1", "--python", sys.executable)
+    assert result.code == 2 and f"has onnxruntime {version('onnxruntime')}, not 0.1; install that there" in result.err
     bare = Path(sys.base_prefix) / "bin" / "python3"
-    done = built.run("rehearse", "tiny", "--toolchain", SAME, "--python", bare)
-    assert done.code == 2 and "No module named" in done.err and "install enginesmith there" in done.err
+    result = built.run("rehearse", "tiny", "--toolchain", SAME, "--python", bare)
+    assert result.code == 2 and "No module named" in result.err and "install enginesmith there" in result.err
 
 
 def test_a_toolchain_that_builds_nothing_here_is_named_beside_those_that_do(built: Project) -> None:
-    done = built.run("rehearse", "tiny", "--toolchain", "nothing==1", "--python", sys.executable)
-    assert done.code == 2 and "no served engine would change with nothing 1; they are built with" in done.err
-    done = built.run("rehearse", "--toolchain", SAME, "--python", sys.executable)
-    assert done.code == 2 and f"no served engine would change with {SAME.replace('==', ' ')}; they are" in done.err
+    result = built.run("rehearse", "tiny", "--toolchain", "nothing==1", "--python", sys.executable)
+    assert result.code == 2 and "no served engine would change with nothing 1; they are built with" in result.err
+    result = built.run("rehearse", "--toolchain", SAME, "--python", sys.executable)
+    assert result.code == 2 and f"no served engine would change with {SAME.replace('==', ' ')}; they are" in result.err
     assert built.run("rehearse", "tiny", "--toolchain", "--index-url").code == 2

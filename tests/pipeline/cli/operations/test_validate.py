@@ -28,8 +28,8 @@ def test_validating_holds_an_engine_to_the_limits_it_was_published_under(project
     assert project.build().code == 0
     done = project.run("validate", "tiny", "--json").json
     (attested,) = (project.registry / "models").rglob(f"{done['engines'][0]['report']}.json")
-    found = engine_limits(json.loads(attested.read_bytes()))
-    assert (found["sqnr_db"], found["max_rel"]) == (12.0, 0.6)
+    actual = engine_limits(json.loads(attested.read_bytes()))
+    assert (actual["sqnr_db"], actual["max_rel"]) == (12.0, 0.6)
 
 
 def test_a_version_whose_spec_does_not_fit_this_installation_is_named_in_one_message(built: Project) -> None:
@@ -52,18 +52,18 @@ def test_a_machine_whose_compiler_does_not_open_an_engine_says_nothing_about_it(
     monkeypatch.setattr("builders.backends.onnxruntime.cpu.OnnxRuntime.versions", lambda _: here)
     store, executor = built.store, LocalExecutor()
     manifest = load(store, "tiny", "1")
-    found = list(validate(manifest, RunContext(store, executor, executor), ["cpu"]))
-    assert [(item.verdict, item.report) for item in found] == [("proven", None)] * 2
-    assert all(re.search(f"passed.*, on .*; not run here: {said}", item.reason) for item in found)
+    result = list(validate(manifest, RunContext(store, executor, executor), ["cpu"]))
+    assert [(item.verdict, item.report) for item in result] == [("proven", None)] * 2
+    assert all(re.search(f"passed.*, on .*; not run here: {said}", item.reason) for item in result)
     assert {entry.status for entry in judge_entries(store, manifest) if entry.target == "cpu"} == {"proven"}
 
 
 def test_carrying_from_the_command_line(built: Project, tmp_path: Path) -> None:
-    done = built.run("validate", "tiny", "--carry", tmp_path / "out", "--target", "sm_89", "--json")
-    assert done.code == 0, done.err
-    made = OfflineBundle.load(tmp_path / "out")
-    assert [item.digest for item in made.engines] == done.json["engines"]
-    assert {item.request.target.name for item in made.engines} == {"sm_89"}
+    result = built.run("validate", "tiny", "--carry", tmp_path / "out", "--target", "sm_89", "--json")
+    assert result.code == 0, result.err
+    document = OfflineBundle.load(tmp_path / "out")
+    assert [item.digest for item in document.engines] == result.json["engines"]
+    assert {item.request.target.name for item in document.engines} == {"sm_89"}
     again = built.run("validate", "tiny", "--carry", tmp_path / "out")
     assert again.code == 2 and "is not empty" in again.err
     for words in ((), ("tiny", "--import", tmp_path / "out" / "carry.json")):

@@ -38,8 +38,8 @@ def test_policy_show(three: Store) -> None:
     assert "requires proven engines for cpu, l4 (set for *:stable by ada" in said(
         "registry", "policy", "show", "digits:stable"
     )
-    found = told("registry", "policy", "show", "*:stable")
-    assert found["policy"]["proven"] == ["cpu", "l4"] and found["of"] == "*:stable"
+    result = told("registry", "policy", "show", "*:stable")
+    assert result["policy"]["proven"] == ["cpu", "l4"] and result["of"] == "*:stable"
     assert told("registry", "policy", "set", "digits:stable")["proven"] == []
     plain = said("registry", "policy", "show", "digits:stable")
     assert "requires nothing more than the built-in rules (set for digits:stable" in plain

@@ -34,14 +34,14 @@ def test_verify(mixed: Store) -> None:
     assert [problem["kind"] for problem in told("registry", "fsck")["problems"]] == ["missing"]
 
 
-def test_verify_tells_how_a_late_snapshot_is_mended(mixed: Store) -> None:
+def test_verify_reports_how_to_repair_a_late_snapshot(mixed: Store) -> None:
     run("promote", "digits@1")
     data = mixed.read(key := channel_key("digits", "stable")) or b""
     mixed.replace(key, json.dumps({**json.loads(data), "snapshots": {}}).encode(), data)
-    found = run("registry", "fsck")
-    assert found.exit_code == 1
-    assert "to rewrite stale snapshots, run `enginesmith registry fsck --repair`" in found.stderr
-    assert "delete the folder" not in found.stderr and "DAMAGED" in found.stdout
+    result = run("registry", "fsck")
+    assert result.exit_code == 1
+    assert "to rewrite stale snapshots, run `enginesmith registry fsck --repair`" in result.stderr
+    assert "delete the folder" not in result.stderr and "DAMAGED" in result.stdout
     mended = run("registry", "fsck", "--repair")
     assert mended.exit_code == 1 and "\nrepaired: " in mended.stdout and "to mend it" not in mended.stderr
     assert run("registry", "fsck").exit_code == 0

@@ -53,10 +53,10 @@ def test_a_rollout_from_its_start_to_its_end(serving: Store) -> None:
     assert json.loads(result.stdout)[0]["state"] == "done" and "digits:stable: wave: its time is over" in result.stderr
     channel = channel_state.read_channel(serving, "digits", "stable")
     assert channel and channel.version == "2" and channel.move.by == "ada"
-    (found,) = told("rollout", "status", WHERE)
+    (actual,) = told("rollout", "status", WHERE)
     expected = ["started, wave 50%", "paused", "resumed", "wave 100%", "done"]
-    assert [item["what"] for item in found["history"]] == expected
-    assert (found["history"][1]["why"], found["history"][1]["by"]) == ("lunch", "ada")
+    assert [item["what"] for item in actual["history"]] == expected
+    assert (actual["history"][1]["why"], actual["history"][1]["by"]) == ("lunch", "ada")
     assert said("rollout", "status") == "no rollout is running\n"
 
 
@@ -93,8 +93,8 @@ def test_a_rollback_beside_a_rollout_aborts_that_alone(serving: Store) -> None:
 
 
 def test_a_policy_with_waves(serving: Store) -> None:
-    given = "--wave 1%,5%,25%,100% --soak 5m,5m,10m,1h --gate health=95% --gate reports=20 --gate errors=1% --approve"
-    text = said("registry", "policy", "set", WHERE, *given.split())
+    inputs = "--wave 1%,5%,25%,100% --soak 5m,5m,10m,1h --gate health=95% --gate reports=20 --gate errors=1% --approve"
+    text = said("registry", "policy", "set", WHERE, *inputs.split())
     gates = "gates: health 95% of at least 20 nodes, errors 1%, approval"
     assert f"rollout waves: 1%, 5%, 25%, 100% with 5m, 5m, 10m, 1h; {gates}" in text
     assert "1%, 5%, 25%, 100%" in said("registry", "policy", "show", WHERE)
@@ -116,7 +116,7 @@ def test_a_policy_with_waves(serving: Store) -> None:
     (["--wave", "100%", "--max-unavailable", "10"], "with --nodes"),
     (["--wave", "5%,100%", "--nodes", "100"], "leave --nodes out"),
 ])  # fmt: skip
-def test_what_is_no_plan(serving: Store, options: list[str], why: str) -> None:
+def test_invalid_plans_are_refused(serving: Store, options: list[str], why: str) -> None:
     refused = run("rollout", "start", "digits@2", WHERE, *options)
     assert isinstance(refused.exception, InputError) and why in str(refused.exception)
     assert read_rollout(serving, "digits", "stable") is None
@@ -134,8 +134,8 @@ def test_how_many_nodes_there_are_makes_waves_limits(serving: Store) -> None:
     text = said("rollout", "start", "digits@2", WHERE, *options)
     assert "waves are limits of 10000 nodes" in text and "first wave: 1%; 0.5972% on average" in text
     assert "1%, at most 100 of 10000" in said("rollout", "status", WHERE)
-    (found,) = told("rollout", "status", WHERE)
-    assert (found["nodes"], found["shares_ppm"]) == (10_000, [5_972, 1_000_000, 1_000_000])
+    (result,) = told("rollout", "status", WHERE)
+    assert (result["nodes"], result["shares_ppm"]) == (10_000, [5_972, 1_000_000, 1_000_000])
     said("rollout", "abort", WHERE)
     assert "to make them limits, pass --nodes" in said("rollout", "start", "digits@2", WHERE, "--wave", "1%,100%")
     said("rollout", "abort", WHERE)
@@ -198,7 +198,7 @@ def test_nothing_of_a_node_is_held_and_a_rollout_has_so_many(serving: Store, mon
     assert [take(receiver, f"n{n}") for n in (7, 8)] == [204, 429], "they are counted anew every hour"
 
 
-def test_labels_decide_who_is_reached(serving: Store) -> None:
+def test_labels_select_the_nodes_of_a_wave(serving: Store) -> None:
     rollout = started(serving, "--wave", "label=canary,100%")
     now = datetime.now(UTC)
     report = NodeReport("n1", "", "2", format_time(now), format_time(now))
@@ -232,10 +232,10 @@ def test_reports_over_http(serving: Store) -> None:
     def post(node: str, **changes: str) -> int:
         now = datetime.fromtimestamp(clock[0], UTC).isoformat(timespec="milliseconds")
         report = NodeReport(node, "eu", "2", now, now)
-        given = {"model": "digits", "channel": "stable", "rollout": rollout.id, **changes}
-        asked = urllib.request.Request(server.url, SentReport(**given, report=report).to_bytes())
+        entries = {"model": "digits", "channel": "stable", "rollout": rollout.id, **changes}
+        request = urllib.request.Request(server.url, SentReport(**entries, report=report).to_bytes())
         try:
-            with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 return answer.status
         except urllib.error.HTTPError as error:
             with error:
@@ -251,7 +251,7 @@ def test_reports_over_http(serving: Store) -> None:
     assert "2 reports, 0 failing\n" in said("rollout", "status", WHERE)
 
 
-def test_what_nodes_serve(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollout_status_lists_nodes(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert said("rollout", "status", "--nodes").startswith("no node has reported; nodes that cannot write")
     refused = run("rollout", "status", "none:stable", "--nodes")
     assert isinstance(refused.exception, UnknownNameError) and "no channel none:stable" in str(refused.exception)
@@ -261,8 +261,8 @@ def test_what_nodes_serve(serving: Store, monkeypatch: pytest.MonkeyPatch) -> No
     def take(node: str, version: str, **changes: object) -> int:
         machine = "sm_89 (l4), tensorrt 11"
         report = NodeReport(node, "eu", version, format_time(begin), format_time(begin), machine=machine)
-        given = {"unit": f"cpu fp32 {version}", "engine": version * 64 or None, **changes}
-        report = replace(report, **given)  # type: ignore[arg-type]
+        entries = {"unit": f"cpu fp32 {version}", "engine": version * 64 or None, **changes}
+        report = replace(report, **entries)  # type: ignore[arg-type]
         return receiver.take(SentReport("digits", "stable", OUTSIDE, report).to_bytes())[0]
 
     assert [take(f"n{n}", "1") for n in range(3)] == [204] * 3 and take("n1", "1") == 429

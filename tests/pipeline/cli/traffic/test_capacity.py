@@ -53,10 +53,10 @@ def _unit(project: Project, target: str) -> str:
 
 def test_rates_machines_costs_and_the_mix(timed: Project) -> None:
     words = ("traffic", "capacity", "tiny", "--rate", 9000, "--p99", "20ms", "--prices", timed.folder / "prices.yaml")
-    done = timed.run(*words, "--wait", "0ms", "--headroom", "20%", "--out", timed.folder / "cost.svg", "--json")
-    assert done.code == 0, done.err
-    found = done.json
-    rows = {(row["unit"], row["machine"]): row for row in found["engines"]}
+    result = timed.run(*words, "--wait", "0ms", "--headroom", "20%", "--out", timed.folder / "cost.svg", "--json")
+    assert result.code == 0, result.err
+    actual = result.json
+    rows = {(row["unit"], row["machine"]): row for row in actual["engines"]}
     cpu = rows["cpu fp32 onnxruntime", "x86-64-v3, 2 cores"]
     rate = cpu["greatest"]["rate"]
     assert rate["low"] < rate["value"] < rate["high"] and 1500 < rate["value"] <= 8 / 0.0036 * 1.02
@@ -64,15 +64,15 @@ def test_rates_machines_costs_and_the_mix(timed: Project) -> None:
     assert cpu["per_million"]["value"] == pytest.approx(cpu["machines"]["value"] * 0.2 / 9000 / 3600 * 1e6)
     gpu = next(row for (unit, machine), row in rows.items() if machine == "l4")
     assert gpu["price"] == "l4" and gpu["greatest"]["rate"]["value"] > 2 * rate["value"]
-    missing = [row for row in found["engines"] if row["machine"] == "t4"]
+    missing = [row for row in actual["engines"] if row["machine"] == "t4"]
     assert missing and all(not row["greatest"] for row in missing)
     assert (
         "not measured; run on this kind of machine: enginesmith validate tiny@1 --target sm_75" in missing[0]["reason"]
     )
-    assert set(found["mix"]["machines"]) <= {"cpu", "l4"} and found["mix"]["machines"].get("l4", 0) <= 2
+    assert set(actual["mix"]["machines"]) <= {"cpu", "l4"} and actual["mix"]["machines"].get("l4", 0) <= 2
     assert "<svg" in timed.folder.joinpath("cost.svg").read_text()
     again = timed.run(*words, "--wait", "0ms", "--batch", 1, "--quiet")
-    assert "simulating" in done.err and "simulating" not in again.err
+    assert "simulating" in result.err and "simulating" not in again.err
     assert again.code == 0 and "cheapest mix:" in again.out and "1.0 of 1" in again.out
 
 
@@ -95,21 +95,21 @@ def test_too_few_machines_say_how_many_more(timed: Project) -> None:
         "groups:\n  - {product: l4, count: 1}\n  - {product: cpu, count: 1}\n"
     )
     words = ("traffic", "capacity", "tiny", "--rate", 90000, "--p99", "20ms", "--prices", timed.folder / "prices.yaml")
-    done = timed.run(*words, "--wait", "0ms", "--batch", 8, "--fleet", timed.folder / "fleet.yaml")
-    assert done.code == 1 and "no mix: 1 cpu, 1 l4 carry" in done.out and "more l4" in done.out
+    result = timed.run(*words, "--wait", "0ms", "--batch", 8, "--fleet", timed.folder / "fleet.yaml")
+    assert result.code == 1 and "no mix: 1 cpu, 1 l4 carry" in result.out and "more l4" in result.out
 
 
 def test_a_rate_that_a_million_machines_do_not_carry_has_no_mix(timed: Project) -> None:
     words = ("traffic", "capacity", "tiny", "--rate", 1e9, "--p99", "20ms", "--prices", timed.folder / "cpu.yaml")
     words += ("--batch", 1)
     timed.folder.joinpath("cpu.yaml").write_text("cpu: {per_hour: 0.2}\n")
-    done = timed.run(*words, "--wait", "0ms", "--precision", "fp32")
-    assert done.code == 1 and "no mix: 1000000 cpu carry" in done.out
+    result = timed.run(*words, "--wait", "0ms", "--precision", "fp32")
+    assert result.code == 1 and "no mix: 1000000 cpu carry" in result.out
 
 
 def test_a_limit_below_the_fastest_run_is_an_answer_with_the_time_of_that_run(timed: Project) -> None:
-    done = timed.run("traffic", "capacity", "tiny", "--rate", 10, "--p99", "100us")
-    assert done.code == 1 and "keeps 0.1 ms at no rate: p99 of its fastest run is" in done.out
+    result = timed.run("traffic", "capacity", "tiny", "--rate", 10, "--p99", "100us")
+    assert result.code == 1 and "keeps 0.1 ms at no rate: p99 of its fastest run is" in result.out
 
 
 def test_a_limit_that_requests_at_once_break_says_so(timed: Project) -> None:
@@ -117,8 +117,8 @@ def test_a_limit_that_requests_at_once_break_says_so(timed: Project) -> None:
     path.write_text("\n".join(json.dumps({"at": at // 100, "inputs": {"x": [[0.0] * 8]}}) for at in range(200)))
     words = ("traffic", "capacity", "tiny", "--rate", 10, "--p99", "20ms", "--wait", "0ms", "--precision", "fp32")
     words += ("--batch", 8)
-    done = timed.run(*words, "--traffic", path)
-    assert "p99 of its fastest run is 2.42 ms, and requests wait: for others (--wait), or as several" in done.out
+    result = timed.run(*words, "--traffic", path)
+    assert "p99 of its fastest run is 2.42 ms, and requests wait: for others (--wait), or as several" in result.out
 
 
 def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
@@ -127,8 +127,8 @@ def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
     path.write_text("\n".join(lines))
     words = ("traffic", "capacity", "tiny", "--rate", 100, "--p99", "20ms", "--wait", "0ms", "--precision", "fp32")
     words += ("--batch", 8)
-    done = timed.run(*words, "--traffic", path, "--json")
-    assert done.code == 0 and done.json["arrivals"] == "recorded arrivals, scaled in time (200 requests)"
+    result = timed.run(*words, "--traffic", path, "--json")
+    assert result.code == 0 and result.json["arrivals"] == "recorded arrivals, scaled in time (200 requests)"
     path.write_text("\n".join(lines[:50]))
     few = timed.run(*words, "--traffic", path)
     assert few.code == 2 and "p99 takes at least 100" in few.err
@@ -158,16 +158,16 @@ def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
         (("--rate", 1, "--p99", "20ms", "--wait", "20ms"), "one that no other joins would break the limit"),
     ],
 )
-def test_bad_input_is_told(timed: Project, words: tuple[object, ...], wanted: str) -> None:
+def test_bad_input_is_reported(timed: Project, words: tuple[object, ...], wanted: str) -> None:
     files = {"t4": "t4: {per_hour: 1}\n", "fleet": "groups:\n  - {product: a100, count: 8}\n"}
     for name, text in files.items():
         timed.folder.joinpath(f"{name}.yaml").write_text(text)
-    given = [str(word).format(**{name: timed.folder / f"{name}.yaml" for name in files}) for word in words]
-    done = timed.run("traffic", "capacity", "tiny", *given)
-    assert wanted in done.err + done.out and "Traceback" not in done.err
-    assert done.code == (1 if wanted.startswith("has no price for x86") else 2)
+    items = [str(word).format(**{name: timed.folder / f"{name}.yaml" for name in files}) for word in words]
+    result = timed.run("traffic", "capacity", "tiny", *items)
+    assert wanted in result.err + result.out and "Traceback" not in result.err
+    assert result.code == (1 if wanted.startswith("has no price for x86") else 2)
 
 
 def test_without_a_report_the_command_that_times_is_named(built: Project) -> None:
-    done = built.run("traffic", "capacity", "tiny", "--rate", 1, "--p99", "1s")
-    assert done.code == 2 and "time its engines where they run: enginesmith validate tiny@1" in done.err
+    result = built.run("traffic", "capacity", "tiny", "--rate", 1, "--p99", "1s")
+    assert result.code == 2 and "time its engines where they run: enginesmith validate tiny@1" in result.err

@@ -60,22 +60,22 @@ def run(tmp_path, capsys):
 
 def test_histograms_rates_and_a_picture(words, tmp_path, run):
     place = record(tmp_path / "traffic.jsonl", [3] * 60 + [40] * 20 + [70])
-    done = run("traffic", "show", place, "--model", words, "--out", tmp_path / "traffic.svg")
-    assert done.code == 0 and "81 requests" in done.out and "requests per second" in done.out
-    assert re.search(r"^length +81 +3 +3 .* 70$", done.out, re.MULTILINE), done.out
-    assert "length: 1 request beyond the spec's dims (1.23 %)" in done.out and "wrote" in done.err
+    result = run("traffic", "show", place, "--model", words, "--out", tmp_path / "traffic.svg")
+    assert result.code == 0 and "81 requests" in result.out and "requests per second" in result.out
+    assert re.search(r"^length +81 +3 +3 .* 70$", result.out, re.MULTILINE), result.out
+    assert "length: 1 request beyond the spec's dims (1.23 %)" in result.out and "wrote" in result.err
     assert "requests by length" in (tmp_path / "traffic.svg").read_text()
-    found = run("traffic", "show", place, "--model", words, "--json").json
+    actual = run("traffic", "show", place, "--model", words, "--json").json
     expected = {"3": 60, "40": 20, "70": 1}
-    assert found["histograms"]["length"] == expected and found["start"] == "2026-03-02T00:00:00+00:00"
-    assert found["per_second"] == pytest.approx(100.0) and found["beyond"] == {"length": 1}
+    assert actual["histograms"]["length"] == expected and actual["start"] == "2026-03-02T00:00:00+00:00"
+    assert actual["per_second"] == pytest.approx(100.0) and actual["beyond"] == {"length": 1}
 
 
 def test_traffic_that_does_not_fit_is_an_error(words, tmp_path, run):
     place = record(tmp_path / "a.jsonl", [1, 2], at=[1.8, 1.9])
     place.write_text(place.read_text().replace('"at":1.8', '"at":1.8e12'))
-    done = run("traffic", "show", place, "--model", words)
-    assert done.code == 2 and "at is 1.8e+12; give seconds" in done.err and "Traceback" not in done.err
+    result = run("traffic", "show", place, "--model", words)
+    assert result.code == 2 and "at is 1.8e+12; give seconds" in result.err and "Traceback" not in result.err
 
 
 def test_the_model_must_be_known(words, tmp_path, run):
@@ -93,18 +93,18 @@ def test_requests_from_stdin(tmp_path):
     path, other = tmp_path / "traffic.jsonl", tmp_path / "other.jsonl"
     lines = [{"at": 3, "inputs": {"x": [[1, 2]]}}, {"inputs": {"x": [[3, 4]]}}]
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    done = subprocess.run([*COMMAND, path], input=text, text=True, capture_output=True, check=True)
-    assert "2 requests recorded" in done.stderr
+    result = subprocess.run([*COMMAND, path], input=text, text=True, capture_output=True, check=True)
+    assert "2 requests recorded" in result.stderr
     head, first, second = map(json.loads, path.read_text().splitlines())
     assert head["kind"] == "enginesmith-traffic" and first == lines[0] and second["at"] > 1e9
-    for words, typed, code, said in (
+    for words, typed, code, output in (
         ([path], '{"inputs": 3}\n', 2, "inputs is missing"),
         ([other], "[]\n", 2, "an object is needed"),
         ([path, "--samples", path, "--per-second", "1"], "", 2, "error: " + str(path) + " is not empty"),
         (["/dev/full"], text, 3, "error: writing /dev/full: No space left on device"),
     ):
         bad = subprocess.run([*COMMAND, *words], input=typed, text=True, capture_output=True)
-        assert bad.returncode == code and said in bad.stderr
+        assert bad.returncode == code and output in bad.stderr
     assert not other.exists()
 
 
@@ -121,8 +121,8 @@ def test_a_mistake_in_the_first_request_leaves_no_file(tmp_path, capsys, arrays,
     samples, path = tmp_path / "samples.npz", tmp_path / "traffic.jsonl"
     np.savez(samples, **arrays) if arrays else samples.write_bytes(b"")
     assert exit_code("traffic", "record", path, "--samples", samples, "--per-second", "5") == 2
-    said = capsys.readouterr().err
-    assert words in said and said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert words in output and output.count("\n") == 1
     assert not path.exists()
 
 
@@ -152,17 +152,17 @@ def test_times_of_a_version_on_record_and_measured(words, tmp_path, run):
     words.write_text(SPEC + "validation: {latency: {seconds: 0.005, buckets: all}}\n")
     assert run("build", words).code == 0
     place = record(tmp_path / "traffic.jsonl", [3, 4, 5] * 30 + [40] * 20)
-    found = run("traffic", "buckets", words, "--traffic", place, "--latencies", "words", "--json")
-    assert found.code == 0 and found.json["engine"] == "words@1 cpu fp32 onnxruntime"
-    assert found.json["choice"]["timed"] > 2
-    assert "of compiling a day" in found.json["price"]["words"]
-    found = run(
+    actual = run("traffic", "buckets", words, "--traffic", place, "--latencies", "words", "--json")
+    assert actual.code == 0 and actual.json["engine"] == "words@1 cpu fp32 onnxruntime"
+    assert actual.json["choice"]["timed"] > 2
+    assert "of compiling a day" in actual.json["price"]["words"]
+    actual = run(
         "traffic", "buckets", words, "--traffic", place, "--engine", "words@1", "--batch", "1", *QUICK, "--json"
     )
-    assert found.code == 0 and found.json["choice"]["plans"][0]["batch"] == 1.0
+    assert actual.code == 0 and actual.json["choice"]["plans"][0]["batch"] == 1.0
     words.write_text(SPEC.replace("model: words", "model: others"))
-    done = run("traffic", "buckets", words, "--traffic", place, "--engine", "words")
-    assert done.code == 2 and "words is an engine of words, and SPEC is others" in done.err
+    result = run("traffic", "buckets", words, "--traffic", place, "--engine", "words")
+    assert result.code == 2 and "words is an engine of words, and SPEC is others" in result.err
     assert run("traffic", "show", place, "--model", "words").code == 0
 
 
@@ -177,5 +177,5 @@ def test_times_of_a_version_on_record_and_measured(words, tmp_path, run):
 )
 def test_options_that_do_not_fit(words, tmp_path, run, options, words_of_error):
     place = record(tmp_path / "traffic.jsonl", [3, 4, 5])
-    done = run("traffic", "buckets", words, "--traffic", place, *options)
-    assert done.code == 2 and words_of_error in done.err and "Traceback" not in done.err
+    result = run("traffic", "buckets", words, "--traffic", place, *options)
+    assert result.code == 2 and words_of_error in result.err and "Traceback" not in result.err

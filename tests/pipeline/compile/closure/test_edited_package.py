@@ -33,9 +33,9 @@ def run(copy: Path, project: Project, *words: str) -> tuple[Any, str]:
     env = {**os.environ, "PYTHONPATH": str(copy), "ENGINESMITH_CACHE": str(copy.parent / "cache")}
     env["PYTHONDONTWRITEBYTECODE"] = "1"  # 20 MB that nobody reads again
     command = [sys.executable, "-m", "enginesmith", *words, project.spec, "--registry", project.registry, "--json"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env, cwd=copy.parent)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr
+    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env, cwd=copy.parent)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout), result.stderr
 
 
 def test_an_edited_function_redoes_what_it_made_and_the_plan_names_it(copy: Path, built: Project) -> None:

@@ -27,15 +27,15 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """The roots that were computed, and not recalled."""
-    found: list[tuple[str, ...]] = []
+    items: list[tuple[str, ...]] = []
     real = code._reach
 
     def noted(roots: tuple[str, ...], sources: SourceFiles) -> code.Closure:
-        found.append(roots)
+        items.append(roots)
         return real(roots, sources)
 
     monkeypatch.setattr(code, "_reach", noted)
-    return found
+    return items
 
 
 def ask() -> code.Closure:
@@ -70,7 +70,7 @@ def test_another_way_to_compute_it_counts(toy, computed, monkeypatch):
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"modules": 1, "packages": [], "read": {}}'])
-def test_a_damaged_file_is_computed_anew(toy: Path, computed: list[tuple[str, ...]], damage: bytes) -> None:
+def test_a_damaged_file_is_computed_again(toy: Path, computed: list[tuple[str, ...]], damage: bytes) -> None:
     first = ask()
     (kept,) = (toy / "cache" / "code").iterdir()
     kept.write_bytes(damage)
@@ -90,5 +90,5 @@ def test_threads_that_ask_at_once_wait_for_one(toy, computed, monkeypatch):
     monkeypatch.setenv("ENGINESMITH_CACHE_BYTES", "0")
     code._find.cache_clear()
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: find_code(*ROOTS), range(32)))
-    assert len({closure.digest for closure in found}) == 1 and computed == [ROOTS]
+        result = list(pool.map(lambda _: find_code(*ROOTS), range(32)))
+    assert len({closure.digest for closure in result}) == 1 and computed == [ROOTS]

@@ -76,12 +76,12 @@ def digest(root: str = "toy.start:run") -> str:
 def edited(folder: Path, name: str, before: str, after: str) -> str:
     """The digest with one file changed, which is then put back."""
     path = folder / name
-    kept = path.read_text()
-    assert before in kept
-    path.write_text(kept.replace(before, after))
-    found = digest()
-    path.write_text(kept)
-    return found
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    result = digest()
+    path.write_text(text)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def edited(folder: Path, name: str, before: str, after: str) -> str:
         ("toy/kept.py", "return 2", "return 22"),  # a class counts whole
     ],
 )
-def test_what_is_reached_changes_the_digest(toy: Path, name: str, before: str, after: str) -> None:
+def test_reached_code_changes_the_digest(toy: Path, name: str, before: str, after: str) -> None:
     assert edited(toy, name, before, after) != digest()
 
 
@@ -118,11 +118,11 @@ def test_what_is_reached_changes_the_digest(toy: Path, name: str, before: str, a
         ("toy/never.py", "return 0", "return 1"),
     ],
 )
-def test_what_is_not_reached_leaves_the_digest(toy: Path, name: str, before: str, after: str) -> None:
+def test_unreached_code_does_not_change_the_digest(toy: Path, name: str, before: str, after: str) -> None:
     assert edited(toy, name, before, after) == digest()
 
 
-def test_what_a_name_is_bound_to_counts(toy: Path) -> None:
+def test_all_bindings_of_a_name_count(toy: Path) -> None:
     write(toy, {"toy/start.py": "from numpy import sin as f\ndef run():\n    return f(1)\n"})
     before = digest()
     assert edited(toy, "toy/start.py", "import sin", "import cos") != before
@@ -165,7 +165,7 @@ def test_every_way_to_refer_to_a_function_is_seen(toy: Path, start: str) -> None
     assert edited(toy, "toy/names.py", "return 2", "return 3") != digest()
 
 
-def test_what_runs_on_the_way_in_counts(toy: Path) -> None:
+def test_code_that_runs_on_import_counts(toy: Path) -> None:
     write(toy, {"toy/__init__.py": "import os\nos.environ['TOY'] = '1'\n"})
     assert edited(toy, "toy/__init__.py", "'1'", "'2'") != digest()
 
@@ -234,7 +234,7 @@ def test_an_extension_module_counts_by_its_bytes(toy: Path) -> None:
     assert digest() != before
 
 
-def test_what_is_no_python_says_which_module(toy: Path) -> None:
+def test_the_error_names_a_module_with_invalid_syntax(toy: Path) -> None:
     (toy / "toy/deep.py").write_text("def (")
     with pytest.raises(EnginesmithError, match=r"toy\.deep cannot be parsed"):
         digest()

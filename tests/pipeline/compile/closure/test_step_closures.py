@@ -143,10 +143,10 @@ def test_every_module_of_a_closure_redoes_its_steps_and_no_others() -> None:
     inside = sorted({module for step in STEPS for module in closure(step).modules})
     assert len(inside) > 100
     for module in inside:
-        wanted = {step for step in STEPS if has_definitions(reached(step).get(module, frozenset()))}
+        expected = {step for step in STEPS if has_definitions(reached(step).get(module, frozenset()))}
         # A step that does not so much as read the module cannot depend on it.
         readers = {step for step in STEPS if module in closure(step).read}
-        assert redone({module: altered(module)}, readers) == wanted, module
+        assert redone({module: altered(module)}, readers) == expected, module
 
 
 def has_definitions(names: frozenset[str]) -> bool:
@@ -262,7 +262,7 @@ DYNAMIC = {
 
 def test_code_that_is_found_at_run_time_is_known() -> None:
     names = {"import_module", "__import__", "entry_points", "globals", "eval", "exec", "spec_from_file_location"}
-    found = set()
+    result = set()
     for module in {module for step in STEPS for module in reached(step)}:
         source = INSTALLED.read(module)
         assert source is not None
@@ -271,8 +271,8 @@ def test_code_that_is_found_at_run_time_is_known() -> None:
             uses |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)} - {"eval"}
             name = getattr(node, "name", "")
             if uses & names and any(name in reached(step).get(module, ()) for step in STEPS):
-                found.add((module, name))
-    assert found == DYNAMIC.keys()
+                result.add((module, name))
+    assert result == DYNAMIC.keys()
 
 
 def test_the_key_of_a_step_is_computed_from_the_request_that_its_job_runs() -> None:

@@ -74,8 +74,8 @@ def whole(folder: Path) -> WholeData:
 
 
 def rows(folder: Path, steps: GraphSteps, *inputs: TensorSpec, **sources: str) -> list[dict[str, list[float]]]:
-    found = list_rows(roll_steps(Summing(), whole(folder), STATES), steps, inputs, sources, complete=False)
-    return [{name: np.ravel(array).tolist() for name, array in row.items()} for row in found]
+    actual = list_rows(roll_steps(Summing(), whole(folder), STATES), steps, inputs, sources, complete=False)
+    return [{name: np.ravel(array).tolist() for name, array in row.items()} for row in actual]
 
 
 def test_a_graph_without_state_has_what_changes_from_step_to_step(tmp_path: Path) -> None:
@@ -86,16 +86,16 @@ def test_a_graph_without_state_has_what_changes_from_step_to_step(tmp_path: Path
 
 
 def test_a_graph_with_state_has_all_steps_numbered_with_their_sequences(tmp_path: Path) -> None:
-    found = rows(tmp_path, GraphSteps(state=True, dim=""), INPUTS[0], s="source")
-    assert [(row["s"], row[SEQUENCE]) for row in found] == [([1], [0])] * 2 + [([10], [1])] * 3
+    result = rows(tmp_path, GraphSteps(state=True, dim=""), INPUTS[0], s="source")
+    assert [(row["s"], row[SEQUENCE]) for row in result] == [([1], [0])] * 2 + [([10], [1])] * 3
 
 
 def test_samples_of_a_step_are_cut_where_the_graph_has_the_dim(tmp_path: Path) -> None:
     taken = TensorSpec("x", "float32", ("batch", "tokens"))
-    found = rows(tmp_path, GraphSteps(state=True, dim="tokens"), taken, x="two.x", s="sum.next")
-    assert [row["x"] for row in found] == [[2 * at] for at in range(8)]
-    assert [row[STEP] for row in found] == [[0], [0], [0], [1], [2], [3], [4], [4]]
-    assert [row["s"] for row in found] == [[1], [1], [1], [2], [10], [20], [30], [30]]
+    result = rows(tmp_path, GraphSteps(state=True, dim="tokens"), taken, x="two.x", s="sum.next")
+    assert [row["x"] for row in result] == [[2 * at] for at in range(8)]
+    assert [row[STEP] for row in result] == [[0], [0], [0], [1], [2], [3], [4], [4]]
+    assert [row["s"] for row in result] == [[1], [1], [1], [2], [10], [20], [30], [30]]
 
 
 def test_what_cannot_be_cut_into_the_samples_of_a_step_is_refused(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ def test_a_build_leaves_the_json_that_its_page_is_drawn_from(built: Project, tmp
 def test_a_page_that_cannot_be_drawn_says_why_and_is_there_all_the_same(project, monkeypatch):
     monkeypatch.setattr("validation.reporting.html.render", raising(ZeroDivisionError("a picture <of> nothing")))
     project.change_spec(targets=["cpu"], precisions=["fp32"])
-    done = project.build()
-    assert done.code == 0 and done.json["version"] == "1"
+    result = project.build()
+    assert result.code == 0 and result.json["version"] == "1"
     folder = project.registry / "models" / "tiny" / "versions" / "1"
     assert "a picture &lt;of&gt; nothing" in (folder / "report.html").read_text()
     monkeypatch.undo()
@@ -39,7 +39,7 @@ def test_a_page_that_cannot_be_drawn_says_why_and_is_there_all_the_same(project,
     assert again.code == 0 and "1 engine proven" in (project.folder / "again.html").read_text()
 
 
-def test_what_is_no_document_is_named(tmp_path: Path, built: Project) -> None:
+def test_the_error_names_an_invalid_document(tmp_path: Path, built: Project) -> None:
     with pytest.raises(InputError, match="no such file"):
         pages.read_document(tmp_path / "none.json")
     (tmp_path / "a.json").write_text('{"kind": "else"}')

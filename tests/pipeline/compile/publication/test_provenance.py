@@ -26,20 +26,20 @@ def test_the_sbom_is_valid_cyclonedx_and_the_same_each_time() -> None:
     errors = JsonStrictValidator(SchemaVersion.V1_6).validate_str(json.dumps(sbom))
     assert errors is None, errors
     assert canonical_json(sbom) == canonical_json(environment_sbom())
-    found = {item["name"]: item for item in sbom["components"]}
-    assert found["numpy"]["purl"].startswith("pkg:pypi/numpy@") and found["numpy"]["licenses"]
+    result = {item["name"]: item for item in sbom["components"]}
+    assert result["numpy"]["purl"].startswith("pkg:pypi/numpy@") and result["numpy"]["licenses"]
 
 
 def test_the_statement_is_in_toto_and_slsa(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(pages.IMAGE, "registry.example/builder@sha256:" + "a" * 64)
     entries = [engine(store), engine(store, "sm_89", status="unproven")]
-    found = pages.provenance_statement(draft(store), entries, STARTED, "b" * 64)
+    result = pages.provenance_statement(draft(store), entries, STARTED, "b" * 64)
     statement = Statement(subjects=[], predicate_type="", predicate={})
-    json_format.ParseDict(found, statement.pb)
+    json_format.ParseDict(result, statement.pb)
     statement.validate()
-    predicate = json_format.ParseDict(found["predicate"], provenance_pb2.Provenance())
+    predicate = json_format.ParseDict(result["predicate"], provenance_pb2.Provenance())
     assert predicate.build_definition.resolved_dependencies[0].digest["sha256"] == draft(store).sources["onnx"]
-    assert {item["digest"]["sha256"] for item in found["subject"]} == {entry.digest for entry in entries}
+    assert {item["digest"]["sha256"] for item in result["subject"]} == {entry.digest for entry in entries}
     assert predicate.run_details.builder.builder_dependencies[0].uri.startswith("registry.example/builder")
     assert predicate.run_details.metadata.started_on.seconds > 0
 
@@ -48,10 +48,10 @@ def test_provenance_is_signed_with_the_manifest_and_no_part_of_what_a_version_is
     entry = engine(store)
 
     def published(started: str) -> tuple[str, bool]:
-        told = pages.with_provenance(store, draft(store), [entry], started)
-        found = publish(store, told, [(entry, approval(entry))])
-        assert {pages.STATEMENT, pages.SBOM} <= found.manifest.sources.keys()
-        return found.version, found.existed
+        message = pages.with_provenance(store, draft(store), [entry], started)
+        result = publish(store, message, [(entry, approval(entry))])
+        assert {pages.STATEMENT, pages.SBOM} <= result.manifest.sources.keys()
+        return result.version, result.existed
 
     assert published(STARTED) == ("1", False) and published("2026-02-02T00:00:00+00:00") == ("1", True)
     assert verify(store, None).sound

@@ -20,7 +20,7 @@ DRIFT = Check("quantization", "sqnr_db", "y", "golden", 3.0, 15.0, False)
     ((DRIFT,), False, [RANDOM_INPUTS]),
     ((), False, []),
 ])  # fmt: skip
-def test_a_failed_check_is_told_with_the_data_that_would_mend_it(checks, given, told):
+def test_a_failed_check_is_reported_with_the_data_that_would_mend_it(checks, given, told):
     spec: Any = SimpleNamespace(calibration=None, golden=None)
     exported: Any = SimpleNamespace(golden_inputs=object() if given else None)
     unit = SimpleNamespace(request=SimpleNamespace(precision="fp16"))

@@ -68,7 +68,7 @@ def test_a_damaged_blob_is_set_aside(tmp_path: Path, store: Store, stored: Store
     assert not store.has(damaged)
 
 
-def test_what_is_stored_is_not_sent_again(tmp_path: Path, store: Store, stored: StoredGraph) -> None:
+def test_stored_blobs_are_not_uploaded_again(tmp_path: Path, store: Store, stored: StoredGraph) -> None:
     ((shard, _),) = stored.shards
     before = store.path(shard).stat().st_ino
     (tmp_path / "again").mkdir()

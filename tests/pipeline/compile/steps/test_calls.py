@@ -64,9 +64,9 @@ def test_bits_are_asked_of_a_backend_that_promises_them_on_a_cpu_and_of_no_model
 def test_a_spec_says_how_long(project: Project, asked: dict[str, Any], seconds: float | None) -> None:
     project.change_spec(validation={**asked, "contract": {"bitwise": {}}})
     spec = load_spec(project.spec)
-    told = calls_of(ModelSpec.model_validate(spec.model_dump(mode="json", exclude_unset=True)))
-    assert told is not None and (told.seconds, told.bitwise) == (seconds, True)
-    assert [dim.name for dim in told.shapes.dims] == ["batch"]
+    message = calls_of(ModelSpec.model_validate(spec.model_dump(mode="json", exclude_unset=True)))
+    assert message is not None and (message.seconds, message.bitwise) == (seconds, True)
+    assert [dim.name for dim in message.shapes.dims] == ["batch"]
 
 
 @pytest.mark.parametrize("off", ["off", None, False])

@@ -14,8 +14,8 @@ OUT_OF_REACH = {"int8": {"quantization": {"sqnr_db": 100}, "engine": {"sqnr_db":
 
 def build(built: Project, metric: Any) -> dict[str, Any]:
     golden = {"data": "golden.npz", "labels": "label", "metric": metric}
-    given = {"validation": {"limits": OUT_OF_REACH, "attribution": "off"}, "quantization": {"search": "never"}}
-    built.change_spec(targets=["cpu"], golden=golden, **given)
+    entries = {"validation": {"limits": OUT_OF_REACH, "attribution": "off"}, "quantization": {"search": "never"}}
+    built.change_spec(targets=["cpu"], golden=golden, **entries)
     return built.build().json
 
 

@@ -86,13 +86,13 @@ def test_a_reduced_workspace_is_half_the_scratch_memory_and_never_no_limit(unit,
 def test_an_engine_built_with_a_reduced_workspace_has_the_key_of_what_was_built(store, tmp_path):
     pytest.importorskip("tensorrt_rtx")
     asked = request("sm_89", "tensorrt-rtx", store.put_file(graphs.mlp(tmp_path / "model.onnx")))
-    wanted = request("sm_89", "tensorrt-rtx", asked.model, workspace_mib=64)
-    made = BuildEngine(wanted, instead_of=asked).run(WorkerContext(tmp_path, store.uri))
-    assert "built with workspace_mib 64 instead of 0: a first build had run out of memory" in made.notes
-    assert made.build == wanted.key != asked.key
+    expected = request("sm_89", "tensorrt-rtx", asked.model, workspace_mib=64)
+    result = BuildEngine(expected, instead_of=asked).run(WorkerContext(tmp_path, store.uri))
+    assert "built with workspace_mib 64 instead of 0: a first build had run out of memory" in result.notes
+    assert result.build == expected.key != asked.key
     context = RunContext(store, LocalExecutor(1), LocalExecutor(1))
-    assert recall_engine(asked, context) is None and recall_engine(wanted, context) == made
-    assert recall_reduced(asked, context) == wanted and recall_reduced(wanted, context) is None
+    assert recall_engine(asked, context) is None and recall_engine(expected, context) == result
+    assert recall_reduced(asked, context) == expected and recall_reduced(expected, context) is None
 
 
 class OutOfMemoryOnce:

@@ -27,8 +27,8 @@ def golden(tmp_path: Path) -> GoldenSet:
 
 def net(folder: Path, times: float) -> Path:
     """A graph that multiplies by a number."""
-    made = build("float[n,3] x", "float[n,3] y", "y = Mul(x, k)", {"k": np.float32(times)})
-    onnx.save(made, folder / "graph.onnx")
+    engine = build("float[n,3] x", "float[n,3] y", "y = Mul(x, k)", {"k": np.float32(times)})
+    onnx.save(engine, folder / "graph.onnx")
     return folder / "graph.onnx"
 
 
@@ -76,8 +76,8 @@ def test_answers_that_the_graph_contradicts_fail_the_checks(store, golden, kept,
     one = replace(golden, cases=golden.cases[1:2])
     for times, repeats in ((2, []), (7, ["repeats"])):
         with open_reference(store, net(tmp_path, times), one, kept) as session:
-            found = drift_checks("engine", session, session, one, default_budget("engine", "fp32"))
-        assert [check.name for check in found if check.name == "repeats"] == repeats
+            actual = drift_checks("engine", session, session, one, default_budget("engine", "fp32"))
+        assert [check.name for check in actual if check.name == "repeats"] == repeats
 
 
 @pytest.mark.parametrize(("machine", "given"), [(this_machine(), "a" * 64), ("x86-64-v9, 2 cores", None)])

@@ -64,7 +64,7 @@ def test_a_search_is_made_again_only_where_it_may_take_longer(project: Project, 
     assert choose([CPU], EXPORTED, RANGES, Work(load_spec(project.spec), context))[CPU].ended == ""
 
 
-def test_it_is_said_that_trials_are_held_to_decibels_where_a_metric_decides(project: Project) -> None:
+def test_it_is_reported_that_trials_are_held_to_decibels_where_a_metric_decides(project: Project) -> None:
     assert describe_deciding(load_spec(project.spec)) == ""
     metric = {"name": "embeddings", "output": "logits", "decides": ["int8"], "floor": 0.9}
     project.change_spec(golden={"data": "golden.npz", "metric": metric})

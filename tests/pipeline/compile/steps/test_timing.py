@@ -52,11 +52,11 @@ def build(store: FileStore, tmp_path: Path) -> Callable[..., tuple[bytes | None,
         folder.mkdir()
         cache = TimingCache(store, tool or Tunes(), folder)
         cache.fetch()
-        given = (folder / GIVEN).read_bytes() if (folder / GIVEN).is_file() else None
+        inputs = (folder / GIVEN).read_bytes() if (folder / GIVEN).is_file() else None
         meanwhile()
-        (folder / GROWN).write_bytes(b" ".join(sorted({*(given or b"").split(), word.encode()})))
+        (folder / GROWN).write_bytes(b" ".join(sorted({*(inputs or b"").split(), word.encode()})))
         cache.keep()
-        return given, cache.notes
+        return inputs, cache.notes
 
     return run
 
@@ -97,8 +97,8 @@ def test_a_damaged_or_lost_cache_is_left_out_with_a_note_and_replaced(store: Fil
     assert digest
     store.path(digest).chmod(0o644)
     store.path(digest).write_bytes(b"damaged")
-    given, notes = build("two")
-    assert given is None and len(notes) == 1 and "no timing cache was used" in notes[0]
+    inputs, notes = build("two")
+    assert inputs is None and len(notes) == 1 and "no timing cache was used" in notes[0]
     assert build("three") == (b"two", [])
     store.replace(key, b"{nonsense", store.read(key))
     assert build("four") == (None, []) and build("five")[0] == b"four"
@@ -152,7 +152,7 @@ class Config:
 
 
 @pytest.mark.parametrize("stale", [b"old", b"raises"])
-def test_a_stale_cache_is_left_out_and_begun_anew(tmp_path: Path, stale: bytes) -> None:
+def test_a_stale_cache_is_left_out_and_begun_again(tmp_path: Path, stale: bytes) -> None:
     (tmp_path / GIVEN).write_bytes(stale)
     config = Config(lambda data: data != b"old")
     [(level, text)] = use_given(config, tmp_path)

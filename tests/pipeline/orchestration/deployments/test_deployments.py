@@ -44,9 +44,9 @@ def test_a_deployment_names_a_flow_and_parameters_that_it_has(wanted: WantedDepl
     flow = deploy.flow_of(wanted)
     assert f"{flow.name}/{wanted.name}" == wanted.full_name
     schema = parameter_schema(flow)
-    given = {**wanted.parameters, **(wanted.trigger.parameters if wanted.trigger else {})}
-    assert given.keys() <= schema.properties.keys()
-    assert set(schema.required) <= given.keys(), "nobody is there to fill in what is missing"
+    entries = {**wanted.parameters, **(wanted.trigger.parameters if wanted.trigger else {})}
+    assert entries.keys() <= schema.properties.keys()
+    assert set(schema.required) <= entries.keys(), "nobody is there to fill in what is missing"
     assert importlib.import_module(wanted.entrypoint.rpartition(".")[0])
 
 
@@ -114,25 +114,25 @@ def test_every_generation_has_a_limit() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_placeholder_of_a_template_is_a_variable(kind: str) -> None:
-    found = deploy.template(kind)
-    names = {placeholder.name for placeholder in find_placeholders(found["job_configuration"])}
-    assert names == set(found["variables"]["properties"])
+    result = deploy.template(kind)
+    names = {placeholder.name for placeholder in find_placeholders(result["job_configuration"])}
+    assert names == set(result["variables"]["properties"])
 
 
 def test_a_kubernetes_job_gets_its_gpu_node_image_and_secrets() -> None:
-    given: dict[str, Any] = {
+    entries: dict[str, Any] = {
         "image": "registry.example/enginesmith:1",
         "gpu_count": 1,
         "node_selector": {"nvidia.com/gpu.product": "NVIDIA-L4"},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
         "env_from": [{"secretRef": {"name": "registry"}}],
     }
-    job = apply_values(deploy.template("kubernetes")["job_configuration"], given)["job_manifest"]
+    job = apply_values(deploy.template("kubernetes")["job_configuration"], entries)["job_manifest"]
     pod = job["spec"]["template"]["spec"]
     [container] = pod["containers"]
     assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}
-    assert (container["image"], container["envFrom"]) == (given["image"], given["env_from"])
-    assert (pod["nodeSelector"], pod["tolerations"]) == (given["node_selector"], given["tolerations"])
+    assert (container["image"], container["envFrom"]) == (entries["image"], entries["env_from"])
+    assert (pod["nodeSelector"], pod["tolerations"]) == (entries["node_selector"], entries["tolerations"])
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     plain = apply_values(deploy.template("kubernetes")["job_configuration"], {"image": "x"})["job_manifest"]
     assert "nodeSelector" not in plain["spec"]["template"]["spec"], "what is not given is not asked for"
@@ -143,9 +143,9 @@ def test_places_mean_the_same_from_a_workers_folder(tmp_path: Path, monkeypatch:
     words = ("--traffic", "recorded", "--catalog", "specs", "--fleet", "report", "--fleet-catalog", "f.yaml")
     _, plan = deployed("--registry", "r", *words)
     assert plan
-    given = {name: value for item in plan.deployments() for name, value in item.parameters.items()}
-    assert given["traffic"] == str(tmp_path / "recorded") and given["specs"] == str(tmp_path / "specs")
-    assert str(tmp_path / "f.yaml") in given.values()
+    inputs = {name: value for item in plan.deployments() for name, value in item.parameters.items()}
+    assert inputs["traffic"] == str(tmp_path / "recorded") and inputs["specs"] == str(tmp_path / "specs")
+    assert str(tmp_path / "f.yaml") in inputs.values()
 
 
 def test_what_a_gpu_is_needed_for_runs_on_rays_workers_where_they_are_named() -> None:
@@ -153,8 +153,8 @@ def test_what_a_gpu_is_needed_for_runs_on_rays_workers_where_they_are_named() ->
     words += ["--traffic", "s3://bucket/t"]
     ray = ["--executor", "ray", "--ray-address", "ray://head:1", "--wait-for-nodes", "15m"]
     placed = {"executor": "ray", "ray_address": "ray://head:1", "wait_for_nodes_s": 900.0}
-    for given, named in (([*ray, "--on", "l4"], True), (ray, False)):
-        _, plan = deployed(*words, *given)
+    for inputs, named in (([*ray, "--on", "l4"], True), (ray, False)):
+        _, plan = deployed(*words, *inputs)
         assert plan
         proofs, canaries = (item.parameters for item in plan.deployments())
         assert {name: proofs.get(name) for name in ("on", *placed)} == (
@@ -169,14 +169,14 @@ def test_what_a_gpu_is_needed_for_runs_on_rays_workers_where_they_are_named() ->
 
 
 def test_a_deployment_that_is_registered_as_it_is_to_be_differs_in_nothing_else_in_what_changed() -> None:
-    wanted = next(wanted for wanted in EVERY if wanted.cron and not wanted.trigger)
-    made = deploy._to_deployment(wanted, "1", ["enginesmith"])
+    expected = next(expected for expected in EVERY if expected.cron and not expected.trigger)
+    made = deploy._to_deployment(expected, "1", ["enginesmith"])
     compared = ("entrypoint", "version", "description", "tags", "parameters")
     fields = (*compared, "work_pool_name", "job_variables", "schedules")
     schema = made._parameter_openapi_schema.model_dump(exclude_unset=True)
     there = SimpleNamespace(id="a", parameter_openapi_schema=schema, **{name: getattr(made, name) for name in fields})
     client: Any = SimpleNamespace(read_resource_related_automations=lambda _: [])
     assert deploy._differences(client, there, made) == []
-    for name, other, told in (("version", "2", "version"), ("tags", [], "tags"), ("schedules", [], "schedule")):
+    for name, other, message in (("version", "2", "version"), ("tags", [], "tags"), ("schedules", [], "schedule")):
         changed: Any = SimpleNamespace(**{**vars(there), name: other})
-        assert deploy._differences(client, changed, made) == [told]
+        assert deploy._differences(client, changed, made) == [message]

@@ -12,17 +12,17 @@ def test_one_event_for_each_model_to_build_and_each_generation_to_prove(store: S
     engines = [built(store, "l4", status="proven"), built(store, "sm_80"), built(store, "a100", "int8")]
     published(store, "digits", engines, targets=["l4", "sm_80", "sm_90", "sm_120"])
     groups = (group("l4"), group("a100", 2), group("a10"), group("h100"), group("rtxpro6000"))
-    found = work_for(stand(store, demand(), *groups), nothing_known)
-    assert [(item.unit.kind, item.unit.target.name, item.ready) for item in found] == [
+    result = work_for(stand(store, demand(), *groups), nothing_known)
+    assert [(item.unit.kind, item.unit.target.name, item.ready) for item in result] == [
         ("prove", "a100", True), ("build", "sm_120", True), ("build", "sm_86", False), ("build", "sm_90", False),
     ]  # fmt: skip
-    told = messages(found, "file:///r")
-    for item in told:
+    message = messages(result, "file:///r")
+    for item in message:
         check_payload(item.event, {"model", *item.payload})
-    said = {"registry": "file:///r", "by": "enginesmith fleet"}
-    to_build = {"spec": "registered:digits", "units": ["digits@1 sm_120 fp16 tensorrt-rtx"], **said}
-    to_prove = {"version": "1", "target": "sm_80", "engines": [engines[2].digest], **said}
-    assert [vars(item) for item in told] == [
+    output = {"registry": "file:///r", "by": "enginesmith fleet"}
+    to_build = {"spec": "registered:digits", "units": ["digits@1 sm_120 fp16 tensorrt-rtx"], **output}
+    to_prove = {"version": "1", "target": "sm_80", "engines": [engines[2].digest], **output}
+    assert [vars(item) for item in message] == [
         {"event": "enginesmith.model.registered", "model": "digits", "payload": to_build},
         {"event": "enginesmith.engine.unproven", "model": "digits", "payload": to_prove},
     ]

@@ -27,8 +27,8 @@ def until(what: str, look: Callable[[], Value | None], patience_s: float = PATIE
     """What `look` gives as soon as it gives something."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        if found := look():
-            return found
+        if swap := look():
+            return swap
         time.sleep(0.2)  # each look at a server costs it 10 ms of CPU time
     raise AssertionError(f"{what}: not within {patience_s:g} s")
 
@@ -93,9 +93,9 @@ class Prefect:
 
     def enginesmith(self, *words: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "enginesmith", *map(str, words)]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        return done
+        result = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+        return result
 
     @contextmanager
     def in_reach(self) -> Iterator[None]:
@@ -109,28 +109,28 @@ class Prefect:
     def runs(self, flow: str) -> list[dict[str, Any]]:
         """The flow's runs, oldest first, without those of its schedule, which depend on the time of day."""
         body = {"flows": {"name": {"any_": [flow]}}, "sort": "EXPECTED_START_TIME_ASC"}
-        found = self.post("/flow_runs/filter", body)
-        return [run for run in found if not run["auto_scheduled"]]
+        result = self.post("/flow_runs/filter", body)
+        return [run for run in result if not run["auto_scheduled"]]
 
     def ended(self, flow: str, count: int) -> list[dict[str, Any]]:
         """The flow's runs once there are `count` and all have ended."""
 
         def look() -> list[dict[str, Any]] | None:
-            found = self.runs(flow)
-            return found if len(found) >= count and all(run["state_type"] in ENDED for run in found) else None
+            result = self.runs(flow)
+            return result if len(result) >= count and all(run["state_type"] in ENDED for run in result) else None
 
         try:
             return until(f"{count} ended runs of {flow}", look)
         except AssertionError as error:
             states = [run["state_type"] for run in self.runs(flow)]
-            told = "\n".join([f"{error}; there are {states}", *self.failed_actions(), self._tell_errors()])
-            raise AssertionError(told) from None
+            message = "\n".join([f"{error}; there are {states}", *self.failed_actions(), self._tell_errors()])
+            raise AssertionError(message) from None
 
     def failed_actions(self) -> list[str]:
         """What automations could not do, with the reason: Prefect does not try it again, and no run comes of it."""
-        asked = {"filter": {"event": {"name": ["prefect.automation.action.failed"]}}}
-        found = self.post("/events/filter", asked)["events"]
-        return [f"{event['payload']['action_type']}: {event['payload']['reason']}" for event in found]
+        requests = {"filter": {"event": {"name": ["prefect.automation.action.failed"]}}}
+        result = self.post("/events/filter", requests)["events"]
+        return [f"{event['payload']['action_type']}: {event['payload']['reason']}" for event in result]
 
     def _tell_errors(self) -> str:
         """The last lines of the server's and the worker's logs that tell of errors."""
@@ -154,12 +154,12 @@ class Prefect:
     def _ask(self, method: str, path: str, body: Any = None) -> Any:
         def answered() -> httpx.Response | None:
             try:
-                found = self._client.request(method, path, json=body)
+                request = self._client.request(method, path, json=body)
             except httpx.TimeoutException:
                 if method == "GET" or path.endswith("/filter"):
                     return None  # it only asks, and a busy machine answers late
                 raise
-            return None if found.status_code == 503 else found  # SQLite is busy: Prefect's own client asks again
+            return None if request.status_code == 503 else request  # SQLite is busy: Prefect's own client asks again
 
         answer = until(f"an answer to {path}", answered)
         answer.raise_for_status()

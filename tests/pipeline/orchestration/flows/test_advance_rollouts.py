@@ -33,14 +33,14 @@ def started(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, dict[str, object]]]:
-    found: list[tuple[str, str, dict[str, object]]] = []
+    items: list[tuple[str, str, dict[str, object]]] = []
 
     def send(event: str, model: str, payload: dict[str, object]) -> None:
         watch.check_payload(event, {"model", *payload})
-        found.append((event, model, payload))
+        items.append((event, model, payload))
 
     monkeypatch.setattr(watch, "send_event", send)
-    return found
+    return items
 
 
 def advance(registry: Path, **given: float):
@@ -69,8 +69,8 @@ def test_a_rollout_that_ends_otherwise_is_sent(started, sent):
 def test_a_server_that_is_away_stops_nothing(started, monkeypatch):
     monkeypatch.setattr(watch, "send_event", raising(UnavailableError("no server")))
     assert advance(started).is_completed()
-    found = read_rollout(open_store(started), "digits", "stable")
-    assert found is not None and found.state == "done"
+    rollout = read_rollout(open_store(started), "digits", "stable")
+    assert rollout is not None and rollout.state == "done"
 
 
 def test_it_ends_after_its_time_and_a_damaged_model_fails_it(started, sent):

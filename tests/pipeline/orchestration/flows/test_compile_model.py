@@ -39,12 +39,12 @@ def keys(outcome: Any) -> dict[str, str]:
 def test_both_runners_and_both_executors_give_the_same_version(built: Project, project: Project, home: Path) -> None:
     for each in (built, project):
         each.change_spec(precisions=["int8"], targets=["cpu"])
-    done = with_prefect(project, home, "--executor", "ray")
-    assert done.returncode == 0, done.stderr
-    outcome, reference = json.loads(done.stdout), built.build().json
+    result = with_prefect(project, home, "--executor", "ray")
+    assert result.returncode == 0, result.stderr
+    outcome, reference = json.loads(result.stdout), built.build().json
     assert keys(outcome) == keys(reference)
     assert outcome["metrics"] == reference["metrics"]
-    assert "Finished in state Completed()" in done.stderr
+    assert "Finished in state Completed()" in result.stderr
     assert artifacts(home) == {("engines-tiny", "table")}
     again = with_prefect(project, home, "--executor", "ray")
     assert json.loads(again.stdout)["cached"] is True
@@ -54,16 +54,16 @@ def test_both_runners_and_both_executors_give_the_same_version(built: Project, p
 @pytest.mark.server
 def test_an_error_in_a_task_is_one_message_in_an_empty_home_too(project: Project, tmp_path: Path) -> None:
     (project.folder / "tiny.onnx").write_bytes(b"garbage")
-    done = with_prefect(project, tmp_path / "prefect")
-    assert done.returncode == 2 and "Traceback" not in done.stderr and "tiny.onnx" in done.stderr
+    result = with_prefect(project, tmp_path / "prefect")
+    assert result.returncode == 2 and "Traceback" not in result.stderr and "tiny.onnx" in result.stderr
 
 
 def test_a_prefect_api_that_does_not_answer_is_one_message_and_exit_code_3(project: Project) -> None:
     command = [sys.executable, "-m", "enginesmith", "build", str(project.spec), "--registry", str(project.registry)]
     environment = {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 3 and "error: Prefect: http://127.0.0.1:9/api does not answer" in done.stderr
-    assert "Traceback" not in done.stderr
+    result = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert result.returncode == 3 and "error: Prefect: http://127.0.0.1:9/api does not answer" in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 @pytest.mark.server
@@ -71,9 +71,9 @@ def test_a_prefect_api_that_does_not_answer_is_one_message_and_exit_code_3(proje
 def test_an_ensemble_is_built_as_a_flow(tmp_path: Path, home: Path) -> None:
     project = Project(tmp_path / "project")
     project.spec = write_ensemble(project.folder)
-    done = with_prefect(project, home)
-    assert done.returncode == 0, done.stderr
-    assert keys(json.loads(done.stdout)) == {"cpu fp32": "proven", "cpu int8": "proven"}
+    result = with_prefect(project, home)
+    assert result.returncode == 0, result.stderr
+    assert keys(json.loads(result.stdout)) == {"cpu fp32": "proven", "cpu int8": "proven"}
 
 
 @pytest.mark.parametrize("days", [-1.0, 1e9, float("nan")])

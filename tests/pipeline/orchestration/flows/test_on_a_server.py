@@ -32,8 +32,8 @@ def prefect(server: Prefect) -> Iterator[Prefect]:
 
 def said(prefect: Prefect, run: str | None = None) -> list[str]:
     """What one run has said, or all of them."""
-    wanted = {"flow_run_id": {"any_": [run]}} if run else {}
-    return [line["message"] for line in prefect.post("/logs/filter", {"logs": wanted, "sort": "TIMESTAMP_ASC"})]
+    expected = {"flow_run_id": {"any_": [run]}} if run else {}
+    return [line["message"] for line in prefect.post("/logs/filter", {"logs": expected, "sort": "TIMESTAMP_ASC"})]
 
 
 def served(project: Project) -> tuple[list[str], str | None]:

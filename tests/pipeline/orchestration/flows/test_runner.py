@@ -50,27 +50,27 @@ def unit(target: str, action: str = "build") -> Unit:
     ],
 )
 def test_only_what_was_out_of_reach_is_tried_again(error: Exception, again: bool) -> None:
-    made = as_task(pow, "a step", 2, 5)
-    assert made.name == "pow" and made.task_run_name == "a step" and made.fn() == 32, "it has no parameters"
-    assert made.retries == 3 and made.retry_jitter_factor == 0.5 and made.retry_condition_fn is helps
-    assert made.retry_delay_seconds == [2.0, 4.0, 8.0]
-    assert helps(made, None, Failed(data=error)) is again
+    task = as_task(pow, "a step", 2, 5)
+    assert task.name == "pow" and task.task_run_name == "a step" and task.fn() == 32, "it has no parameters"
+    assert task.retries == 3 and task.retry_jitter_factor == 0.5 and task.retry_condition_fn is helps
+    assert task.retry_delay_seconds == [2.0, 4.0, 8.0]
+    assert helps(task, None, Failed(data=error)) is again
 
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     """Slots that were taken, and whether strictly."""
-    found: list[tuple[str, bool]] = []
+    items: list[tuple[str, bool]] = []
 
     @contextmanager
     def concurrency(name: str, *, strict: bool, **_: object) -> Iterator[None]:
-        found.append((name, strict))
+        items.append((name, strict))
         if name == "enginesmith-gpu-sm_75":
             raise ConcurrencySlotAcquisitionError("must be created")
         yield
 
     monkeypatch.setattr(runner, "concurrency", concurrency)
-    return found
+    return items
 
 
 def test_a_unit_for_a_gpu_is_built_in_a_slot_of_its_generation(taken):
@@ -93,8 +93,8 @@ def test_who_waits_long_for_a_slot_says_for_which(monkeypatch: pytest.MonkeyPatc
         return "built"
 
     waits: list[Event] = []
-    told = context()
-    told.progress.emit = waits.append
+    message = context()
+    message.progress.emit = waits.append
     slow = False
 
     @contextmanager
@@ -105,10 +105,10 @@ def test_who_waits_long_for_a_slot_says_for_which(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(runner, "concurrency", concurrency)
     placed = PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_89"))
-    assert placed(unit("sm_89"), Work(None, told)) == "built" and not waits, "it was free"
+    assert placed(unit("sm_89"), Work(None, message)) == "built" and not waits, "it was free"
     slow = True
     monkeypatch.setattr(runner, "_AT_ONCE_S", 0.01)
-    assert placed(unit("sm_89"), Work(None, told)) == "built"
+    assert placed(unit("sm_89"), Work(None, message)) == "built"
     assert waits == [Waiting(unit("sm_89").name, "a slot of enginesmith-gpu-sm_89 on the Prefect server")]
 
 
@@ -162,10 +162,10 @@ def test_a_workers_flow_run_does_not_import_prefects_server() -> None:
     """Which takes longer than all the rest, for each run, and again for whoever cancels it."""
     flows = [path.stem for path in Path(runner.__file__).parent.glob("*.py") if path.stem != "__init__"]
     code = f"import sys\nfor name in {flows}:\n    __import__(f'pipeline.orchestration.flows.{{name}}')\n"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", f"{code}print('prefect.server.api.server' in sys.modules)"],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stdout == "False\n"
+    assert result.stdout == "False\n"

@@ -130,8 +130,8 @@ def test_a_change_keeps_what_others_write() -> None:
     )  # fmt: skip
     live["spec"]["suspend"] = False
     cluster = Fake(live, [HEAD, worker("l4-x", "l4")])
-    wanted = ray_cluster(group("l4", 0, most=8), group("h100", 1, least=1), group("b200", 0))
-    assert apply(cluster, wanted, "enginesmith-ray") == "enginesmith-ray: up to date"
+    expected = ray_cluster(group("l4", 0, most=8), group("h100", 1, least=1), group("b200", 0))
+    assert apply(cluster, expected, "enginesmith-ray") == "enginesmith-ray: up to date"
     (made,) = cluster.written
     groups = {item["groupName"]: item for item in made["spec"]["workerGroupSpecs"]}
     assert groups["l4"]["scaleStrategy"] == {"workersToDelete": ["l4-x"]}
@@ -148,10 +148,10 @@ def test_a_change_keeps_what_others_write() -> None:
 @pytest.mark.parametrize(("before", "after", "suspended"), [(1, 1, True), (0, 0, True), (0, 1, True), (1, 0, False)])
 def test_who_leaves_kueue_is_not_suspended_for_ever(before: int, after: int, suspended: bool) -> None:
     queue = {"kueue.x-k8s.io/queue-name": "gpus"}
-    live, wanted = (ray_cluster(group("l4", 0), labels=queue if queued else {}) for queued in (before, after))
+    live, expected = (ray_cluster(group("l4", 0), labels=queue if queued else {}) for queued in (before, after))
     live["spec"]["suspend"] = True
     cluster = Fake(live)
-    said = apply(cluster, wanted, "enginesmith-ray")
+    said = apply(cluster, expected, "enginesmith-ray")
     assert ("up to date" not in said) is suspended
     assert not suspended or ("until Kueue admits it to queue gpus" if after else '{"spec": {"suspend": false}}') in said
     assert cluster.written[0]["spec"]["suspend"] is suspended, "absent would not resume it"
@@ -224,7 +224,7 @@ def test_a_group_that_goes_is_kept_without_workers_until_its_own_have_ended() ->
     assert [item["groupName"] for item in last["spec"]["workerGroupSpecs"]] == ["h100"]
 
 
-def test_a_worker_of_a_group_that_is_not_there_is_ended_by_one_of_that_name() -> None:
+def test_a_new_group_of_the_same_name_ends_a_worker_of_a_missing_group() -> None:
     cluster = Fake(ray_cluster(group("h100", 0)), [HEAD, Pod("a", "gone", "2.60.0", ended=True)])
     assert apply(cluster, GONE, "enginesmith-ray") == "enginesmith-ray: up to date; ended a"
     stand_in = cluster.written[0]["spec"]["workerGroupSpecs"][-1]
@@ -240,9 +240,9 @@ def test_a_worker_of_another_version_beside_a_new_head_is_ended_alone() -> None:
 
 def test_under_kueue_it_is_kueue_that_resumes() -> None:
     queue = {"kueue.x-k8s.io/queue-name": "gpus"}
-    wanted = ray_cluster(group("l4", 0), version="2.61.0", labels=queue)
+    expected = ray_cluster(group("l4", 0), version="2.61.0", labels=queue)
     cluster = Fake(ray_cluster(group("l4", 0), labels=queue), [HEAD])
-    assert "until Kueue admits it to queue gpus; ended head" in apply(cluster, wanted, "enginesmith-ray")
+    assert "until Kueue admits it to queue gpus; ended head" in apply(cluster, expected, "enginesmith-ray")
     assert cluster.written[-1]["spec"]["suspend"] is True
 
 
@@ -274,9 +274,9 @@ def test_a_pod_that_has_ended_is_no_worker_that_would_be_stopped_and_goes_with_i
 
 
 def test_without_workers_another_version_takes_a_new_head_and_a_group_goes() -> None:
-    for wanted, ended in ((NEWER, ["head"]), (GONE, []), (LESS, [])):
+    for expected, ended in ((NEWER, ["head"]), (GONE, []), (LESS, [])):
         cluster = Fake(ray_cluster(group("l4", 0)), [HEAD])
-        apply(cluster, wanted, "enginesmith-ray")
+        apply(cluster, expected, "enginesmith-ray")
         assert cluster.ended == ended
 
 
@@ -290,7 +290,7 @@ def test_a_head_that_was_left_behind_goes_the_next_time() -> None:
         apply(unknown, NEWER, "enginesmith-ray")
 
 
-def test_one_that_is_being_deleted_is_left_alone() -> None:
+def test_a_cluster_under_deletion_is_not_changed() -> None:
     live = ray_cluster(group("l4", 0), deletionTimestamp="2026-11-22T22:00:00Z")
     with pytest.raises(UnavailableError, match="being deleted"):
         apply(Fake(live), GONE, "enginesmith-ray")
@@ -368,7 +368,7 @@ def test_without_a_cluster_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize("text", ["[]", "metadata: {name: x}", "metadata: {name: 1, namespace: y}"])
-def test_a_file_that_is_no_ray_cluster_is_refused_by_the_field(text, tmp_path, capsys):
+def test_an_invalid_ray_cluster_file_is_refused_by_the_field(text, tmp_path, capsys):
     (tmp_path / "raycluster.yaml").write_text(text)
     assert main([str(tmp_path / "raycluster.yaml"), *WORDS]) == InputError.exit_code
     assert "error: metadata.name" in capsys.readouterr().err

@@ -116,9 +116,9 @@ def test_a_damaged_channel_is_a_line_and_what_finds_no_room_is_counted(monkeypat
 
 
 def test_each_look_of_the_exporter_replaces_the_data(api: Api, tmp_path: Path) -> None:
-    store, said = published(), list[str]()
-    exporter = Exporter(store, said.append, StatusWriter(store, config_map(api, tmp_path), said.append).write)
-    assert exporter.refresh() and not said
+    store, output = published(), list[str]()
+    exporter = Exporter(store, output.append, StatusWriter(store, config_map(api, tmp_path), output.append).write)
+    assert exporter.refresh() and not output
     (path, content, patch) = api.patches[-1]
     assert path.startswith("/api/v1/namespaces/engines/configmaps/enginesmith-channels")
     assert content == "application/json-patch+json"
@@ -128,7 +128,7 @@ def test_each_look_of_the_exporter_replaces_the_data(api: Api, tmp_path: Path) -
     assert patch == [{"op": "add", "path": "/data", "value": texts}]
 
 
-def test_a_registry_that_cannot_be_read_is_said_beside_what_was_read_before(api: Api, tmp_path: Path) -> None:
+def test_a_registry_that_cannot_be_read_is_reported_beside_what_was_read_before(api: Api, tmp_path: Path) -> None:
     store = published()
     writer = StatusWriter(store, config_map(api, tmp_path), lambda _: None)
     writer.write(list_all(store))
@@ -137,18 +137,18 @@ def test_a_registry_that_cannot_be_read_is_said_beside_what_was_read_before(api:
     assert after == {**before, "_problem": "the registry cannot be read: no route\n"}
 
 
-def test_a_refusal_is_said_once_and_the_next_look_writes_again(api: Api, tmp_path: Path) -> None:
-    store, said = MemoryStore(), list[str]()
-    writer = StatusWriter(store, config_map(api, tmp_path), said.append)
+def test_a_refusal_is_reported_once_and_the_next_look_writes_again(api: Api, tmp_path: Path) -> None:
+    store, output = MemoryStore(), list[str]()
+    writer = StatusWriter(store, config_map(api, tmp_path), output.append)
     api.status = 403
     writer.write(())
     writer.write(())
-    assert said == ["the status of channels is not written: ConfigMap engines/enginesmith-channels: 403 Forbidden"]
+    assert output == ["the status of channels is not written: ConfigMap engines/enginesmith-channels: 403 Forbidden"]
     api.status = 200
     writer.write(())
     api.status = 404
     writer.write(())
-    assert len(api.patches) == 4 and len(said) == 2
+    assert len(api.patches) == 4 and len(output) == 2
 
 
 @pytest.mark.parametrize("text", ["channels", "a/b/c", "/channels", "engines/"])

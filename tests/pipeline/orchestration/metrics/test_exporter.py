@@ -39,26 +39,26 @@ def samples(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def test_a_registry_tells_of_builds_runs_engines_and_drift(built: Project) -> None:
-    done = built.run("registry", "metrics", "--once")
-    found = samples(done.out)
-    assert done.code == 0
-    assert found["enginesmith_builds_total", ("built", "cpu", "onnxruntime")] == 2
-    assert found["enginesmith_build_duration_seconds_count", ("built", "sm_89", "tensorrt-rtx")] == 2
-    assert found["enginesmith_build_duration_seconds_bucket", ("+Inf", "built", "sm_89", "tensorrt-rtx")] == 2
-    assert found["enginesmith_cache_lookups_total", ("miss",)] == 5
-    assert found["enginesmith_unproven_engines", ("sm_89", "tensorrt-rtx")] == 2
-    assert found["enginesmith_engines", ("cpu", "onnxruntime", "proven")] == 2
-    assert found["enginesmith_runs", ("done",)] == 1 and found["enginesmith_runs", ("lost",)] == 0
-    assert found["enginesmith_last_run_success", ("tiny",)] == 1 and found["enginesmith_registry_up", ()] == 1
-    assert 10 < found["enginesmith_drift_sqnr_db", ("cpu", "engine", "int8", "onnxruntime", "tiny")] < 200
-    assert ("enginesmith_drift_sqnr_db", ("engine", "int8", "sm_89", "tensorrt-rtx", "tiny")) not in found, "unproven"
+    result = built.run("registry", "metrics", "--once")
+    actual = samples(result.out)
+    assert result.code == 0
+    assert actual["enginesmith_builds_total", ("built", "cpu", "onnxruntime")] == 2
+    assert actual["enginesmith_build_duration_seconds_count", ("built", "sm_89", "tensorrt-rtx")] == 2
+    assert actual["enginesmith_build_duration_seconds_bucket", ("+Inf", "built", "sm_89", "tensorrt-rtx")] == 2
+    assert actual["enginesmith_cache_lookups_total", ("miss",)] == 5
+    assert actual["enginesmith_unproven_engines", ("sm_89", "tensorrt-rtx")] == 2
+    assert actual["enginesmith_engines", ("cpu", "onnxruntime", "proven")] == 2
+    assert actual["enginesmith_runs", ("done",)] == 1 and actual["enginesmith_runs", ("lost",)] == 0
+    assert actual["enginesmith_last_run_success", ("tiny",)] == 1 and actual["enginesmith_registry_up", ()] == 1
+    assert 10 < actual["enginesmith_drift_sqnr_db", ("cpu", "engine", "int8", "onnxruntime", "tiny")] < 200
+    assert ("enginesmith_drift_sqnr_db", ("engine", "int8", "sm_89", "tensorrt-rtx", "tiny")) not in actual, "unproven"
 
 
 def test_a_registry_exports_just_the_metrics_that_are_documented_for_it(built: Project) -> None:
     exporter = Exporter(built.store)
     assert exporter.refresh()
-    found = {family.name for family in exporter.registry().collect()}
-    assert found == {metric.name for metric in live.METRICS}
+    result = {family.name for family in exporter.registry().collect()}
+    assert result == {metric.name for metric in live.METRICS}
     labels = {
         (family.name, name)
         for family in exporter.registry().collect()
@@ -74,15 +74,15 @@ def test_a_registered_spec_has_a_time_which_is_read_every_ten_minutes(store: Sto
     item = Registration(bundle, "2026-01-01T00:00:00+00:00", "somebody")
     store.create(registered_key("digits"), canonical_json({"registered": [encode(item)]}))
     looker = Looker(store)
-    (found,) = looker.look().values[live.REGISTERED].items()
-    assert found[0] == ("digits",) and found[1] > 1.7e9
+    (result,) = looker.look().values[live.REGISTERED].items()
+    assert result[0] == ("digits",) and result[1] > 1.7e9
     monkeypatch.setattr(live, "newest_registrations", lambda _: pytest.fail("one request for each model"))
-    assert looker.look().values[live.REGISTERED] == dict([found])
+    assert looker.look().values[live.REGISTERED] == dict([result])
 
 
 def test_runs_that_go_on_and_runs_that_were_lost(store: Store, tmp_path: Path) -> None:
-    lost, done = running(1), run_state(2, "other", state="failed")
-    for run in (lost, done):
+    lost, result = running(1), run_state(2, "other", state="failed")
+    for run in (lost, result):
         store.create(run_key(run.id), run.to_bytes())
     os.utime(tmp_path / "registry" / run_key(lost.id), (0, 0))
     view = Looker(store).look()
@@ -172,15 +172,15 @@ def test_a_look_reads_some_models_and_all_of_them_in_turn(store: Store, monkeypa
     ]  # fmt: skip
 
 
-def test_a_registry_out_of_reach_is_said_and_what_was_seen_stays(built, monkeypatch):
-    said: list[str] = []
-    exporter = Exporter(built.store, said.append)
+def test_a_registry_out_of_reach_is_reported_and_what_was_seen_stays(built, monkeypatch):
+    output: list[str] = []
+    exporter = Exporter(built.store, output.append)
     exporter.refresh()
     monkeypatch.setattr(FileStore, "children", raising(UnavailableError("the disk is gone")))
     assert not exporter.refresh() and not exporter.refresh()
     values = {sample.name: sample.value for family in exporter.collect() for sample in family.samples}
     assert values["enginesmith_registry_up"] == 0 and values["enginesmith_models"] == 1
-    assert len(said) == 1 and "the disk is gone" in said[0]
+    assert len(output) == 1 and "the disk is gone" in output[0]
 
 
 def test_it_looks_again_until_it_is_stopped(store: Store) -> None:

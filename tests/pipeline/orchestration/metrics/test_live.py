@@ -22,7 +22,7 @@ def test_errors_of_the_registry_are_counted(tmp_path: Path) -> None:
     exporter = Exporter(open_store(tmp_path / "registry", create=True))
 
     def counted() -> dict[str, float]:
-        counts = {sample.name: sample.value for found in exporter.collect() for sample in found.samples}
+        counts = {sample.name: sample.value for result in exporter.collect() for sample in result.samples}
         return {f"enginesmith_registry_{kind}_total": counts[f"enginesmith_registry_{kind}_total"] for kind in TROUBLES}
 
     before = counted()

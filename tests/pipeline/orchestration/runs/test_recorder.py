@@ -34,9 +34,9 @@ def by_hand(store: FileStore) -> tuple[Tracker, RunRecorder]:
 
 def the_run(store: FileStore) -> RunState:
     (run,) = runs.run_ids(store)
-    found = runs.read_run(store, run)
-    assert found
-    return found
+    actual = runs.read_run(store, run)
+    assert actual
+    return actual
 
 
 def test_a_run_says_which_process_it_is(store: FileStore) -> None:
@@ -72,7 +72,7 @@ def test_a_run_is_seen_while_it_goes_on_with_the_end_of_what_it_prints(store: Fi
     assert runs.read_live(store, run.id) == {UNIT: "first\n"}
 
 
-def test_nothing_new_is_not_written_but_a_sign_of_life_is(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_state_is_rewritten_only_as_heartbeat(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "precise_now", map("2026-11-28T11:00:{:02}.000+00:00".format, range(60)).__next__)
     tracker, writer = by_hand(store)
     tracker.emit(Started("export"))
@@ -140,10 +140,10 @@ def test_a_write_whose_answer_was_lost_is_made_up_for(store: FileStore, monkeypa
     true_replace, lost = FileStore.replace, [True, False, True]
 
     def replace(self: FileStore, key: str, data: bytes, expected: bytes | None) -> bool:
-        done = true_replace(self, key, data, expected)
+        result = true_replace(self, key, data, expected)
         if lost and lost.pop(0):
             raise UndecidedError("the answer was lost")
-        return done
+        return result
 
     monkeypatch.setattr(FileStore, "replace", replace)
     for number in range(3):
@@ -167,7 +167,7 @@ def test_what_builds_took_is_remembered_and_what_was_cached_is_counted(store: Fi
     assert (totals.hits, totals.misses) == (1, 1) and [tally.count for tally in totals.builds] == [1]
 
 
-def test_of_more_units_than_a_document_holds_those_that_matter_are_told(store, monkeypatch):
+def test_of_more_units_than_a_document_holds_those_that_matter_are_reported(store, monkeypatch):
     monkeypatch.setattr("enginesmith.registry.builds.runs.MOST_ITEMS", 3)
     tracker, writer = by_hand(store)
     for number in range(5):
@@ -187,6 +187,6 @@ def test_garbage_collection_keeps_the_logs_of_runs_that_are_kept(store: FileStor
     item = the_run(store).item("export")
     loose = store.put_bytes(b"loose")
     assert item and item.log
-    assert [found.name for found in collect(store).items] == [loose]
+    assert [result.name for result in collect(store).items] == [loose]
     store.remove(run_key(the_run(store).id))
-    assert {found.name for found in collect(store).items} == {loose, item.log}
+    assert {result.name for result in collect(store).items} == {loose, item.log}

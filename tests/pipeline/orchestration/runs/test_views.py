@@ -79,7 +79,7 @@ def test_the_time_of_a_run_is_told_by_kind_of_step_the_longest_first() -> None:
     ]
 
 
-def test_everything_that_is_known_of_a_unit_is_told() -> None:
+def test_everything_that_is_known_of_a_unit_is_reported() -> None:
     run = running(predicted=EXPECTED, why="x", retries=("killed",), verdict="proven: 3 checks", started_at=stamp(0))
     expected = "~60 s left (predicted from 3 builds of this unit); x; proven: 3 checks; started 2 times: killed"
     assert at(run, 10).describe(run.items[0]) == expected

@@ -51,8 +51,8 @@ def test_sqnr_out_of_a_histogram_is_that_of_the_values(name, seed, element_type,
     else:
         scale, zero_point = max(-low, high) / (127 if element_type == TensorProto.INT8 else 448), 0.0
     levels = Levels.of(element_type, scale, zero_point)
-    found = levels.sqnr_db(LogHistogram.of(values), (float(values.min()), float(values.max())))
-    assert found == pytest.approx(brute_force_db(values, element_type, scale, zero_point), abs=TOLERANCE_DB)
+    result = levels.sqnr_db(LogHistogram.of(values), (float(values.min()), float(values.max())))
+    assert result == pytest.approx(brute_force_db(values, element_type, scale, zero_point), abs=TOLERANCE_DB)
 
 
 @settings(max_examples=30, deadline=None)
@@ -62,8 +62,8 @@ def test_the_clipped_share_is_that_of_the_values(seed, clip):
     extremes = (float(values.min()), float(values.max()))
     levels = Levels.of(TensorProto.INT8, clip * max(-extremes[0], extremes[1]) / 127)
     low, high = levels.reach
-    wanted = float(np.mean((values < low) | (values > high)))
-    assert levels.clipped(LogHistogram.of(values), extremes) == pytest.approx(wanted, abs=0.002)
+    expected = float(np.mean((values < low) | (values > high)))
+    assert levels.clipped(LogHistogram.of(values), extremes) == pytest.approx(expected, abs=0.002)
 
 
 def test_a_range_that_holds_the_extremes_clips_nothing_though_their_bin_reaches_beyond():
@@ -98,9 +98,9 @@ def test_rebinning_keeps_every_value_near_its_place(seed, name, bins):
     low, high = float(values.min()) - 0.1, float(values.max()) + 0.1
     counts = rebin(LogHistogram.of(values), low, high, bins)
     assert sum(counts) == pytest.approx(len(values), rel=1e-3)
-    wanted = np.cumsum(np.histogram(values, bins, (low, high))[0])
+    expected = np.cumsum(np.histogram(values, bins, (low, high))[0])
     reach = max(-low, high) / 128  # a value moves within its bin, at most
     width = (high - low) / bins
-    for index, (found, exact) in enumerate(zip(np.cumsum(counts), wanted, strict=True)):
+    for index, (result, exact) in enumerate(zip(np.cumsum(counts), expected, strict=True)):
         near = np.mean(np.abs(values - (low + (index + 1) * width)) <= reach) * len(values)
-        assert abs(found - exact) <= near + 5e-3 * len(values)
+        assert abs(result - exact) <= near + 5e-3 * len(values)

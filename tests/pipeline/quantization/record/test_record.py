@@ -53,8 +53,8 @@ def by_name(found: dict) -> dict:
 
 @pytest.mark.parametrize("scheme", sorted(nets.SCHEMES))
 def test_every_quantized_tensor_is_there_with_its_readers(scheme):
-    found, written = recorded(nets.conv_net(), nets.images(), nets.SCHEMES[scheme])
-    tensors = by_name(found)
+    result, written = recorded(nets.conv_net(), nets.images(), nets.SCHEMES[scheme])
+    tensors = by_name(result)
     assert {"image", "r1", "w1", "w2", "w3"} <= tensors.keys()
     assert "flat" in tensors or "pooled" in tensors
     assert tensors["w2"]["role"] == "weight"
@@ -63,49 +63,49 @@ def test_every_quantized_tensor_is_there_with_its_readers(scheme):
     ]
     assert tensors["image"]["readers"] and tensors["image"]["format"] == nets.SCHEMES[scheme].activation
     assert all(item["sqnr_db"] is None or 20 < item["sqnr_db"] < 80 for item in tensors.values())
-    assert found["macs_share"] == 1.0 and found["left"] == [] and found["choice"] is None
-    json.dumps(found, allow_nan=False)
+    assert result["macs_share"] == 1.0 and result["left"] == [] and result["choice"] is None
+    json.dumps(result, allow_nan=False)
 
 
 @pytest.mark.parametrize("levels", [127, 64])
 def test_a_weight_has_the_range_that_its_scheme_uses(levels):
-    found = by_name(recorded(nets.conv_net(), nets.images(), replace(nets.SCHEMES["cpu"], weight_levels=levels))[0])
-    for item in (found["w1"], found["w2"]):
+    result = by_name(recorded(nets.conv_net(), nets.images(), replace(nets.SCHEMES["cpu"], weight_levels=levels))[0])
+    for item in (result["w1"], result["w2"]):
         assert item["range"] == [-levels * item["scale"], levels * item["scale"]]
         assert item["range"][1] >= max(map(abs, item["seen"])) * (1 - 1e-6)
 
 
 def test_an_activation_has_the_sqnr_and_clipping_of_its_own_values():
     model, arrays = nets.conv_net(), nets.images()
-    found = by_name(recorded(model, arrays, method=MSE)[0])
+    result = by_name(recorded(model, arrays, method=MSE)[0])
     for name in ("image", "r1"):
-        values, item = values_of(model, arrays)[name].astype(np.float64), found[name]
+        values, item = values_of(model, arrays)[name].astype(np.float64), result[name]
         step = item["scale"]
         rounded = np.clip(np.rint(values / step), -128, 127) * step
         assert item["sqnr_db"] == pytest.approx(nets.sqnr_db(values, rounded), abs=0.3)
         assert item["seen"] == [values.min(), values.max()] and item["range"] == [-128 * step, 127 * step]
         clipped = np.mean((values > 127.5 * step) | (values < -128.5 * step))
         assert item["clipped"] == pytest.approx(clipped, abs=2e-3) and item["measured"] == "histogram"
-    assert found["image"]["clipped"] > 0
+    assert result["image"]["clipped"] > 0
 
 
 @pytest.mark.parametrize(
     ("precision", "scheme"), [("int8", nets.CPU), ("int8", nets.TENSORRT_FP32), ("fp8", nets.TENSORRT_FP32)]
 )
 def test_a_weight_has_the_sqnr_of_what_the_graph_multiplies_with(precision, scheme):
-    found, written = recorded(nets.conv_net(), nets.images(), scheme, precision)
+    result, written = recorded(nets.conv_net(), nets.images(), scheme, precision)
     node = next(n for n in written.graph.node if n.op_type == "Gemm")
     (multiplied,) = nets.values_of(written, nets.images(), node.input[1:2], optimized=False).values()
     exact = onnx.numpy_helper.to_array(next(i for i in nets.conv_net().graph.initializer if i.name == "w3"))
-    assert by_name(found)["w3"]["sqnr_db"] == pytest.approx(nets.sqnr_db(exact, multiplied), abs=0.02)
+    assert by_name(result)["w3"]["sqnr_db"] == pytest.approx(nets.sqnr_db(exact, multiplied), abs=0.02)
 
 
 def test_the_share_of_work_counts_multiplications():
-    found, _ = recorded(nets.conv_net(), nets.images(), overrides=[Override("Conv", "fp16")])
+    result, _ = recorded(nets.conv_net(), nets.images(), overrides=[Override("Conv", "fp16")])
     first, second, last = 8 * 64 * 9, 8 * 64 * 8 * 9, 80
-    assert found["macs_share"] == pytest.approx(last / (first + second + last))
-    assert [item["op_type"] for item in found["left"]] == ["Conv", "Conv"]
-    assert found["left"][0]["reason"] == "quantization.overrides says fp16" and found["quantized"] == 1
+    assert result["macs_share"] == pytest.approx(last / (first + second + last))
+    assert [item["op_type"] for item in result["left"]] == ["Conv", "Conv"]
+    assert result["left"][0]["reason"] == "quantization.overrides says fp16" and result["quantized"] == 1
 
 
 def test_a_weight_that_came_stored_in_8_bits_is_not_one_that_was_quantized():
@@ -113,18 +113,18 @@ def test_a_weight_that_came_stored_in_8_bits_is_not_one_that_was_quantized():
         "f = DequantizeLinear(v, s) g = Mul(f, half) a = MatMul(x, w) y = Mul(a, g)",
         v=np.full(5, 3, np.int8), s=np.float64(0.5), half=np.float64(0.5),
     )  # fmt: skip
-    found, _ = recorded(net, nets.x_values())
-    assert [item["name"] for item in found["tensors"] if item["role"] == "weight"] == ["w"]
+    result, _ = recorded(net, nets.x_values())
+    assert [item["name"] for item in result["tensors"] if item["role"] == "weight"] == ["w"]
 
 
 def test_the_worst_activations_come_first_and_have_histograms():
     chain = [f"h{i + 1} = MatMul({f'h{i}' if i else 'x'}, w{i})" for i in range(8)]
     matrices = {f"w{i}": np.random.default_rng(i).normal(size=(5, 5)) for i in range(8)}
-    found, _ = recorded(nets.x_net("\n".join([*chain, "y = Relu(h8)"]), **matrices), nets.x_values())
-    known = [item["sqnr_db"] for item in found["tensors"] if item["sqnr_db"] is not None]
+    result, _ = recorded(nets.x_net("\n".join([*chain, "y = Relu(h8)"]), **matrices), nets.x_values())
+    known = [item["sqnr_db"] for item in result["tensors"] if item["sqnr_db"] is not None]
     assert known == sorted(known)
-    drawn = [item for item in found["tensors"] if item["histogram"]]
-    rest = [i for i in found["tensors"] if i["role"] == "activation" and not i["histogram"]]
+    drawn = [item for item in result["tensors"] if item["histogram"]]
+    rest = [i for i in result["tensors"] if i["role"] == "activation" and not i["histogram"]]
     assert len(drawn) == PICTURES and len(rest) == 2
     assert max(item["sqnr_db"] for item in drawn) <= min(item["sqnr_db"] for item in rest)
     for item in drawn:
@@ -137,12 +137,12 @@ def test_a_rewritten_stem_is_recorded_as_what_it_was():
     text = "y = Conv<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(x, w)"
     model = nets.build("float[batch,3,8,8] x", "float[batch,4,4,4] y", text, weights)
     arrays = {"x": np.random.default_rng(1).normal(size=(8, 3, 8, 8)).astype(np.float32)}
-    found, written = recorded(model, arrays, nets.CPU)
+    result, written = recorded(model, arrays, nets.CPU)
     assert [node for node in written.graph.node if node.op_type == "SpaceToDepth"]
-    tensors = by_name(found)
+    tensors = by_name(result)
     assert {"x", "w", "y"} == tensors.keys()
     assert all(40 < item["sqnr_db"] < 60 for item in tensors.values())
-    assert found["macs_share"] == 1.0
+    assert result["macs_share"] == 1.0
 
 
 def test_equal_input_gives_an_equal_record():

@@ -41,9 +41,9 @@ def amplitude(sqnr_db: float) -> float:
 
 
 def test_the_limits_are_those_of_the_graphs_checks_with_a_margin() -> None:
-    found = budget_of(GraphLimits())
-    assert (found.sqnr_db, found.centered_sqnr_db, found.slice_sqnr_db) == (20, 15, 13)
-    assert found.max_rel == pytest.approx(0.6 / 10 ** (MARGIN_DB / 20)) and found.argmax_agreement is None
+    result = budget_of(GraphLimits())
+    assert (result.sqnr_db, result.centered_sqnr_db, result.slice_sqnr_db) == (20, 15, 13)
+    assert result.max_rel == pytest.approx(0.6 / 10 ** (MARGIN_DB / 20)) and result.argmax_agreement is None
     asked = budget_of(GraphLimits({"sqnr_db": 30.0, "cosine": 0.99, "argmax_agreement": 0.95, "max_rel": None}))
     assert (asked.sqnr_db, asked.argmax_agreement, asked.max_rel) == (35, 0.95, None)
     assert asked.cosine == pytest.approx(1 - 0.01 / 10 ** (MARGIN_DB / 10))
@@ -77,8 +77,8 @@ def test_a_trial_ends_with_the_first_part_that_fails() -> None:
 
     for bad, count in ((1, 3), (4, 5), (6, 7), (-1, 7)):
         ran = list[int]()
-        found = quality(expected, answered(bad), None, GraphJudge(GraphLimits(), expected))
-        assert bool(found.missed) is (bad >= 0) and len(ran) == count
+        result = quality(expected, answered(bad), None, GraphJudge(GraphLimits(), expected))
+        assert bool(result.missed) is (bad >= 0) and len(ran) == count
 
 
 def test_decisions_may_change_once_or_in_a_hundred() -> None:

@@ -24,20 +24,20 @@ def rounds(int8: float, plain: float, jitter: float = 0.0) -> Iterator[tuple[flo
 
 @pytest.mark.parametrize(("int8", "plain", "pays"), [(10, 11, True), (11, 10, False), (10, 10.001, False)])
 def test_a_group_pays_when_it_saves_more_than_the_margin(int8: float, plain: float, pays: bool) -> None:
-    found = benchmark_until_decided(rounds(int8, plain))
-    assert found.lost is not pays and found.rounds == (FEWEST if pays else PATIENCE)
+    result = benchmark_until_decided(rounds(int8, plain))
+    assert result.lost is not pays and result.rounds == (FEWEST if pays else PATIENCE)
 
 
 def test_what_noise_hides_stays_in_int8_after_the_last_round() -> None:
-    found = benchmark_until_decided(rounds(10.1, 10, jitter=2))
-    assert not found.won and not found.lost and found.rounds == ROUNDS
+    result = benchmark_until_decided(rounds(10.1, 10, jitter=2))
+    assert not result.won and not result.lost and result.rounds == ROUNDS
 
 
 def test_bad_luck_over_many_rounds_drops_nothing() -> None:
     """int8 is faster, but in three rounds of four something else held it up."""
     unlucky = ((9.0, 10.0) if index % 4 == 0 else (15.0, 10.0) for index in itertools.count())
-    found = benchmark_until_decided(unlucky)
-    assert found.saving_ms < 0 and not found.lost
+    result = benchmark_until_decided(unlucky)
+    assert result.saving_ms < 0 and not result.lost
 
 
 class Scripted:
@@ -69,13 +69,13 @@ def last() -> str:
 
 def test_a_group_that_is_slower_is_left_in_float_with_its_times_as_the_reason(last: str) -> None:
     race = Scripted(last)
-    found = chosen(race)
-    assert list(found.left) == [last] and "int8 is not faster here: the model takes" in found.left[last]
-    assert race.races == len(found.rows)
-    row = next(row for row in found.rows if last in row.nodes)
+    result = chosen(race)
+    assert list(result.left) == [last] and "int8 is not faster here: the model takes" in result.left[last]
+    assert race.races == len(result.rows)
+    row = next(row for row in result.rows if last in row.nodes)
     assert not row.kept and row.int8_ms is not None and row.float_ms is not None and row.int8_ms > row.float_ms
-    assert all(other.kept and other.int8_ms < other.float_ms for other in found.rows if other is not row)
-    assert found.document(None).groups[0].int8_ms is not None and found.point.share == pytest.approx(1 - row.share)
+    assert all(other.kept and other.int8_ms < other.float_ms for other in result.rows if other is not row)
+    assert result.document(None).groups[0].int8_ms is not None and result.point.share == pytest.approx(1 - row.share)
 
 
 def test_real_engines_are_raced_and_closed(tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_real_engines_are_raced_and_closed(tmp_path: Path) -> None:
     written = quantize_int8(model, all_ranges(model, samples), CPU)[0]
     request = BuildRequest("0" * 64, "int8", Target("cpu"), "onnxruntime", (), (), ())
     with EngineTiming(OnnxRuntime(), request, samples, tmp_path) as race:
-        found = Timing.of(list(itertools.islice(race(written, model), 4)))
+        result = Timing.of(list(itertools.islice(race(written, model), 4)))
         again = Timing.of(list(itertools.islice(race(written, written), 2)))
         assert len(list(tmp_path.iterdir())) == 1  # the engine that both races had is kept, the other is gone
-    assert found.int8_ms > 0 and found.float_ms > 0 and again.rounds == 2
+    assert result.int8_ms > 0 and result.float_ms > 0 and again.rounds == 2
     assert list(tmp_path.iterdir()) == []

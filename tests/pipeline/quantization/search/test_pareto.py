@@ -74,11 +74,11 @@ def test_what_is_chosen_is_on_the_front_of_what_was_run(race: Counted | None) ->
     budget_ms = (times[1] + times[2]) / 2
     floored = chosen(floor=SearchFloor(sqnr_db=44), race=race)
     within = chosen(budget_ms, race=race)
-    for found in (knee, floored, within):
-        front = find_front(found.table)
-        assert found.point in front and len(front) > 1, found.rule
-        assert all(entry.weight_bytes > 0 for entry in found.table)
-        (marks,) = [[row[-1] for row in point_rows(found.document(None).recorded)]]
+    for result in (knee, floored, within):
+        front = find_front(result.table)
+        assert result.point in front and len(front) > 1, result.rule
+        assert all(entry.weight_bytes > 0 for entry in result.table)
+        (marks,) = [[row[-1] for row in point_rows(result.document(None).recorded)]]
         assert marks.count("chosen") == 1 and set(marks) <= {"chosen", "front", ""}
     assert floored.point.ms == min(entry.ms for entry in floored.table if entry.sqnr_db >= 44)
     assert within.point.ms <= budget_ms
@@ -90,8 +90,8 @@ def test_what_is_chosen_is_on_the_front_of_what_was_run(race: Counted | None) ->
 def test_what_is_out_of_reach_says_the_nearest_point() -> None:
     with pytest.raises(DataError, match=r"quantization.budget_ms 1e-09 is out of reach: the fastest point takes"):
         chosen(1e-9)
-    found = chosen(floor=SearchFloor(sqnr_db=139))
-    assert found.point.share == 0 and "the floor, which nothing narrow reaches; the nearest takes" in found.summary
+    result = chosen(floor=SearchFloor(sqnr_db=139))
+    assert result.point.share == 0 and "the floor, which nothing narrow reaches; the nearest takes" in result.summary
 
 
 def test_where_int8_is_slower_a_budget_is_judged_by_what_the_float_model_took_and_a_floor_is_not_called_missed() -> (
@@ -99,8 +99,8 @@ def test_where_int8_is_slower_a_budget_is_judged_by_what_the_float_model_took_an
 ):
     with pytest.raises(DataError, match=r"budget_ms 5 is .* the fastest point takes \d\d ms.*measured"):
         chosen(5, race=Counted(4))
-    found = chosen(floor=SearchFloor(sqnr_db=20), race=Counted(4))
-    assert found.point.share == 0 and "nothing narrow reaches" not in found.summary
+    result = chosen(floor=SearchFloor(sqnr_db=20), race=Counted(4))
+    assert result.point.share == 0 and "nothing narrow reaches" not in result.summary
 
 
 def test_nodes_that_a_person_wants_in_int8_are_in_it_whatever_the_budget_allows() -> None:

@@ -63,17 +63,17 @@ def test_the_one_group_that_breaks_the_graph_is_left_in_float(scheme: Quantizati
     narrow = recipe.write()[0]
     before = bench.judge(narrow)
     assert not all(check.passed for check in before)
-    found = bench.attributed(narrow)
-    assert found.rows[0].node == "MatMul_u"
-    told = propose(recipe, found, before, bench.judge)
-    assert told.groups == 3 and told.leave == (("MatMul_u",),) and told.minimal and told.runs == 1
-    spec = Quantization(**yaml.safe_load(told.snippet)["quantization"])
+    result = bench.attributed(narrow)
+    assert result.rows[0].node == "MatMul_u"
+    message = propose(recipe, result, before, bench.judge)
+    assert message.groups == 3 and message.leave == (("MatMul_u",),) and message.minimal and message.runs == 1
+    spec = Quantization(**yaml.safe_load(message.snippet)["quantization"])
     rules = [Override(item.match, item.precision) for item in spec.overrides]
     pasted, _ = write(model, "int8", scheme, recipe.ranges, rules)
     assert all(check.passed for check in bench.judge(pasted))
-    (quality,) = [change for change in told.quality if change.before.name == "sqnr_db"]
+    (quality,) = [change for change in message.quality if change.before.name == "sqnr_db"]
     assert quality.before.value < 28 <= quality.after.value
-    assert any("with 1 of 3 groups in float" in line for line in describe_proposal(told))
+    assert any("with 1 of 3 groups in float" in line for line in describe_proposal(message))
 
 
 def test_rules_that_the_spec_has_stay_in_front(tmp_path: Path) -> None:
@@ -81,9 +81,9 @@ def test_rules_that_the_spec_has_stay_in_front(tmp_path: Path) -> None:
     recipe = replace(recipe_of(model, noise(64), "int8", CPU), rules=(Override("*_z", "fp32"),))
     bench = Bench(model, noise(64), tmp_path, LIMITS)
     narrow = recipe.write()[0]
-    told = propose(recipe, bench.attributed(narrow), bench.judge(narrow), bench.judge)
-    assert told.groups == 2
-    assert [item.match for item in told.overrides] == ["*_z", "MatMul_u"]
+    message = propose(recipe, bench.attributed(narrow), bench.judge(narrow), bench.judge)
+    assert message.groups == 2
+    assert [item.match for item in message.overrides] == ["*_z", "MatMul_u"]
 
 
 def test_where_no_choice_passes_nothing_is_proposed(tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_where_no_choice_passes_nothing_is_proposed(tmp_path: Path) -> None:
     recipe = recipe_of(model, noise(64), "int8", CPU)
     bench = Bench(model, noise(64), tmp_path, Budget(max_abs=-1.0))
     narrow = recipe.write()[0]
-    told = propose(recipe, bench.attributed(narrow), bench.judge(narrow), bench.judge)
-    assert told.leave is None and "no proposal" in next(describe_proposal(told))
+    message = propose(recipe, bench.attributed(narrow), bench.judge(narrow), bench.judge)
+    assert message.leave is None and "no proposal" in next(describe_proposal(message))
 
 
 def test_of_a_cast_the_nodes_that_overflow_are_left_in_fp32(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_of_a_cast_the_nodes_that_overflow_are_left_in_fp32(tmp_path: Path) -> N
     recipe = QuantizationRecipe(model, "fp16", None, None, (), {}, True)
     bench = Bench(model, x_values(), tmp_path, default_budget("quantization", "fp16"))
     narrow = recipe.write()[0]
-    found = bench.attributed(narrow)
-    assert len(narrow_groups(recipe, found)) == 5
-    told = propose(recipe, found, bench.judge(narrow), bench.judge)
-    assert {name for group in told.leave for name in group} >= {"Mul_c"} and len(told.leave) <= 2
+    result = bench.attributed(narrow)
+    assert len(narrow_groups(recipe, result)) == 5
+    message = propose(recipe, result, bench.judge(narrow), bench.judge)
+    assert {name for group in message.leave for name in group} >= {"Mul_c"} and len(message.leave) <= 2

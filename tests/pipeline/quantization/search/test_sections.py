@@ -57,16 +57,16 @@ def divided(model: ModelProto, least: int) -> list[Section]:
 
 def damages(model: ModelProto, horizon: int, monkeypatch: pytest.MonkeyPatch, scheme=TENSORRT_FP32) -> np.ndarray:
     monkeypatch.setattr(sensitivity, "divide_sections", lambda *given: divide_sections(*given, horizon))
-    found, _ = sweep(model, groups_of(model), {}, all_ranges(model, samples()), scheme, [samples()])
-    return np.array([found[group.activation] for group in groups_of(model)])
+    result, _ = sweep(model, groups_of(model), {}, all_ranges(model, samples()), scheme, [samples()])
+    return np.array([result[group.activation] for group in groups_of(model)])
 
 
 def test_a_residual_net_is_cut_between_its_blocks():
-    found = divided(residual_net(), 4)
-    assert [section.end for section in found] == ["s1", "s3", "s5", "s7", None]
+    result = divided(residual_net(), 4)
+    assert [section.end for section in result] == ["s1", "s3", "s5", "s7", None]
     expected = [["x0", "r0", "x1", "r1"], ["x2", "r2", "x3", "r3"]]
-    assert [[group.activation for group in section.groups] for section in found][:2] == expected
-    assert sum(len(section.groups) for section in found) == len(groups_of(residual_net()))
+    assert [[group.activation for group in section.groups] for section in result][:2] == expected
+    assert sum(len(section.groups) for section in result) == len(groups_of(residual_net()))
 
 
 def test_nothing_is_cut_below_a_skip():
@@ -114,23 +114,23 @@ def test_a_tail_ends_a_section_behind_its_own(monkeypatch):
 
 
 def test_damages_are_those_of_groups_quantized_alone(monkeypatch):
-    model, given = residual_net(2), samples()
+    model, inputs = residual_net(2), samples()
     groups, ranges = groups_of(model), all_ranges(model, samples())
-    exact = SessionRunner(model).run(given)["y"].astype(np.float64)
+    exact = SessionRunner(model).run(inputs)["y"].astype(np.float64)
     for group, noise in zip(groups, damages(model, 1000, monkeypatch), strict=True):
         others = {node: "fp32" for other in groups if other is not group for node in other.nodes}
-        actual = SessionRunner(quantize_int8(model, ranges, TENSORRT_FP32, others)[0]).run(given)["y"]
+        actual = SessionRunner(quantize_int8(model, ranges, TENSORRT_FP32, others)[0]).run(inputs)["y"]
         assert noise == pytest.approx(np.square(actual - exact).sum() / np.square(exact).sum(), rel=1e-3)
 
 
 def test_a_group_without_a_finite_answer_has_damage_without_bound():
     weights = {"a0": np.eye(WIDTH), "a1": np.eye(WIDTH), "one": np.float32(1)}
     model = wrap("u = MatMul(x, a0)\n v = Add(u, one)\n w = Log(v)\n y = MatMul(w, a1)", weights)
-    given = {"x": np.full((4, WIDTH), -0.999, np.float32)}
-    given["x"][0] = 127 * 0.999 / 25.6  # by which -0.999 is rounded below -1
-    ranges = all_ranges(model, given)
-    found, _ = sweep(model, groups_of(model), {}, ranges, TENSORRT_FP32, [given])
-    assert found["x"] == math.inf and found["w"] < 1
+    entries = {"x": np.full((4, WIDTH), -0.999, np.float32)}
+    entries["x"][0] = 127 * 0.999 / 25.6  # by which -0.999 is rounded below -1
+    ranges = all_ranges(model, entries)
+    result, _ = sweep(model, groups_of(model), {}, ranges, TENSORRT_FP32, [entries])
+    assert result["x"] == math.inf and result["w"] < 1
 
 
 def test_only_as_much_of_a_joined_run_is_taken_as_is_kept(monkeypatch):

@@ -27,11 +27,11 @@ def targets(name: str, *schemes):
 
 @pytest.mark.parametrize("name", NETS)
 def test_a_kind_gets_the_same_beside_another_as_alone(name):
-    model, wanted, samples = targets(name, CPU, TENSORRT_FP32)
-    for target, found in zip(wanted, choose_each(model, wanted, samples, FLOOR), strict=True):
+    model, expected, samples = targets(name, CPU, TENSORRT_FP32)
+    for target, result in zip(expected, choose_each(model, expected, samples, FLOOR), strict=True):
         alone = choose(model, target.ranges, target.scheme, samples, FLOOR)
-        assert found.model.SerializeToString() == alone.model.SerializeToString()
-        assert (found.ranges, found.point, dict(found.left)) == (alone.ranges, alone.point, dict(alone.left))
+        assert result.model.SerializeToString() == alone.model.SerializeToString()
+        assert (result.ranges, result.point, dict(result.left)) == (alone.ranges, alone.point, dict(alone.left))
 
 
 def test_what_no_scheme_changes_is_made_once(monkeypatch):
@@ -44,8 +44,8 @@ def test_what_no_scheme_changes_is_made_once(monkeypatch):
     count(trial, "gather")
     count(smooth, "moments_of")
     count(smooth, "compensate")
-    model, wanted, samples = targets("convolutions", CPU, TENSORRT_FP32)
-    choose_each(model, wanted, samples)
+    model, expected, samples = targets("convolutions", CPU, TENSORRT_FP32)
+    choose_each(model, expected, samples)
     layers = sum(node.op_type == "Conv" for node in model.graph.node)
     assert (calls.count("gather"), calls.count("moments_of"), calls.count("compensate")) == (1, 1, layers)
 
@@ -63,29 +63,29 @@ class Counting(SearchClock):
 
 
 def test_a_search_that_is_over_before_its_first_trial_leaves_all_in_float_and_says_so():
-    model, wanted, samples = targets("outliers", CPU)
-    (found,) = choose_each(model, wanted, samples, FLOOR, clock=SearchClock(1.0, 0.0))
-    assert found.point.share == 0 and len(found.left) == 3
-    assert "ended after its 1 s, during gathering statistics" in found.ended
-    assert found.ended in found.summary and all(found.ended in reason for reason in found.left.values())
+    model, expected, samples = targets("outliers", CPU)
+    (result,) = choose_each(model, expected, samples, FLOOR, clock=SearchClock(1.0, 0.0))
+    assert result.point.share == 0 and len(result.left) == 3
+    assert "ended after its 1 s, during gathering statistics" in result.ended
+    assert result.ended in result.summary and all(result.ended in reason for reason in result.left.values())
 
 
 def test_a_search_that_is_over_gives_the_best_that_held(monkeypatch):
-    model, wanted, samples = targets("outliers", CPU)
+    model, expected, samples = targets("outliers", CPU)
     floor = SearchFloor(sqnr_db=36)
-    done = choose_each(model, wanted, samples, floor)[0]
+    result = choose_each(model, expected, samples, floor)[0]
     seen = set()
     monkeypatch.setattr(SearchClock, "part", lambda self, parts: self)
     for last in range(60):
         monkeypatch.setattr(Counting, "questions", 0)
         monkeypatch.setattr(Counting, "last", last)
-        found = choose_each(model, wanted, samples, floor, clock=Counting())[0]
-        assert found.point.share == 0 or found.point.sqnr_db >= 36
-        assert not found.ended or "the floor" not in found.summary
-        seen.add((bool(found.ended), found.point.share == 0))
-        if not found.ended:
+        actual = choose_each(model, expected, samples, floor, clock=Counting())[0]
+        assert actual.point.share == 0 or actual.point.sqnr_db >= 36
+        assert not actual.ended or "the floor" not in actual.summary
+        seen.add((bool(actual.ended), actual.point.share == 0))
+        if not actual.ended:
             break
-    assert found.point == done.point and {(True, True), (False, False)} <= seen
+    assert actual.point == result.point and {(True, True), (False, False)} <= seen
 
 
 def test_parts_of_a_time_are_equal():
@@ -139,5 +139,5 @@ def test_an_output_whose_size_follows_from_the_data_ends_no_search():
     weights = {"w": rng.standard_normal((5, 8)), "flat": np.array([-1]), "zero": np.float32(0)}
     model = build("float[batch,5] x", "float[n] y", text, weights)
     samples = {"x": rng.standard_normal((800, 5)).astype(np.float32)}
-    found = choose(model, all_ranges(model, samples), CPU, runs(samples, 100), FLOOR)
-    assert found.point.share == 0 and "leaves broken" in next(iter(found.left.values()))
+    result = choose(model, all_ranges(model, samples), CPU, runs(samples, 100), FLOOR)
+    assert result.point.share == 0 and "leaves broken" in next(iter(result.left.values()))

@@ -68,29 +68,29 @@ def window_of(model: ModelProto) -> tuple[Window, np.ndarray]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_patches_times_weights_are_the_convolution(kind):
-    model, given = net(kind, bias=False), data(kind, 3)
+    model, inputs = net(kind, bias=False), data(kind, 3)
     window, weight = window_of(model)
-    expected = run(model, given)
-    places = window.places(given["x"].shape)
-    rows = patches(given["x"], window, np.arange(np.prod(places)))
-    found = np.einsum("rgk,gkn->rgn", rows, as_matrices(weight, window.groups)).reshape(*places, -1)
+    expected = run(model, inputs)
+    places = window.places(inputs["x"].shape)
+    rows = patches(inputs["x"], window, np.arange(np.prod(places)))
+    result = np.einsum("rgk,gkn->rgn", rows, as_matrices(weight, window.groups)).reshape(*places, -1)
     assert places == (expected.shape[0], *expected.shape[2:])
-    assert np.allclose(np.moveaxis(found, -1, 1), expected, atol=1e-4)
+    assert np.allclose(np.moveaxis(result, -1, 1), expected, atol=1e-4)
     assert np.array_equal(as_weight(as_matrices(weight, window.groups), weight.shape), weight)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_moments_are_those_of_all_patches(kind):
-    model, given = net(kind), data(kind, 12)
+    model, inputs = net(kind), data(kind, 12)
     window, _ = window_of(model)
     graph = prepare_model(model)
     batch = find_layers(graph, find_sites(graph)[0], {})
-    found = moments_of(graph, batch, StartedRuns(runs(given, 4)))[0][batch[0].site.node]
-    rows = patches(given["x"], window, np.arange(np.prod(window.places(given["x"].shape)))).astype(np.float64)
-    assert found.count == len(rows)
-    assert np.allclose(found.mean, rows.mean(axis=0), atol=1e-5)
-    again = moments_of(graph, batch, StartedRuns(runs(given, 4)))[0][batch[0].site.node]
-    covariance, about_zero = found.take_covariance(), again.take_covariance(about_zero=True)
+    result = moments_of(graph, batch, StartedRuns(runs(inputs, 4)))[0][batch[0].site.node]
+    rows = patches(inputs["x"], window, np.arange(np.prod(window.places(inputs["x"].shape)))).astype(np.float64)
+    assert result.count == len(rows)
+    assert np.allclose(result.mean, rows.mean(axis=0), atol=1e-5)
+    again = moments_of(graph, batch, StartedRuns(runs(inputs, 4)))[0][batch[0].site.node]
+    covariance, about_zero = result.take_covariance(), again.take_covariance(about_zero=True)
     for group in range(window.groups):
         assert np.allclose(covariance[group], np.cov(rows[:, group].T, bias=True), atol=1e-3)
         assert np.allclose(about_zero[group], rows[:, group].T @ rows[:, group] / len(rows), atol=1e-3)
@@ -98,31 +98,31 @@ def test_moments_are_those_of_all_patches(kind):
 
 def test_no_more_patches_are_drawn_than_wanted_and_from_every_run(monkeypatch):
     monkeypatch.setattr("pipeline.quantization.settings.moments.LEAST_PATCHES", 130)
-    model, given = net("padded"), data("padded", 24)
+    model, inputs = net("padded"), data("padded", 24)
     graph = prepare_model(model)
     batch = find_layers(graph, find_sites(graph)[0], {})
-    assert moments_of(graph, batch, StartedRuns(runs(given, 4)))[0][batch[0].site.node].count == 130
+    assert moments_of(graph, batch, StartedRuns(runs(inputs, 4)))[0][batch[0].site.node].count == 130
 
 
 @pytest.mark.parametrize(("most", "taken"), [(20, 4), (10, 8)])
 def test_patches_come_out_of_as_few_runs_as_have_them_evenly(monkeypatch, most, taken):
     for name, value in (("LEAST_PATCHES", 80), ("PATCHES_PER_VALUE", 1), ("PATCHES_PER_SAMPLE", most)):
         monkeypatch.setattr(f"pipeline.quantization.settings.moments.{name}", value)
-    model, given = net("padded"), data("padded", 16)
+    model, inputs = net("padded"), data("padded", 16)
     graph = prepare_model(model)
     batch, seen = find_layers(graph, find_sites(graph)[0], {}), []
     monkeypatch.setattr("pipeline.quantization.settings.moments._draw", lambda values, *_: seen.append(values) or ())
-    moments_of(graph, batch, StartedRuns(runs(given, 1)))
-    first = given["x"][:: 16 // taken]
+    moments_of(graph, batch, StartedRuns(runs(inputs, 1)))
+    first = inputs["x"][:: 16 // taken]
     assert len(seen) == taken and np.array_equal(np.concatenate(seen), first), "16 samples, 80 patches"
 
 
 def test_sums_keep_their_digits_far_from_zero():
     rows = (1000 + np.random.default_rng(0).normal(size=(4096, 1, 3))).astype(np.float32)
-    found = Moments()
+    moments = Moments()
     for part in np.split(rows, 8):
-        found.add(part)
-    assert np.allclose(found.take_covariance()[0], np.cov(rows[:, 0].T.astype(np.float64), bias=True), atol=1e-3)
+        moments.add(part)
+    assert np.allclose(moments.take_covariance()[0], np.cov(rows[:, 0].T.astype(np.float64), bias=True), atol=1e-3)
 
 
 def test_layers_are_taken_together_as_far_as_memory_goes():
@@ -132,10 +132,10 @@ def test_layers_are_taken_together_as_far_as_memory_goes():
         {"w": np.ones((4, 4, 1, 1))},
     )  # fmt: skip
     graph = prepare_model(model)
-    found = find_layers(graph, find_sites(graph)[0], {})
-    assert [len(batch) for batch in batches(found, max_bytes=3 * found[0].bytes)] == [3, 1]
-    assert [len(batch) for batch in batches(found, max_bytes=1)] == [1, 1, 1, 1]
-    assert [len(batch) for batch in batches(found * 5)] == [8, 8, 4]
+    layers = find_layers(graph, find_sites(graph)[0], {})
+    assert [len(batch) for batch in batches(layers, max_bytes=3 * layers[0].bytes)] == [3, 1]
+    assert [len(batch) for batch in batches(layers, max_bytes=1)] == [1, 1, 1, 1]
+    assert [len(batch) for batch in batches(layers * 5)] == [8, 8, 4]
 
 
 def test_a_silent_group_is_rounded_beside_a_loud_one():
@@ -150,7 +150,7 @@ def test_a_silent_group_is_rounded_beside_a_loud_one():
 def test_weights_are_rounded_better_than_to_the_nearest(kind, scheme):
     model, fitted, unseen = net(kind), data(kind, 128, 1), data(kind, 64, 2)
     ranges, expected = all_ranges(model, fitted), run(model, unseen)
-    found = choose(model, ranges, scheme, runs(fitted))
+    result = choose(model, ranges, scheme, runs(fitted))
 
     def error(weights: np.ndarray) -> float:
         window, weight = window_of(model)
@@ -160,28 +160,28 @@ def test_weights_are_rounded_better_than_to_the_nearest(kind, scheme):
 
     window, weight = window_of(model)
     plain = nearest(as_matrices(weight, window.groups))
-    chosen = constant(found.model, of_type(found.model, "Conv")[0].input[1])
+    chosen = constant(result.model, of_type(result.model, "Conv")[0].input[1])
     assert error(as_matrices(chosen, window.groups)) < 0.75 * error(plain)
     before, after = (
-        sqnr_db(expected, run(quantize_int8(graph, given, scheme)[0], unseen, optimized=False))
-        for graph, given in ((model, ranges), (found.model, found.ranges))
+        sqnr_db(expected, run(quantize_int8(graph, inputs, scheme)[0], unseen, optimized=False))
+        for graph, inputs in ((model, ranges), (result.model, result.ranges))
     )
     assert after > before - 0.1
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_bias_correction_takes_back_a_shift_of_the_mean(bias):
-    model, given = net("padded", bias), data("padded", 100)
-    graph, reach = prepare_model(model), float(given["x"].max())
+    model, inputs = net("padded", bias), data("padded", 100)
+    graph, reach = prepare_model(model), float(inputs["x"].max())
     # Clipping at a tenth of the reach takes away from everything that is large.
-    ranges = replace(all_ranges(model, given), tensors={"x": (0.0, reach / 10), "y": (-reach, reach)})
+    ranges = replace(all_ranges(model, inputs), tensors={"x": (0.0, reach / 10), "y": (-reach, reach)})
     kind = FittedKind(find_groups(graph, find_sites(graph)[0]), ranges, "int8")
-    (plans,) = fit_convolutions(graph, [kind], runs(given))
+    (plans,) = fit_convolutions(graph, [kind], runs(inputs))
     changed, narrowed = apply_plans(graph, list(plans.values()), ranges)
 
     def shift(model: ModelProto) -> float:
         written, _ = quantize_int8(model, narrowed, TENSORRT_FP32)
-        return float(np.abs((run(written, given, optimized=False) - run(graph, given)).mean(axis=(0, 2, 3))).max())
+        return float(np.abs((run(written, inputs, optimized=False) - run(graph, inputs)).mean(axis=(0, 2, 3))).max())
 
     assert shift(graph) > 0.2 and shift(changed) < shift(graph) / 100
 
@@ -190,17 +190,17 @@ def test_a_bias_that_is_computed_stays():
     text = "s = ReduceMean<keepdims=0>(x, axes)\n y = Conv<pads=[1,1,1,1]>(x, w, s)"
     weights = {"w": np.random.default_rng(0).normal(size=(4, 4, 3, 3)), "axes": np.array([0, 2, 3])}
     model = build("float[batch,4,9,8] x", "float[batch,4,9,8] y", text, weights)
-    found = choose(model, all_ranges(model, data("padded", 16)), TENSORRT_FP32, runs(data("padded", 16)))
-    assert of_type(found.model, "Conv")[0].input[2] == "s"
-    assert sqnr_db(run(model, data("padded", 8)), run(found.model, data("padded", 8))) > 30
+    result = choose(model, all_ranges(model, data("padded", 16)), TENSORRT_FP32, runs(data("padded", 16)))
+    assert of_type(result.model, "Conv")[0].input[2] == "s"
+    assert sqnr_db(run(model, data("padded", 8)), run(result.model, data("padded", 8))) > 30
 
 
 def test_the_written_graph_holds_the_very_levels():
-    model, given = net("grouped"), data("grouped", 64)
-    found = choose(model, all_ranges(model, given), CPU, runs(given))
-    rounded = as_matrices(constant(found.model, of_type(found.model, "Conv")[0].input[1]), 2)
+    model, inputs = net("grouped"), data("grouped", 64)
+    result = choose(model, all_ranges(model, inputs), CPU, runs(inputs))
+    rounded = as_matrices(constant(result.model, of_type(result.model, "Conv")[0].input[1]), 2)
     levels = as_weight(np.rint(rounded / steps_of(rounded)[:, None]), KINDS["grouped"][1])
-    written, _ = quantize_int8(found.model, found.ranges, CPU)
+    written, _ = quantize_int8(result.model, result.ranges, CPU)
     stored = next(numpy_helper.to_array(item) for item in written.graph.initializer if list(item.dims) == [6, 2, 3, 3])
     plain = as_matrices(constant(model, "w"), 2)
     assert stored.dtype == np.int8 and np.array_equal(stored, levels)
@@ -213,19 +213,19 @@ def test_the_sweep_keeps_a_bounded_amount_of_activations():
 
 
 def test_errors_in_the_direction_of_the_mean_are_left_to_the_bias():
-    model, given = net("padded"), {"x": data("padded", 64)["x"] + 30}
+    model, inputs = net("padded"), {"x": data("padded", 64)["x"] + 30}
     graph = prepare_model(model)
-    ranges, groups = all_ranges(model, given), find_groups(graph, find_sites(graph)[0])
-    plan = fit_convolutions(graph, [FittedKind(groups, ranges, "int8")], runs(given))[0]["x"]
+    ranges, groups = all_ranges(model, inputs), find_groups(graph, find_sites(graph)[0])
+    plan = fit_convolutions(graph, [FittedKind(groups, ranges, "int8")], runs(inputs))[0]["x"]
     window, weight = window_of(model)
-    moments = moments_of(graph, find_layers(graph, groups[0].sites, {}), StartedRuns(runs(given)))[0][
+    moments = moments_of(graph, find_layers(graph, groups[0].sites, {}), StartedRuns(runs(inputs)))[0][
         groups[0].nodes[0]
     ]
     matrix = as_matrices(weight, window.groups)
     about_zero = copy.deepcopy(moments).take_covariance(about_zero=True)
-    found, other = as_matrices(plan.weights[groups[0].nodes[0]], window.groups), compensate(matrix, about_zero)
+    result, other = as_matrices(plan.weights[groups[0].nodes[0]], window.groups), compensate(matrix, about_zero)
     covariance = moments.take_covariance()
-    error, of_other = (float(np.sum(d * (covariance @ d))) for d in (found - matrix, other - matrix))
+    error, of_other = (float(np.sum(d * (covariance @ d))) for d in (result - matrix, other - matrix))
     assert error < 0.8 * of_other
 
 
@@ -234,15 +234,15 @@ def test_a_later_pass_begins_where_the_model_was_narrow_before(monkeypatch):
     lines.insert(1, "r0 = Relu(c0)")
     weights = {"w": np.random.default_rng(0).normal(size=(4, 4, 1, 1))}
     model = build("float[batch,4,6,6] x", "float[batch,4,6,6] r3", "\n".join(lines), weights)
-    graph, given = prepare_model(model), {"x": np.random.default_rng(1).normal(size=(16, 4, 6, 6)).astype(np.float32)}
-    ranges, groups, sizes = all_ranges(model, given), find_groups(graph, find_sites(graph)[0]), []
+    graph, inputs = prepare_model(model), {"x": np.random.default_rng(1).normal(size=(16, 4, 6, 6)).astype(np.float32)}
+    ranges, groups, sizes = all_ranges(model, inputs), find_groups(graph, find_sites(graph)[0]), []
     inner = moments_module.tail
     monkeypatch.setattr(moments_module, "MOST_LAYERS", 1)
     monkeypatch.setattr(moments_module, "tail", lambda *a: sizes.append(len((made := inner(*a)).graph.node)) or made)
 
     def fitted() -> list[np.ndarray]:
         sizes.clear()
-        plans = fit_convolutions(graph, [FittedKind(groups, ranges, "int8")], runs(given))[0]
+        plans = fit_convolutions(graph, [FittedKind(groups, ranges, "int8")], runs(inputs))[0]
         return [array for plan in plans.values() for array in (*plan.weights.values(), *plan.biases.values())]
 
     held = fitted()

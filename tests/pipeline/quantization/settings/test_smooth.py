@@ -52,8 +52,8 @@ def smoothed(model, activation="n"):
 def test_smoothing_alone_changes_nothing_in_float(residual):
     model = outlier_net(residual)
     _, _, (changed, _) = smoothed(model)
-    expected, found = run(model, noise(40)), run(changed, noise(40))
-    assert np.abs(expected - found).max() < 1e-4 * np.abs(expected).max()
+    expected, result = run(model, noise(40)), run(changed, noise(40))
+    assert np.abs(expected - result).max() < 1e-4 * np.abs(expected).max()
 
 
 def test_factors_go_into_the_normalization_when_only_the_group_reads_it():
@@ -68,8 +68,8 @@ def test_factors_pass_into_a_gemm_whose_bias_is_a_constant_of_each_channel(bias,
     given = {"w": np.ones((4, 8), "f4"), "b": np.ones(8, "f4"), "one": np.ones(1, "f4")}
     walk = SimpleNamespace(initializers={name: numpy_helper.from_array(value, name) for name, value in given.items()})
     node = helper.make_node("Gemm", ["x", "w", *([bias] if bias else [])], ["y"], name="g")
-    wanted = (("g", 1, 1), ("g", 2, 0)) if bias else (("g", 1, 1),)
-    assert _projection(node, walk, 8) == (wanted if folds else None)
+    expected = (("g", 1, 1), ("g", 2, 0)) if bias else (("g", 1, 1),)
+    assert _projection(node, walk, 8) == (expected if folds else None)
 
 
 def test_a_residual_connection_keeps_the_exact_tensor():
@@ -153,8 +153,8 @@ def test_settings_that_fit_a_few_rows_only_do_not_win(activation):
 
 def error_of(plan: SmoothingPlan, rows: np.ndarray, weight: np.ndarray, activation: str) -> float:
     smooth = rows if plan.factors is None else rows / plan.factors
-    found = rounded_activation(smooth, plan.low, plan.high, activation) @ next(iter(plan.weights.values()))
-    return float(np.mean((found - rows @ weight) ** 2))
+    result = rounded_activation(smooth, plan.low, plan.high, activation) @ next(iter(plan.weights.values()))
+    return float(np.mean((result - rows @ weight) ** 2))
 
 
 def test_a_channel_that_compensation_took_the_last_level_from_gets_it_back():
@@ -186,11 +186,11 @@ def test_moments_are_decomposed_where_they_lie(monkeypatch, size):
     monkeypatch.setattr(groups, "DECOMPOSED", 64)
     x = np.random.default_rng(size).normal(size=(2 * size, size))
     moments, order = x.T @ x / size, np.random.default_rng(0).permutation(size)
-    found = moments.copy()
-    groups._reorder(found, order)
-    assert np.array_equal(found, moments[np.ix_(order, order)])
-    groups._decompose(found)
-    assert np.allclose(np.tril(found), np.linalg.cholesky(moments[np.ix_(order, order)]))
+    result = moments.copy()
+    groups._reorder(result, order)
+    assert np.array_equal(result, moments[np.ix_(order, order)])
+    groups._decompose(result)
+    assert np.allclose(np.tril(result), np.linalg.cholesky(moments[np.ix_(order, order)]))
 
 
 def test_wide_moments_are_rounded_with_in_their_own_room(monkeypatch):
@@ -201,7 +201,7 @@ def test_wide_moments_are_rounded_with_in_their_own_room(monkeypatch):
     monkeypatch.setattr(groups, "WIDEST_IN_DOUBLE", 16)
     wide = compensate(matrix, moments)
     assert not np.array_equal(moments, before)
-    lost = [np.square(x @ (found - matrix)).mean() for found in (nearest(matrix), narrow, wide)]
+    lost = [np.square(x @ (result - matrix)).mean() for result in (nearest(matrix), narrow, wide)]
     assert lost[2] < 1.1 * lost[1] < 0.8 * lost[0]
 
 

@@ -52,10 +52,10 @@ def total_cost(model: CostModel, partitions, price: float) -> float:
 def test_one_dim_is_exact(lengths, price, most, batched):
     model = model_of(lengths, growth=batched)
     costs = model.intervals(0, [()])
-    found = partition_grid(model, [0], most, price)
+    result = partition_grid(model, [0], most, price)
     allowed = [each for each in all_partitions(len(model.grid.edges[0])) if len(each) <= most]
     best = min(total_of(costs, each) + price * len(each) for each in allowed)
-    assert total_cost(model, found, price) == pytest.approx(best, rel=1e-9) and len(found[0]) <= most
+    assert total_cost(model, result, price) == pytest.approx(best, rel=1e-9) and len(result[0]) <= most
 
 
 @settings(max_examples=25, deadline=None)
@@ -70,28 +70,28 @@ def test_a_partition_costs_what_its_requests_do(lengths):
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=4, max_size=30), st.floats(0, 1e-3))
 def test_two_dims_cost_hardly_more_than_the_best(pairs, price):
     model = model_of(*zip(*pairs, strict=True))
-    found = partition_grid(model, [0, 1], 6, price)
+    result = partition_grid(model, [0, 1], 6, price)
     axes = [all_partitions(len(edges)) for edges in model.grid.edges]
     tried = [each for each in itertools.product(*axes) if count_profiles(each) <= 6]
     best = min(direct_cost(model, each) + price * count_profiles(each) for each in tried)
-    total = total_cost(model, found, price)
+    total = total_cost(model, result, price)
     assert best <= total * (1 + 1e-9) and total <= 1.01 * best
-    assert total == pytest.approx(direct_cost(model, found) + price * count_profiles(found))
+    assert total == pytest.approx(direct_cost(model, result) + price * count_profiles(result))
 
 
 @pytest.mark.parametrize("growth", [False, True])
 def test_three_dims_stay_within_the_number_of_profiles(growth):
     rng = np.random.default_rng(1)
     model = model_of(*(rng.integers(1, 9, 200) for _ in range(3)), growth=growth)
-    found = partition_grid(model, [0, 1, 2], 12, 0.0)
-    assert count_profiles(found) <= 12
-    assert total_cost(model, found, 0.0) < total_cost(model, partition_grid(model, [0, 1, 2], 1, 0.0), 0.0)
+    result = partition_grid(model, [0, 1, 2], 12, 0.0)
+    assert count_profiles(result) <= 12
+    assert total_cost(model, result, 0.0) < total_cost(model, partition_grid(model, [0, 1, 2], 1, 0.0), 0.0)
 
 
 def test_a_dim_that_is_not_chosen_keeps_its_edges():
     rng = np.random.default_rng(2)
-    found = partition_grid(model_of(rng.integers(1, 9, 100), rng.integers(1, 4, 100)), [0], 6, 0.0)
-    assert found[1] == (0, 1, 2) and len(found[0]) == 2
+    result = partition_grid(model_of(rng.integers(1, 9, 100), rng.integers(1, 4, 100)), [0], 6, 0.0)
+    assert result[1] == (0, 1, 2) and len(result[0]) == 2
 
 
 def poisson(rate: float, count: int) -> np.ndarray:

@@ -13,8 +13,8 @@ def test_a_table_has_the_time_of_each_batch_at_each_edge():
     sizes = [{"batch": batch, "length": length} for batch in (1, 2, 4, 8) for length in (2, 4, 8, 16, 32, 64)]
     times = RunTimes(ServiceTimes.of_buckets(measure(sizes), ["batch", "length"]), BATCH)
     table = times.table([np.array([2, 20, 64])], 8)
-    wanted = [[seconds_at(batch, length) for batch in range(1, 9)] for length in (2, 20, 64)]
-    assert table.shape == (3, 8) and table == pytest.approx(np.array(wanted), rel=0.03)
+    expected = [[seconds_at(batch, length) for batch in range(1, 9)] for length in (2, 20, 64)]
+    assert table.shape == (3, 8) and table == pytest.approx(np.array(expected), rel=0.03)
     assert times.log_sd(np.array([[2], [20]]), 4).shape == (2,)
 
 

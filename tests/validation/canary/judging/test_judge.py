@@ -39,36 +39,36 @@ def canaries(few: int, many: int) -> pytest.MarkDecorator:
 @canaries(16, 100)
 @pytest.mark.parametrize("kind", ["lognormal", "heavy", "remembering", "shared"])
 def test_at_the_margin_it_passes_and_fails_in_at_most_5_percent(kind, count):
-    found = verdicts((pair_evidence(rng, 800, kind, slower=0.02) for rng in seeds(count)), MEDIAN)
-    assert at_most(found.count("PASS"), count) and at_most(found.count("FAIL"), count)
+    actual = verdicts((pair_evidence(rng, 800, kind, slower=0.02) for rng in seeds(count)), MEDIAN)
+    assert at_most(actual.count("PASS"), count) and at_most(actual.count("FAIL"), count)
 
 
 @canaries(16, 100)
 def test_at_the_margin_of_the_tail_too(count):
     limits = only({"p99": 0.05})
-    found = verdicts((pair_evidence(rng, 1500, "two humps", slower=0.05) for rng in seeds(count)), limits)
-    assert at_most(found.count("PASS"), count) and at_most(found.count("FAIL"), count)
+    actual = verdicts((pair_evidence(rng, 1500, "two humps", slower=0.05) for rng in seeds(count)), limits)
+    assert at_most(actual.count("PASS"), count) and at_most(actual.count("FAIL"), count)
 
 
 @canaries(40, 400)
 @pytest.mark.parametrize("paired", [True, False])
 def test_error_rates_at_their_margin(paired, count):
     limits = only(error_rate=0.005)
-    found = []
+    items = []
     for rng in seeds(count):
         ours, theirs = rng.random(2000) < 0.007, rng.random(2000) < 0.002
         ones = np.ones(2000)
-        found.append(
+        items.append(
             judge(CanaryEvidence(side(ones, ~ours), side(ones, ~theirs), paired), limits, replicates=1).verdict
         )
-    assert at_most(found.count("PASS"), count) and at_most(found.count("FAIL"), count)
+    assert at_most(items.count("PASS"), count) and at_most(items.count("FAIL"), count)
 
 
 @canaries(40, 300)
 def test_answers_that_differ_at_their_margin(count):
     limits = only(disagreement=0.01)
-    found = verdicts((pair_evidence(rng, 1500, differing=0.01) for rng in seeds(count)), limits)
-    assert at_most(found.count("PASS"), count) and at_most(found.count("FAIL"), count)
+    actual = verdicts((pair_evidence(rng, 1500, differing=0.01) for rng in seeds(count)), limits)
+    assert at_most(actual.count("PASS"), count) and at_most(actual.count("FAIL"), count)
 
 
 @canaries(len(KINDS), 50)
@@ -79,18 +79,18 @@ def test_a_clean_pair_never_fails(count):
 
 
 def test_an_equal_candidate_passes_when_there_is_enough():
-    found = verdicts(pair_evidence(rng, 20_000, "shared") for rng in seeds(4))
-    assert found.count("PASS") >= 3 and "FAIL" not in found
+    actual = verdicts(pair_evidence(rng, 20_000, "shared") for rng in seeds(4))
+    assert actual.count("PASS") >= 3 and "FAIL" not in actual
 
 
 @pytest.mark.parametrize("fault", [{"slower": 0.03}, {"failing": 0.005}])
 def test_too_little_data_is_insufficient_and_says_what_it_could_have_shown(fault):
     for rng in seeds(10):
-        found = judge(pair_evidence(rng, 300, **fault), replicates=QUICK)
-        assert found.verdict != "PASS"
-        if found.verdict == "FAIL":
+        actual = judge(pair_evidence(rng, 300, **fault), replicates=QUICK)
+        assert actual.verdict != "PASS"
+        if actual.verdict == "FAIL":
             continue  # by luck, and rightly
-        median, _, errors, _ = found.criteria
+        median, _, errors, _ = actual.criteria
         assert median.note or (median.detectable > 0.03 and median.needed > 300)
         assert median.verdict == "PASS" or median.note or f"{median.requests} requests would" in describe(median)
         assert errors.detectable is None or errors.detectable > 0.005
@@ -99,8 +99,8 @@ def test_too_little_data_is_insufficient_and_says_what_it_could_have_shown(fault
 @canaries(24, 60)
 def test_what_it_says_it_could_have_shown_is_shown_in_8_of_10(count):
     effect = judge(pair_evidence(next(seeds(1)), 1500), MEDIAN).criteria[0].detectable
-    found = verdicts((pair_evidence(rng, 1500, slower=effect) for rng in seeds(count)), MEDIAN)
-    assert 0.62 <= found.count("FAIL") / count <= 0.95
+    actual = verdicts((pair_evidence(rng, 1500, slower=effect) for rng in seeds(count)), MEDIAN)
+    assert 0.62 <= actual.count("FAIL") / count <= 0.95
 
 
 def test_a_tail_that_nobody_saw_is_not_judged():
@@ -108,8 +108,8 @@ def test_a_tail_that_nobody_saw_is_not_judged():
     assert tail.verdict == "INSUFFICIENT" and "it takes 1000" in tail.note
     bursts = np.ones(2000)
     bursts[500:540] = 50
-    found = judge(CanaryEvidence(side(bursts), side(np.ones(2000)), True), only({"p99": 0.05}), replicates=QUICK)
-    assert found.verdict == "INSUFFICIENT", "one burst of 40 slow requests is one event"
+    actual = judge(CanaryEvidence(side(bursts), side(np.ones(2000)), True), only({"p99": 0.05}), replicates=QUICK)
+    assert actual.verdict == "INSUFFICIENT", "one burst of 40 slow requests is one event"
 
 
 def test_an_early_look_needs_more_than_the_last_one():
@@ -171,6 +171,6 @@ def test_it_is_the_same_every_time():
 def test_what_fails_by_its_answers_says_so_though_it_is_slow_too():
     """On a busy machine latency fails for other reasons than the candidate's, answers do not."""
     [evidence] = [pair_evidence(rng, 1500, slower=3.0, differing=0.5) for rng in seeds(1)]
-    found = judge(evidence, replicates=QUICK)
-    assert {item.kind for item in found.criteria if item.verdict == "FAIL"} >= {"latency", "share"}
-    assert found.verdict == "FAIL" and found.reason.startswith("answers that differ")
+    actual = judge(evidence, replicates=QUICK)
+    assert {item.kind for item in actual.criteria if item.verdict == "FAIL"} >= {"latency", "share"}
+    assert actual.verdict == "FAIL" and actual.reason.startswith("answers that differ")

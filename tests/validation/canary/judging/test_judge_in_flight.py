@@ -26,13 +26,13 @@ def equal(seed: int, place: int) -> CanaryEvidence:
 
 
 def verdicts(slower, limits, count):
-    found = []
+    items = []
     for place in range(len(MACHINES)):
         for seed in range(count // len(MACHINES)):
             evidence = equal(seed, place)
             candidate = replace(evidence.candidate, latency=evidence.candidate.latency * (1 + slower))
-            found.append(judge(replace(evidence, candidate=candidate), limits, replicates=200).verdict)
-    return found
+            items.append(judge(replace(evidence, candidate=candidate), limits, replicates=200).verdict)
+    return items
 
 
 @canaries(8, 24)
@@ -57,7 +57,7 @@ def test_observations_say_in_which_segment_they_were_sent_and_two_are_a_block(tm
 
 def test_a_verdict_that_is_insufficient_says_how_many_requests_would_suffice():
     few = judge(in_flight_evidence(np.random.default_rng(1), 2000, 8, load=0.7), LATENCY, replicates=200)
-    found = re.search(r"some (\d+) requests \((\d+) s of such traffic\)", few.reason)
-    assert few.verdict == "INSUFFICIENT" and found, few.reason
-    count, seconds = map(int, found.groups())
+    search_result = re.search(r"some (\d+) requests \((\d+) s of such traffic\)", few.reason)
+    assert few.verdict == "INSUFFICIENT" and search_result, few.reason
+    count, seconds = map(int, search_result.groups())
     assert count / 4 < seconds < count / 2.5 and 4000 < count < 100_000, "3.1 requests come in a second"

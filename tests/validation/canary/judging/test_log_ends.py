@@ -32,26 +32,26 @@ def judged(logs, **how):
 @pytest.mark.parametrize("name", ENDS)
 def test_the_verdict_on_a_log_that_ends_early_is_right(name):
     logs = SIMULATIONS[name](np.random.default_rng(0), 5000)
-    found, _ = judged(logs)
-    assert found.verdict in logs.right, found.reason
+    result, _ = judged(logs)
+    assert result.verdict in logs.right, result.reason
 
 
 def test_what_a_dead_candidate_never_answered_counts_against_it():
-    found, notes = judged(dying(np.random.default_rng(0), 10_000))
-    errors = next(item for item in found.criteria if item.name == "errors")
-    assert found.verdict != "PASS" and errors.estimate == pytest.approx(0.6, abs=0.01) and errors.verdict != "PASS"
+    result, notes = judged(dying(np.random.default_rng(0), 10_000))
+    errors = next(item for item in result.criteria if item.name == "errors")
+    assert result.verdict != "PASS" and errors.estimate == pytest.approx(0.6, abs=0.01) and errors.verdict != "PASS"
     assert "6000 requests were observed on one side only, and count as failed" in notes
     assert any(
         item.note.startswith("candidate.jsonl (candidate) stops 6000 requests before baseline.jsonl, and not both")
-        for item in found.criteria
+        for item in result.criteria
     )
 
 
 def test_missing_ignored_hides_no_death():
     """A side that saw a share of the requests lacks some at the end by chance; thousands in a row are none."""
     rng = np.random.default_rng
-    found, _ = judged(dying(rng(0), 10_000), ignore_missing=True)
-    assert found.verdict == "INSUFFICIENT" and "candidate.jsonl (candidate) stops" in found.reason
+    result, _ = judged(dying(rng(0), 10_000), ignore_missing=True)
+    assert result.verdict == "INSUFFICIENT" and "candidate.jsonl (candidate) stops" in result.reason
     closed, notes = judged(dying(rng(0), 10_000, closed=(True, True)), ignore_missing=True)
     assert closed.verdict == "PASS" and "candidate.jsonl (candidate) stops 6000 requests before" in notes
     logs = mirrored(rng(0), 10_000)
@@ -66,19 +66,19 @@ def test_missing_ignored_hides_no_death():
 def test_more_than_a_handful_in_flight_may_be_a_death(count, may_be_dead):
     logs = mirrored(np.random.default_rng(0), 8000, in_flight=count)
     logs.candidate.latency[::40] = [60.0] * 200  # time-outs: every request of the last minute is younger
-    found, notes = judged(logs)
-    assert ("logs to the end" in {item.name for item in found.criteria}) == may_be_dead
+    result, notes = judged(logs)
+    assert ("logs to the end" in {item.name for item in result.criteria}) == may_be_dead
     assert ("in flight to the candidate" in notes) != may_be_dead
-    late = next(item for item in found.criteria if item.name == "errors").estimate
+    late = next(item for item in result.criteria if item.name == "errors").estimate
     assert late == pytest.approx(1 / 40, abs=0.001), "an answer after a minute counts as failed"
 
 
 @pytest.mark.parametrize("count", [2, 60, 5000])
 def test_one_slow_answer_does_not_widen_what_was_in_flight(count):
     logs = dying_after_a_slow_answer(np.random.default_rng(0), count + 5)
-    found, notes = judged(logs)
-    assert found.verdict in logs.right and "in flight" not in notes
-    assert "candidate.jsonl (candidate) stops 5 requests before" in found.reason or found.verdict == "FAIL"
+    result, notes = judged(logs)
+    assert result.verdict in logs.right and "in flight" not in notes
+    assert "candidate.jsonl (candidate) stops 5 requests before" in result.reason or result.verdict == "FAIL"
 
 
 @pytest.mark.parametrize("side", ["candidate", "baseline"])
@@ -98,8 +98,8 @@ def test_a_log_says_that_it_was_stopped_in_order(tmp_path):
     assert read_observations(tmp_path / "a.jsonl").size == [1, 2, 3]
     log.close()
     log.close()
-    found = read_observations(tmp_path / "a.jsonl")
-    assert found.ended and len(found) == 3 and log.kept == 3
+    actual = read_observations(tmp_path / "a.jsonl")
+    assert actual.ended and len(actual) == 3 and log.kept == 3
     assert json.loads((tmp_path / "a.jsonl").read_text().splitlines()[-1]) == {"kind": "enginesmith-end", "requests": 3}
     with ObservationLog(tmp_path / "a.jsonl") as again:
         again.append(0.01, request=3)
@@ -132,8 +132,8 @@ def test_one_killed_writer_of_several_leaves_the_file_open(tmp_path):
                 shared.close()
             os._exit(0)
         os.waitpid(pid, 0)
-        found = read_observations(tmp_path / "a.jsonl")
-        assert (len(found), found.accounted) == ((2, 1) if closes else (3, 1))
+        actual = read_observations(tmp_path / "a.jsonl")
+        assert (len(actual), actual.accounted) == ((2, 1) if closes else (3, 1))
     shared.close()
     assert read_observations(tmp_path / "a.jsonl").accounted == 2 < 3
 
@@ -165,17 +165,17 @@ def test_logs_that_grow_are_read_up_to_one_moment(tmp_path, monkeypatch):
 def test_a_run_that_was_killed_is_no_ground_for_a_pass():
     logs = mirrored(np.random.default_rng(0), 8000)
     logs.candidate.planned = logs.baseline.planned = 8000
-    found, _ = judged(logs)
-    assert found.verdict == "INSUFFICIENT" and "the run was killed after 8000 of 8000 requests" in found.reason
+    result, _ = judged(logs)
+    assert result.verdict == "INSUFFICIENT" and "the run was killed after 8000 of 8000 requests" in result.reason
     logs.candidate.accounted = logs.baseline.accounted = 8000
     assert judged(logs)[0].verdict == "PASS"
     logs.baseline.died = "signal 9 (SIGKILL) at its request 5"
-    found, _ = judged(logs)
-    assert found.verdict == "INSUFFICIENT" and "the baseline's engine ended its process: signal 9" in found.reason
+    result, _ = judged(logs)
+    assert result.verdict == "INSUFFICIENT" and "the baseline's engine ended its process: signal 9" in result.reason
 
 
 def test_files_say_what_the_simulations_do(tmp_path):
     logs = dying(np.random.default_rng(0), 300, closed=(True, False))
-    found = read_both(write_log(tmp_path, logs.candidate), write_log(tmp_path, logs.baseline))
-    assert [one.ended for one in found] == [True, False]
-    assert found[0].request == logs.candidate.request and found[1].time == logs.baseline.time
+    actual = read_both(write_log(tmp_path, logs.candidate), write_log(tmp_path, logs.baseline))
+    assert [one.ended for one in actual] == [True, False]
+    assert actual[0].request == logs.candidate.request and actual[1].time == logs.baseline.time

@@ -38,30 +38,30 @@ DAYS = [name for name in SIMULATIONS if SIMULATIONS[name](np.random.default_rng(
 def test_the_verdict_on_logs_of_a_day_is_right(name):
     for seed in range(3):
         logs = SIMULATIONS[name](np.random.default_rng(seed), 4000)
-        found, _ = judged(logs)
-        assert found.verdict in logs.right, found.reason
+        result, _ = judged(logs)
+        assert result.verdict in logs.right, result.reason
 
 
 @pytest.mark.parametrize("slower", [0.0, 0.1])
 def test_logs_of_other_hours_are_refused_with_their_hours(slower):
-    found, _ = judged(apart(np.random.default_rng(0), 6000, slower=slower))
-    assert [item.name for item in found.criteria] == ["sides that compare"] and found.verdict == "INSUFFICIENT"
+    result, _ = judged(apart(np.random.default_rng(0), 6000, slower=slower))
+    assert [item.name for item in result.criteria] == ["sides that compare"] and result.verdict == "INSUFFICIENT"
     times = r"different times \(candidate: 2025-11-20 00:0.*, baseline: 2025-11-20 09:0.* to both sides at the same"
-    assert re.search(times, found.reason)
+    assert re.search(times, result.reason)
 
 
 def test_an_unlike_load_is_refused_with_its_counts():
-    found, _ = judged(ramp(np.random.default_rng(0), 6000))
-    assert found.verdict == "INSUFFICIENT"
-    assert "unlike load" in found.reason and "requests of the candidate" in found.reason
+    result, _ = judged(ramp(np.random.default_rng(0), 6000))
+    assert result.verdict == "INSUFFICIENT"
+    assert "unlike load" in result.reason and "requests of the candidate" in result.reason
 
 
 def test_halves_of_an_even_load_are_compared_unpaired():
     logs = split(np.random.default_rng(0), 4000)
-    found, notes = judged(logs, MEDIAN)
-    assert found.verdict == "PASS" and "in the time that both logs cover" in notes
-    found, _ = judged(split(np.random.default_rng(0), 4000, slower=0.1), MEDIAN)
-    assert found.verdict == "FAIL" and found.reason.startswith("latency p50: +")
+    result, notes = judged(logs, MEDIAN)
+    assert result.verdict == "PASS" and "in the time that both logs cover" in notes
+    result, _ = judged(split(np.random.default_rng(0), 4000, slower=0.1), MEDIAN)
+    assert result.verdict == "FAIL" and result.reason.startswith("latency p50: +")
     evidence, _ = evidence_of(logs.candidate, logs.baseline, 15.0)
     facts = Circumstances("", {}, {}, "", TrafficReplayed(), ())
     report = make_report(judge(evidence), Thresholds(), Looks(), logs.candidate, logs.baseline, evidence, facts)
@@ -85,8 +85,8 @@ def test_the_same_requests_hours_apart_are_refused():
     logs = mirrored(np.random.default_rng(0), 6000)
     assert judged(logs)[0].verdict == "PASS"
     logs.candidate.time = [time + 9 * HOUR for time in logs.candidate.time]
-    found, _ = judged(logs)
-    assert found.verdict == "INSUFFICIENT" and "arrived 540 minutes apart" in found.reason
+    result, _ = judged(logs)
+    assert result.verdict == "INSUFFICIENT" and "arrived 540 minutes apart" in result.reason
     logs.candidate.time = [time - 9 * HOUR - 30 for time in logs.candidate.time]
     assert judged(logs)[0].verdict == "PASS", "clocks may differ"
 
@@ -109,5 +109,5 @@ def test_a_tenth_of_the_traffic_excuses_no_failure_and_more_of_it_may(share):
     mine = rng.random(6000) < share
     for failed in (times >= times[-1] - 30.0, rng.random(6000) < 0.4, times < 0.0):
         ours = log("candidate", times[mine], np.full(mine.sum(), 0.01), ok=~failed[mine])
-        found, _ = judged(Logs(ours, log("baseline", times[~mine], np.full((~mine).sum(), 0.01)), ()))
-        assert found.verdict == ("FAIL" if failed.any() and share < 0.5 else "INSUFFICIENT"), found.reason
+        result, _ = judged(Logs(ours, log("baseline", times[~mine], np.full((~mine).sum(), 0.01)), ()))
+        assert result.verdict == ("FAIL" if failed.any() and share < 0.5 else "INSUFFICIENT"), result.reason

@@ -22,12 +22,12 @@ def processes(seed: int, count: int = 5, luck: float = 0.03, runs: int = 300) ->
 def test_the_interval_of_the_median_is_that_of_one_more_process_by_students_t() -> None:
     medians = [10.0, 11.0, 12.0, 9.0, 10.5]
     series = [np.full(31, median) * np.linspace(0.999, 1.001, 31) for median in medians]
-    found = quantiles_between(series, (0.5,))[0]
+    result = quantiles_between(series, (0.5,))[0]
     logs = np.log(medians)
     half = 2.776 * logs.std(ddof=1) * math.sqrt(1 + 1 / 5)  # Student's t, 97.5 %, 4 degrees of freedom
-    assert found.value == pytest.approx(10.5)
-    assert found.low == pytest.approx(math.exp(logs.mean() - half), rel=2e-3)
-    assert found.high == pytest.approx(math.exp(logs.mean() + half), rel=2e-3)
+    assert result.value == pytest.approx(10.5)
+    assert result.low == pytest.approx(math.exp(logs.mean() - half), rel=2e-3)
+    assert result.high == pytest.approx(math.exp(logs.mean() + half), rel=2e-3)
     assert t_quantile(0.975, 4) == pytest.approx(2.776, rel=3e-3)
 
 
@@ -37,8 +37,8 @@ def test_the_next_process_falls_into_the_interval(luck: float, count: int) -> No
     trials, held = 300, 0
     for seed in range(trials):
         *series, following = processes(seed, count + 1, luck, 60)
-        found = quantiles_between(series, (0.5,))[0]
-        held += found.low <= float(np.median(following)) <= found.high  # type: ignore[operator]
+        result = quantiles_between(series, (0.5,))[0]
+        held += result.low <= float(np.median(following)) <= result.high  # type: ignore[operator]
     assert held / trials >= 0.92  # 95 %, and what 300 trials leave open
 
 
@@ -65,9 +65,9 @@ def test_measurements_that_each_had_a_moment_of_its_own_agree_within_their_inter
 def test_one_process_that_was_disturbed_moves_the_interval_and_not_the_value() -> None:
     series = processes(0, luck=0.01)
     disturbed = [*series[:-1], 3 * series[-1]]
-    calm, found = (quantiles_between(each, (0.5,))[0] for each in (series, disturbed))
-    assert found.value == pytest.approx(calm.value, rel=0.02) and found.high > 2 * calm.high  # type: ignore[operator]
-    assert found.low >= min(float(each.min()) for each in series) / BEYOND  # type: ignore[operator]
+    calm, result = (quantiles_between(each, (0.5,))[0] for each in (series, disturbed))
+    assert result.value == pytest.approx(calm.value, rel=0.02) and result.high > 2 * calm.high  # type: ignore[operator]
+    assert result.low >= min(float(each.min()) for each in series) / BEYOND  # type: ignore[operator]
 
 
 def test_a_quantile_further_out_takes_in_what_the_medians_differ_by() -> None:
@@ -82,13 +82,13 @@ def test_a_quantile_further_out_takes_in_what_the_medians_differ_by() -> None:
 
 
 def test_what_no_number_of_processes_can_give_is_not_invented() -> None:
-    found = {item.p: item for item in quantiles_between(processes(0, runs=20))}
-    assert found[0.5].value is not None and found[0.999].value is None and found[0.999].needed > 100
+    result = {item.p: item for item in quantiles_between(processes(0, runs=20))}
+    assert result[0.5].value is not None and result[0.999].value is None and result[0.999].needed > 100
 
 
 def test_one_run_of_each_process_gives_a_median_with_an_interval_of_its_own() -> None:
-    found = quantiles_between(processes(0, runs=1), (0.5,))[0]
-    assert found.low < found.value < found.high  # type: ignore[operator]
+    result = quantiles_between(processes(0, runs=1), (0.5,))[0]
+    assert result.low < result.value < result.high  # type: ignore[operator]
 
 
 def test_two_processes_say_no_more_than_their_runs_do() -> None:

@@ -131,23 +131,23 @@ def test_each_of_the_processes_opens_the_engine_and_has_a_median(tmp_path: Path,
     monkeypatch.setattr(measure, "COSTLY_S", math.inf)  # a busy machine opens nothing in a second
     (seen := tmp_path / "seen").mkdir()
     imported: list[int] = []
-    found = measure_engine(recording(seen), [BUCKET, BUCKET], 0.01, lambda: imported.append(1))
+    result = measure_engine(recording(seen), [BUCKET, BUCKET], 0.01, lambda: imported.append(1))
     pids = {int(path.name.partition("-")[0]) for path in seen.iterdir()}
-    assert found.processes == measure.PROCESSES == len(pids) and os.getpid() not in pids
-    assert all(len(bucket.process_medians_s) == measure.PROCESSES for bucket in found.buckets)
-    assert found.import_s is not None and not imported, "the runtime is imported in the processes, not here"
-    (bucket, _) = found.buckets
+    assert result.processes == measure.PROCESSES == len(pids) and os.getpid() not in pids
+    assert all(len(bucket.process_medians_s) == measure.PROCESSES for bucket in result.buckets)
+    assert result.import_s is not None and not imported, "the runtime is imported in the processes, not here"
+    (bucket, _) = result.buckets
     assert bucket.runs >= measure.PROCESSES * 2 and bucket.quantiles[0].low <= bucket.median_s  # type: ignore[operator]
 
 
 def test_an_engine_that_takes_long_to_open_is_opened_fewer_times(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(measure, "COSTLY_S", -1.0)
     (seen := tmp_path / "seen").mkdir()
-    found = measure_engine(recording(seen), [BUCKET], 0.01)
-    assert found.processes == 3 == len(list(seen.iterdir()))
+    result = measure_engine(recording(seen), [BUCKET], 0.01)
+    assert result.processes == 3 == len(list(seen.iterdir()))
 
 
-def test_what_goes_wrong_in_a_process_is_told_here() -> None:
+def test_errors_of_a_process_are_raised_here() -> None:
     def refuses() -> AbstractContextManager[object]:
         raise ModelError("engine.onnx: onnxruntime cannot read it")
 

@@ -53,11 +53,11 @@ def conv(tmp_path):
 
 
 def test_a_net_is_counted_at_the_size_of_its_bucket(conv):
-    found = {node.cost.op_type: node.cost for node in conv(2).nodes}
-    assert found["Conv"].macs == 2 * 4 * 8 * 8 * 27 and found["Gemm"].macs == 2 * 10 * 256
-    assert found["Conv"].operations == 2 * found["Conv"].macs
-    assert (found["Conv"].read_bytes, found["Conv"].written_bytes) == (4 * (2 * 192 + 108 + 4), 4 * 2 * 256)
-    assert found["Relu"].operations == 512 and found["Flatten"].moved_bytes == 0
+    result = {node.cost.op_type: node.cost for node in conv(2).nodes}
+    assert result["Conv"].macs == 2 * 4 * 8 * 8 * 27 and result["Gemm"].macs == 2 * 10 * 256
+    assert result["Conv"].operations == 2 * result["Conv"].macs
+    assert (result["Conv"].read_bytes, result["Conv"].written_bytes) == (4 * (2 * 192 + 108 + 4), 4 * 2 * 256)
+    assert result["Relu"].operations == 512 and result["Flatten"].moved_bytes == 0
     four, two = (graph_cost(conv(batch).costs, 0, ()) for batch in (4, 2))
     assert four.macs == 2 * two.macs
     assert conv(2).unsized == [] and two.known
@@ -73,9 +73,9 @@ def test_fusing_saves_what_is_written_to_be_read_again(conv):
     graph = conv(1)
     unfused = sum(4 * n for n in (192 + 112 + 256, 256 + 256, 0, 256 + 2560 + 10))
     fused = sum(4 * n for n in (192 + 112 + 256, 256 + 2560 + 10))
-    found = traffic(graph)
-    assert (found.unfused_bytes, found.fused_bytes, found.groups) == (unfused, fused, 2)
-    assert found.source == "model" and 0 < found.saved < 1
+    result = traffic(graph)
+    assert (result.unfused_bytes, result.fused_bytes, result.groups) == (unfused, fused, 2)
+    assert result.source == "model" and 0 < result.saved < 1
     same = traffic(graph, graph.costs)
     assert same.source == "runtime" and same.saved == 0.0
 
@@ -88,9 +88,9 @@ def test_a_quantized_product_counts_as_one_and_its_conversions_fuse(tmp_path):
     product = next(node.cost for node in graph.nodes if node.cost.op_type == "MatMul")
     assert product.dtype == "uint8" and product.macs == 4 * 64 * 32
     quantize, multiply = 4 * 256 + 5 + 256, 256 + 5 + 64 * 32 + 5 + 4 * 128
-    found = traffic(graph)
-    assert found.groups == 2 and abs(found.fused_bytes - quantize - multiply) <= 10
-    assert found.unfused_bytes > found.fused_bytes + 4 * (64 * 32 + 256 + 128)
+    result = traffic(graph)
+    assert result.groups == 2 and abs(result.fused_bytes - quantize - multiply) <= 10
+    assert result.unfused_bytes > result.fused_bytes + 4 * (64 * 32 + 256 + 128)
 
 
 def test_what_is_read_twice_stays_where_it_is(tmp_path):
@@ -104,10 +104,10 @@ def test_what_is_read_twice_stays_where_it_is(tmp_path):
     """
     path = saved(tmp_path / "twice.onnx", text, w=np.ones((64, 64), "f"))
     graph = graph_costs(path, [TensorSpec("x", "float32", ("batch", 64))], {"batch": 2})
-    found = traffic(graph)
+    result = traffic(graph)
     # The Relu's result is read by the Add alone, which joins it; the product's is read by both.
-    assert found.groups == 2
-    assert found.fused_bytes == 4 * ((128 + 64 * 64 + 128) + (128 + 128))
+    assert result.groups == 2
+    assert result.fused_bytes == 4 * ((128 + 64 * 64 + 128) + (128 + 128))
 
 
 def test_small_types_are_packed_and_picks_read_what_they_pick():

@@ -79,9 +79,9 @@ def test_every_metric_has_a_measure_and_values_of_its_own():
 @given(seed=st.integers(0, 1000), samples=st.integers(4, 9))
 def test_equal_answers_have_the_best_values(terms, shape, seed, samples):
     value = drawn(shape, samples, seed)
-    found = measured(terms, (value[:3], value[:3]), (value[3:], value[3:]))
-    assert tuple(found) == terms.values
-    for name, got in found.items():
+    result = measured(terms, (value[:3], value[:3]), (value[3:], value[3:]))
+    assert tuple(result) == terms.values
+    for name, got in result.items():
         if got is not None or name not in UNDEFINED:
             assert got == pytest.approx(BEST.get(name, 0.0 if at_most(name) else 1.0))
 
@@ -103,8 +103,8 @@ def test_the_parts_that_cases_come_in_change_nothing(terms, shape, seed, parts):
 def test_answers_that_are_not_finite_are_never_right(terms, shape, bad):
     value = drawn(shape, 5)
     with np.errstate(all="ignore"):
-        found = measured(terms, (value, np.full_like(value, bad)))
-    first = found[terms.values[0]]
+        result = measured(terms, (value, np.full_like(value, bad)))
+    first = result[terms.values[0]]
     good = terms.name in ("accuracy", "top_k", "segmentation", "tokens") and np.isinf(bad)  # a class, if a wrong one
     assert first is None or not first > (0.99 if good else 0.5)
 
@@ -113,9 +113,9 @@ def test_answers_that_are_not_finite_are_never_right(terms, shape, bad):
 @pytest.mark.parametrize("samples", [0, 1])
 def test_no_sample_and_one_give_values_or_none(terms, shape, samples):
     value = drawn(shape, samples)
-    found = measured(terms, (value, value))
-    assert tuple(found) == terms.values
-    assert samples or all(item is None for item in found.values())
+    result = measured(terms, (value, value))
+    assert tuple(result) == terms.values
+    assert samples or all(item is None for item in result.values())
 
 
 class Answers:
@@ -141,7 +141,7 @@ OTHERS = [(), (3,), (3, 0), (0, 4), (2, 3, 4, 5, 6), (3, 7), (3, 2, 2)]
 @pytest.mark.parametrize(("terms", "shape"), KINDS)
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("dtype", [np.float32, np.int64, np.bool_])
-def test_answers_of_other_shapes_fail_and_such_outputs_of_the_original_are_said(terms, shape, other, dtype):
+def test_answers_of_other_shapes_fail_and_such_outputs_of_the_original_are_reported(terms, shape, other, dtype):
     value, wrong = drawn(shape, 3), np.ones(other, dtype)
     assert task_checks(Answers(wrong), golden_of(value), [terms])
     with suppress(EnginesmithError):
@@ -151,7 +151,7 @@ def test_answers_of_other_shapes_fail_and_such_outputs_of_the_original_are_said(
 
 @pytest.mark.parametrize(("terms", "shape"), KINDS)
 @pytest.mark.parametrize("labels", [np.full(shape, fill) for shape in [*OTHERS, (3, 2, 5)] for fill in (0, -1, np.nan)])
-def test_labels_of_other_shapes_are_said(terms, shape, labels):
+def test_labels_of_other_shapes_are_reported(terms, shape, labels):
     value = drawn(shape, 3)
     with suppress(EnginesmithError):
         assert task_checks(Answers(value), golden_of(value, labels), [replace(terms, against="labels")])

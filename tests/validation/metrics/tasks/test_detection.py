@@ -79,18 +79,18 @@ def join(one, other):
 @given(seed=st.integers(0, 10_000))
 def test_the_mean_average_precision_is_cocos(seed):
     rng = np.random.default_rng(seed)
-    wanted = [draw_sample(rng, 3) for _ in range(3)]
-    moved = [boxes(s.corners + rng.normal(0, 0.3, s.corners.shape), s.scores, s.classes) for s in wanted]
-    found = [join(one, draw_sample(rng, 2)) for one in moved]
-    assert values(wanted, found)["mean_average_precision"] == pytest.approx(straight_precision(wanted, found))
+    expected = [draw_sample(rng, 3) for _ in range(3)]
+    moved = [boxes(s.corners + rng.normal(0, 0.3, s.corners.shape), s.scores, s.classes) for s in expected]
+    items = [join(one, draw_sample(rng, 2)) for one in moved]
+    assert values(expected, items)["mean_average_precision"] == pytest.approx(straight_precision(expected, items))
 
 
 def test_matches_and_precision_by_hand():
     right = boxes([[0, 0, 10, 10], [20, 20, 30, 30]])
     shifted = boxes([[0, 0, 10, 8], [50, 50, 60, 60]], [0.9, 0.8])  # overlaps of 0.8 and 0
-    found = values([right], [shifted])
-    assert found["matched_boxes"] == 2 * 1 / 4
-    assert found["mean_average_precision"] == pytest.approx(7 / 10 * 51 / 101)  # to 0.80, at recalls up to one half
+    actual = values([right], [shifted])
+    assert actual["matched_boxes"] == 2 * 1 / 4
+    assert actual["mean_average_precision"] == pytest.approx(7 / 10 * 51 / 101)  # to 0.80, at recalls up to one half
     assert values([right], [boxes(right.corners, classes=[1, 1])])["matched_boxes"] == 0.0
     twice = boxes(np.repeat(right.corners[:1], 2, 0), [0.9, 0.8])
     assert values([right], [twice])["matched_boxes"] == 2 * 1 / 4
@@ -157,6 +157,6 @@ def test_labels_are_boxes_with_classes_that_end_at_negative_ones():
         ({"y": np.zeros((1, 4, 9))}, DetectionMetric("y", head=True), DataError, "has 4 rows"),
     ],
 )
-def test_outputs_that_hold_no_boxes_are_said(outputs, terms, error, said):
+def test_outputs_that_hold_no_boxes_are_reported(outputs, terms, error, said):
     with pytest.raises(error, match=said):
         read_boxes(outputs, terms)

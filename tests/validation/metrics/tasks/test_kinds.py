@@ -40,8 +40,8 @@ def test_top_k_is_that_of_scikit_learn(seed, k):
     from sklearn.metrics import top_k_accuracy_score
 
     rows, labels = drawn((6,), 20, seed), np.random.default_rng(seed).integers(0, 6, 20)
-    wanted = top_k_accuracy_score(labels, rows, k=k, labels=range(6)) if k < 6 else 1.0
-    assert by_labels(TopKMetric("y", k), labels, rows)["top_k"] == pytest.approx(wanted)
+    expected = top_k_accuracy_score(labels, rows, k=k, labels=range(6)) if k < 6 else 1.0
+    assert by_labels(TopKMetric("y", k), labels, rows)["top_k"] == pytest.approx(expected)
     assert by_labels(AccuracyMetric("y"), labels, rows)["accuracy"] == np.mean(rows.argmax(1) == labels)
 
 
@@ -50,12 +50,12 @@ def test_top_k_is_that_of_scikit_learn(seed, k):
 def test_regression_is_that_of_scikit_learn_in_any_parts(seed, noise):
     from sklearn.metrics import r2_score
 
-    wanted, apart = drawn((3,), 9, seed).astype(np.float64) + 5, noise * drawn((3,), 9, seed + 1)
-    pairs = [(wanted[:2], (wanted + apart)[:2]), (wanted[2:], (wanted + apart)[2:])]
-    found = measured(RegressionMetric("y"), *pairs)
-    assert found["r2"] == pytest.approx(r2_score(wanted.ravel(), (wanted + apart).ravel()))
-    assert found["relative_error"] == pytest.approx(np.abs(apart).sum() / np.abs(wanted).sum())
-    assert found["largest_error"] == pytest.approx(np.abs(apart).max() / np.abs(wanted).max())
+    expected, apart = drawn((3,), 9, seed).astype(np.float64) + 5, noise * drawn((3,), 9, seed + 1)
+    pairs = [(expected[:2], (expected + apart)[:2]), (expected[2:], (expected + apart)[2:])]
+    result = measured(RegressionMetric("y"), *pairs)
+    assert result["r2"] == pytest.approx(r2_score(expected.ravel(), (expected + apart).ravel()))
+    assert result["relative_error"] == pytest.approx(np.abs(apart).sum() / np.abs(expected).sum())
+    assert result["largest_error"] == pytest.approx(np.abs(apart).max() / np.abs(expected).max())
 
 
 def test_regression_of_zeros_and_of_equal_numbers():
@@ -72,10 +72,10 @@ def test_segmentation_is_that_of_scikit_learn(seed):
     from sklearn.metrics import jaccard_score
 
     rng = np.random.default_rng(seed)
-    wanted, found = rng.integers(0, 4, (3, 5, 6)), rng.integers(0, 4, (3, 5, 6))
-    got = measured(SegmentationMetric("y"), (wanted[:1], found[:1]), (wanted[1:], found[1:]))
-    assert got["mean_iou"] == pytest.approx(jaccard_score(wanted.ravel(), found.ravel(), average="macro"))
-    assert got["equal_pixels"] == np.mean(wanted == found)
+    expected, result = rng.integers(0, 4, (3, 5, 6)), rng.integers(0, 4, (3, 5, 6))
+    got = measured(SegmentationMetric("y"), (expected[:1], result[:1]), (expected[1:], result[1:]))
+    assert got["mean_iou"] == pytest.approx(jaccard_score(expected.ravel(), result.ravel(), average="macro"))
+    assert got["equal_pixels"] == np.mean(expected == result)
 
 
 def test_segmentation_by_threshold_by_axis_and_without_what_is_ignored():
@@ -89,22 +89,22 @@ def test_segmentation_by_threshold_by_axis_and_without_what_is_ignored():
 @given(seed=st.integers(0, 1000))
 def test_si_sdr_is_the_formula_and_knows_no_scale(seed):
     rng = np.random.default_rng(seed)
-    wanted, answer = rng.standard_normal(64), rng.standard_normal(64)
-    scale = np.dot(answer, wanted) / np.dot(wanted, wanted)
-    formula = 10 * np.log10(np.sum((scale * wanted) ** 2) / np.sum((scale * wanted - answer) ** 2))
-    assert si_sdr_db(wanted, answer) == pytest.approx(formula)
-    assert si_sdr_db(wanted, 7.5 * answer) == pytest.approx(formula)
+    expected, answer = rng.standard_normal(64), rng.standard_normal(64)
+    scale = np.dot(answer, expected) / np.dot(expected, expected)
+    formula = 10 * np.log10(np.sum((scale * expected) ** 2) / np.sum((scale * expected - answer) ** 2))
+    assert si_sdr_db(expected, answer) == pytest.approx(formula)
+    assert si_sdr_db(expected, 7.5 * answer) == pytest.approx(formula)
 
 
 def test_si_sdr_of_a_known_noise_of_silence_and_of_the_worst_signal():
-    wanted = np.tile([1.0, -1.0], 50)[None]
+    expected = np.tile([1.0, -1.0], 50)[None]
     noise = 0.1 * np.tile([1.0, 1.0, -1.0, -1.0], 25)[None]  # at right angles to it
-    assert measured(SignalDistortion("y"), (wanted, wanted + noise))["si_sdr_db"] == pytest.approx(20)
-    silent = np.zeros_like(wanted)
+    assert measured(SignalDistortion("y"), (expected, expected + noise))["si_sdr_db"] == pytest.approx(20)
+    silent = np.zeros_like(expected)
     assert measured(SignalDistortion("y"), (silent, silent))["si_sdr_db"] is None
-    assert measured(SignalDistortion("y"), (silent, wanted))["si_sdr_db"] == -100
-    assert measured(SignalDistortion("y"), (wanted, silent))["si_sdr_db"] == -100
-    both = measured(SignalDistortion("y"), (np.stack([wanted, wanted]), np.stack([wanted, wanted + noise])))
+    assert measured(SignalDistortion("y"), (silent, expected))["si_sdr_db"] == -100
+    assert measured(SignalDistortion("y"), (expected, silent))["si_sdr_db"] == -100
+    both = measured(SignalDistortion("y"), (np.stack([expected, expected]), np.stack([expected, expected + noise])))
     assert both == pytest.approx({"si_sdr_db": 60, "least_si_sdr_db": 20})
 
 
@@ -132,12 +132,12 @@ def test_ctc_merges_repeats_before_it_drops_blanks():
 def test_texts_errors_and_words_against_labels():
     frames = np.array([[2, 2, 0, 3, 1, 4], [2, 0, 0, 3, 3, 4]])
     labels = [[2, 3, 1, 4, -1], [2, 3, 3, 4, -1]]
-    found = by_labels(TextMetric("y", space=1), labels, frames)
-    assert found == {"equal_texts": 0.5, "character_error": 1 / 8, "word_error": 1 / 3}
+    actual = by_labels(TextMetric("y", space=1), labels, frames)
+    assert actual == {"equal_texts": 0.5, "character_error": 1 / 8, "word_error": 1 / 3}
     assert "word_error" not in by_labels(TextMetric("y"), labels, frames)
     logits = np.eye(5)[frames]
-    assert by_labels(TextMetric("y", space=1), labels, logits) == found
-    assert by_labels(TextMetric("y", space=1, time_first=True), labels, logits.swapaxes(0, 1)) == found
+    assert by_labels(TextMetric("y", space=1), labels, logits) == actual
+    assert by_labels(TextMetric("y", space=1, time_first=True), labels, logits.swapaxes(0, 1)) == actual
 
 
 @settings(deadline=None)
@@ -148,8 +148,8 @@ def test_the_rank_correlation_is_that_of_scipy(seed, noise):
 
     one = drawn((4,), 9, seed).astype(np.float64)
     other = one + noise * drawn((4,), 9, seed + 1)
-    wanted = spearmanr(1 - pdist(one, "cosine"), 1 - pdist(other, "cosine")).statistic
-    assert measured(EmbeddingsMetric("y"), (one, other))["spearman"] == pytest.approx(wanted)
+    expected = spearmanr(1 - pdist(one, "cosine"), 1 - pdist(other, "cosine")).statistic
+    assert measured(EmbeddingsMetric("y"), (one, other))["spearman"] == pytest.approx(expected)
 
 
 def test_equal_similarities_have_the_mean_rank_and_neighbours_are_counted():
@@ -159,8 +159,8 @@ def test_equal_similarities_have_the_mean_rank_and_neighbours_are_counted():
     assert rank_correlation(first, second) == pytest.approx(spearmanr(first, second).statistic)
     angles = np.radians([0.0, 10.0, 30.0, 60.0])
     one, other = (np.stack([np.cos(a), np.sin(a)], 1) for a in (angles, np.radians([0.0, 10.0, 50.0, 60.0])))
-    found = measured(EmbeddingsMetric("y", 1), (one, other))
-    assert found["neighbours"] == 0.75  # the nearest of 30 degrees was 10, and is 60
+    result = measured(EmbeddingsMetric("y", 1), (one, other))
+    assert result["neighbours"] == 0.75  # the nearest of 30 degrees was 10, and is 60
     assert measured(EmbeddingsMetric("y", 1), (one, np.ones((4, 2))))["spearman"] is None
 
 
@@ -173,10 +173,10 @@ def test_so_many_samples_are_compared_and_no_more(monkeypatch):
 
 
 def test_tokens_count_up_to_the_end_and_not_at_pads():
-    wanted, found = np.array([[5, 6, 1, 9], [5, 7, 8, 1]]), np.array([[5, 6, 1, 4], [5, 6, 8, 1]])
-    assert measured(TokensMetric("y"), (wanted, found)) == {"equal_tokens": 6 / 8, "equal_sequences": 0.0}
-    assert measured(TokensMetric("y", until=1), (wanted, found)) == {"equal_tokens": 6 / 7, "equal_sequences": 0.5}
-    assert measured(TokensMetric("y", pad=9), (wanted, found)) == {"equal_tokens": 6 / 7, "equal_sequences": 0.5}
-    shorter = measured(TokensMetric("y"), (wanted, found[:, :3]))
-    longer = measured(TokensMetric("y"), (wanted[:, :3], found))
+    expected, result = np.array([[5, 6, 1, 9], [5, 7, 8, 1]]), np.array([[5, 6, 1, 4], [5, 6, 8, 1]])
+    assert measured(TokensMetric("y"), (expected, result)) == {"equal_tokens": 6 / 8, "equal_sequences": 0.0}
+    assert measured(TokensMetric("y", until=1), (expected, result)) == {"equal_tokens": 6 / 7, "equal_sequences": 0.5}
+    assert measured(TokensMetric("y", pad=9), (expected, result)) == {"equal_tokens": 6 / 7, "equal_sequences": 0.5}
+    shorter = measured(TokensMetric("y"), (expected, result[:, :3]))
+    longer = measured(TokensMetric("y"), (expected[:, :3], result))
     assert shorter["equal_tokens"] == 5 / 8 and longer["equal_tokens"] == 5 / 8

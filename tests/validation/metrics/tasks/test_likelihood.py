@@ -30,9 +30,9 @@ def test_it_is_the_formula_and_knows_no_shift_of_the_logits(seed, places, shift)
     one, other = rng.normal(size=(2, places, 2, 6), scale=2).astype(np.float32)
     labels = rng.integers(0, 6, (places, 2))
     own, given = (np.take_along_axis(probabilities(side), labels[..., None], -1) for side in (one, other))
-    found = checks_of(one, other + np.float32(shift), labels.reshape(-1))
-    assert found["perplexity"].value == pytest.approx(np.prod(given) ** (-1 / given.size), rel=1e-4)
-    assert found["kept_likelihood"].value == pytest.approx(np.prod(given / own) ** (1 / given.size), rel=1e-4)
+    result = checks_of(one, other + np.float32(shift), labels.reshape(-1))
+    assert result["perplexity"].value == pytest.approx(np.prod(given) ** (-1 / given.size), rel=1e-4)
+    assert result["kept_likelihood"].value == pytest.approx(np.prod(given / own) ** (1 / given.size), rel=1e-4)
     unlabelled = np.exp(-(probabilities(one) * np.log(probabilities(one) / probabilities(other))).sum(-1).mean())
     assert measured(TERMS, (one, other))["kept_likelihood"] == pytest.approx(unlabelled)
 
@@ -40,10 +40,10 @@ def test_it_is_the_formula_and_knows_no_shift_of_the_logits(seed, places, shift)
 def test_both_limits_judge_and_the_note_has_the_originals_perplexity():
     logits = np.log(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]))
     worse, limits = np.log(np.array([[0.4, 0.3, 0.3], [0.3, 0.4, 0.3]])), {"floor": 0.79, "perplexity": 2.4}
-    found = checks_of(logits, worse, np.array([0, 1]), **limits)
-    assert found["kept_likelihood"].passed and found["kept_likelihood"].value == pytest.approx(0.8)
-    assert not found["perplexity"].passed and found["perplexity"].value == pytest.approx(2.5)
-    assert found["perplexity"].note == "the original model has 2.0000"
+    result = checks_of(logits, worse, np.array([0, 1]), **limits)
+    assert result["kept_likelihood"].passed and result["kept_likelihood"].value == pytest.approx(0.8)
+    assert not result["perplexity"].passed and result["perplexity"].value == pytest.approx(2.5)
+    assert result["perplexity"].note == "the original model has 2.0000"
 
 
 def test_negative_labels_do_not_count():
@@ -58,15 +58,15 @@ def test_negative_labels_do_not_count():
 def test_a_label_of_no_chance_has_infinite_perplexity_and_masked_tokens_count_for_nothing():
     logits = np.array([[0.0, 1.0, -np.inf]])
     assert measured(TERMS, (logits, logits))["kept_likelihood"] == 1
-    found = checks_of(np.zeros((1, 3)), logits, np.array([2]), floor=0.1)
-    assert found["perplexity"].value == np.inf
-    assert found["kept_likelihood"].value == 0 and not found["kept_likelihood"].passed
+    result = checks_of(np.zeros((1, 3)), logits, np.array([2]), floor=0.1)
+    assert result["perplexity"].value == np.inf
+    assert result["kept_likelihood"].value == 0 and not result["kept_likelihood"].passed
 
 
 @pytest.mark.parametrize(
     ("labels", "said"),
     [(np.array([0, 3]), "label 3 is no token of a vocabulary of 3"), (np.zeros(2), "labels are float64")],
 )
-def test_labels_that_are_no_tokens_are_said(labels, said):
+def test_labels_that_are_no_tokens_are_reported(labels, said):
     with pytest.raises(DataError, match=said):
         checks_of(np.zeros((2, 3)), np.zeros((2, 3)), labels)
