@@ -21,7 +21,7 @@ from pipeline.quantization.search.rates import PRODUCT_FORMATS
 FLOAT: OverridePrecision = "fp16"
 # Bits that a step adds at least: mxfp8 has 8.25, and a unit of it may have products in fp8.
 _FEWEST_BITS = 0.25
-_BROKEN = 1e30  # noise of outputs that are not finite
+_BROKEN = 1e30  # noise of outputs that are not finite, NaN too
 
 
 def list_formats(precision: Precision) -> tuple[Precision, ...]:
@@ -49,7 +49,8 @@ def find_steps(macs: Mapping[str, float], noises: Mapping[str, Mapping[str, floa
     """
     steps = dict[str, FormatStep]()
     for name, count in sorted(macs.items()):
-        noise = {form: min(by_group[name], _BROKEN) for form, by_group in noises.items() if name in by_group}
+        noise = {form: by_group[name] for form, by_group in noises.items() if name in by_group}
+        noise = {form: value if value < _BROKEN else _BROKEN for form, value in noise.items()}
         noise |= {FLOAT: 0.0}
         bits = {form: PRODUCT_FORMATS[form][0] for form in noise}
         precision, *wider = noise
