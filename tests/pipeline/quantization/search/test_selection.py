@@ -3,6 +3,7 @@
 import json
 import math
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -72,6 +73,8 @@ def test_what_was_chosen_is_json_with_a_picture():
     assert [point["share"] for point in data["frontier"]] == sorted(
         (p["share"] for p in data["frontier"]), reverse=True
     )
+    assert all(point["cosine"] is not None or not point["left"] for point in data["frontier"])
+    assert [point.left for point in document.recorded.frontier] == [*range(len(data["frontier"]))]
     picture = frontier_svg(document.recorded)
     assert picture.startswith("<svg") and picture.count('class="run"') >= 2 and 'class="floor"' in picture
 
@@ -100,6 +103,7 @@ class Additive:
 
     def __init__(self, macs: dict[str, float], noise: dict[str, float]) -> None:
         self.macs, self.noise = macs, noise
+        self.steps = {name: SimpleNamespace(group=name.split()[0]) for name in macs}
         self.ranked = tuple(sorted(macs, key=lambda name: -noise[name] / macs[name]))
         self.qualities: dict[tuple[str, ...], Quality] = {}
         self.worse: dict[tuple[str, ...], float] = {}
@@ -121,6 +125,9 @@ def test_a_search_that_nobody_asked_for_takes_few_groups_back() -> None:
         found = refill_groups(trial, SearchFloor(sqnr_db=30, graph=graph), FrontierPoint(0.0, tuple(names), 200.0))
         assert len(trial.qualities) == tried and len(found.left) == 40 - tried
     assert "g39" not in found.left and "g0" in found.left, "those that compute most come first"
+    both = Additive({"g": 2.0, "g fp16": 1.0}, {"g": 0.01, "g fp16": 0.01})
+    refill_groups(both, SearchFloor(cosine=2), FrontierPoint(0.0, ("g", "g fp16"), 200.0))
+    assert len(both.qualities) == 1, "a group whose step cannot be taken back is not run for its next one"
 
 
 def test_small_groups_are_left_in_float_instead_of_a_large_one_where_that_is_enough() -> None:
@@ -130,6 +137,8 @@ def test_small_groups_are_left_in_float_instead_of_a_large_one_where_that_is_eno
     assert swap_groups(trial, SearchFloor(sqnr_db=25.5), trial.point(("large",))).left == ("large",), (
         "they do not reach it"
     )
+    gone = Additive(dict.fromkeys(("big", "next", "low"), 9.0) | {"low": 1.0}, {"big": 2e-3, "next": 2e-3, "low": 2e-3})
+    assert swap_groups(gone, SearchFloor(sqnr_db=25), gone.point(("big", "next"))).left
     assert swap_groups(trial, SearchFloor(cosine=0.9), trial.point(("large",))).left == ("large",), (
         "it cannot be predicted"
     )
