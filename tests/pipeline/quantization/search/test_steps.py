@@ -12,7 +12,12 @@ NOISE = st.floats(0, 1) | st.sampled_from([math.inf, math.nan])
 
 
 def test_a_group_leaves_out_formats_that_pay_less_than_the_next_one() -> None:
-    for fp8, mxfp8, formats in ((1.1, 1, ["fp8", "mxfp8", FLOAT]), (5, 1, ["mxfp8", FLOAT]), (8, 9, [FLOAT])):
+    for fp8, mxfp8, formats in (
+        (1.1, 1, ["fp8", "mxfp8", FLOAT]),
+        (5, 1, ["mxfp8", FLOAT]),
+        (8, 9, [FLOAT]),
+        (math.nan, 1, ["mxfp8", FLOAT]),
+    ):
         noises = {"nvfp4": {"g": 10.0}, "fp8": {"g": fp8}, "mxfp8": {"g": mxfp8}}
         assert [step.format for step in find_steps({"g": 1.0}, noises).values()] == formats
 
