@@ -96,7 +96,7 @@ def _choice(activation: str, run: "Run") -> "tuple[SearchDocument, str]":
 
 
 def _print_choice(choice: "SearchDocument", summary: str) -> None:
-    from pipeline.quantization.search.trial import describe_alone
+    from pipeline.quantization.search.steps import describe_alone
     from validation.reporting.quantization import POINT_COLUMNS, decibels_text, point_rows
 
     has_times = any(group.int8_ms is not None for group in choice.groups)

@@ -27,7 +27,7 @@ from pipeline.quantization.search.latency import PATIENCE, PairedRounds, Timing
 from pipeline.quantization.search.quality import GraphLimits, Quality, SearchClock, SearchFloor
 from pipeline.quantization.search.rates import Peaks
 from pipeline.quantization.search.sensitivity import Answers, SweepCost, quality, sweep
-from pipeline.quantization.search.steps import FLOAT, FormatStep, find_steps, list_formats
+from pipeline.quantization.search.steps import FLOAT, FormatStep, describe_alone, find_steps, list_formats
 from pipeline.quantization.settings.fit import fit
 from pipeline.quantization.settings.groups import (
     SmoothingGroup,
@@ -206,12 +206,6 @@ class SearchDocument:
 def _record_point(point: FrontierPoint) -> SearchPoint:
     fields = {name: value for name, value in vars(point).items() if name not in ("left", "mix", "float_groups")}
     return SearchPoint(**fields, left=len(point.left) if point.float_groups is None else point.float_groups)
-
-
-def describe_alone(alone: Sequence[tuple[str, float | None]], precision: str) -> str:
-    """'31.2 dB', or '14.2 dB in nvfp4, 27.3 dB in fp8' of other formats than `precision`."""
-    is_named = len(alone) > 1 or any(name != precision for name, _ in alone)
-    return ", ".join(decibels_text(value) + (f" in {name}" if is_named else "") for name, value in alone)
 
 
 def in_json(sqnr_db: float | None) -> float | None:
@@ -441,9 +435,8 @@ class SearchTrial:
     def formats(self, left: Sequence[str]) -> dict[str, str]:
         """The format of each group where these steps are taken."""
         taken_names = {*self._list_taken(left)}
-        return self._first_formats | {
-            step.group: step.format for name, step in self.steps.items() if name in taken_names
-        }
+        wider_formats = {step.group: step.format for name, step in self.steps.items() if name in taken_names}
+        return self._first_formats | wider_formats
 
     @cached_property
     def _first_formats(self) -> dict[str, str]:
@@ -553,10 +546,8 @@ class SearchTrial:
         folds, total = find_folds(self.side.model, self.groups.values()), sum(self.multiplications.values())
         names = dict.fromkeys(step.group for step in self.steps.values())
         rows = tuple(self._row(name, name in folds, total, formats[name]) for name in names)
-        left_groups = [self.groups[self.steps[name].group] for name in point.left]
-        reasons = {
-            node: self._reason(group.activation, rule, point.left) for group in left_groups for node in group.nodes
-        }
+        wider = dict.fromkeys(self.steps[name].group for name in point.left)
+        reasons = {node: self._reason(name, rule, point.left) for name in wider for node in self.groups[name].nodes}
         node_inputs = {node.name: node.input[0] for node in model.graph.node if node.input}
         smoothed_statistics = {node_inputs[plan.group.nodes[0]]: plan.seen for plan in plans if plan.seen}
         weight_db = {node: value for plan in plans for node, value in plan.weight_db.items()}
