@@ -1,6 +1,7 @@
 """Reports as HTML pages."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -41,16 +42,20 @@ if TYPE_CHECKING:
 class EngineRow:
     """An engine and the checks of its report.
 
-    index: in the document; the id of its row.  tightest: the check with the least room to its limit, None without one.
+    tightest: the check with the least room to its limit, None without one.
     ran: whether the engine itself was run, and not its graph alone.  entry: in the manifest.
     """
 
-    index: int
     entry: EngineEntry
     checks: tuple[Check, ...]
     failed_checks: int
     tightest: Check | None
     ran: bool
+
+    @property
+    def anchor(self) -> str:
+        """The id of its row: 'engine-sm_89-fp16-tensorrt'."""
+        return "engine-" + re.sub(r"[^\w.-]", "-", self.entry.unit)
 
     @property
     def counted(self) -> str:
@@ -99,7 +104,7 @@ class VersionPage:
 def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
     """What the page shows. pictures: False leaves out the sections that are pictures."""
     checks = {report.unit: report.checks for report in reversed(version.reports)}
-    engines = tuple(_engine(index, entry, checks.get(entry.unit, ())) for index, entry in enumerate(version.engines))
+    engines = tuple(_engine(entry, checks.get(entry.unit, ())) for entry in version.engines)
     matrix: dict[str, dict[str, list[EngineRow]]] = {}
     for row in engines:
         matrix.setdefault(row.entry.target, {}).setdefault(row.entry.precision, []).append(row)
@@ -155,10 +160,10 @@ def _headline(counts: Mapping[str, int], blind: int) -> tuple[str, str]:
     return "failed", "There is no engine to pull"
 
 
-def _engine(index: int, entry: EngineEntry, checks: tuple[Check, ...]) -> EngineRow:
+def _engine(entry: EngineEntry, checks: tuple[Check, ...]) -> EngineRow:
     limited_checks = [check for check in checks if not check.passed or (check.stage != "task" and _has_room(check))]
     failure_count, has_run = sum(not check.passed for check in checks), any(check.stage == "engine" for check in checks)
-    return EngineRow(index, entry, checks, failure_count, min(limited_checks, key=headroom_db, default=None), has_run)
+    return EngineRow(entry, checks, failure_count, min(limited_checks, key=headroom_db, default=None), has_run)
 
 
 def _list_commands(reference: str, engines: Sequence[EngineRow]) -> Iterator[tuple[str, str]]:

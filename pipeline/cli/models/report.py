@@ -96,7 +96,7 @@ def _choice(activation: str, run: "Run") -> "tuple[SearchDocument, str]":
 
 
 def _print_choice(choice: "SearchDocument", summary: str) -> None:
-    from pipeline.quantization.search.trial import describe_alone
+    from pipeline.quantization.search.steps import describe_alone
     from validation.reporting.quantization import POINT_COLUMNS, decibels_text, point_rows
 
     has_times = any(group.int8_ms is not None for group in choice.groups)
@@ -104,7 +104,8 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
     rows = []
     for group in choice.groups:
         strength_text = "" if group.strength is None else f"{group.strength:.2f}{' folded' if group.folded else ''}"
-        cells = [", ".join(group.nodes), f"{group.share:.1%}", describe_alone(group.alone), strength_text]
+        alone = describe_alone(group.alone or ((choice.precision, group.sqnr_db),), choice.precision)
+        cells = [", ".join(group.nodes), f"{group.share:.1%}", alone, strength_text]
         # The whole model's milliseconds without and with this group in int8.
         milliseconds = [format_plain(value) for value in (group.float_ms, group.int8_ms) if value is not None]
         time_text = f"{' -> '.join(milliseconds)} ms" if len(milliseconds) == 2 else ""

@@ -82,11 +82,11 @@ class Timing:
         """Whether int8 surely saves at least `margin`."""
         return self.saving_ms - self.margin * self.float_ms > CERTAINTY * self.error_ms
 
-    @property
-    def reason(self) -> str:
-        """Why the group is left in float."""
-        float_text, int8_text = format_plain(self.float_ms), format_plain(self.int8_ms)
-        return f"int8 is not faster here: the model takes {int8_text} ms with it, {float_text} ms without"
+    def describe(self, narrow: str, wide: str) -> str:
+        """Why the group is left in float. narrow, wide: the formats that the two sides had it in; '' for floats."""
+        wide_text, narrow_text = format_plain(self.float_ms), format_plain(self.int8_ms)
+        without_text = f"in {wide}" if wide else "without"
+        return f"{narrow} is not faster here: the model takes {narrow_text} ms with it, {wide_text} ms {without_text}"
 
 
 def benchmark_until_decided(rounds: Iterable[tuple[float, float]], margin: float = MARGIN) -> Timing:

@@ -61,10 +61,11 @@ def list_depths(count: int) -> list[int]:
 
 
 def describe_point(point: FrontierPoint) -> str:
-    """'1.234 ms, at 31.2 dB with 97.0 % narrow'."""
+    """'1.234 ms, at 31.2 dB with 97.0 % of the multiplications in the narrow format, 3.0 % in fp8'."""
     quality_text = decibels_text(in_json(point.sqnr_db))
     ms_text = "" if point.ms is None else f"{format_plain(point.ms)} ms, at "
-    return f"{ms_text}{quality_text} with {100 * point.share:.1f} % of the multiplications in the narrow format"
+    share_text = f"{100 * point.share:.1f} % of the multiplications in the narrow format{point.mix_text}"
+    return f"{ms_text}{quality_text} with {share_text}"
 
 
 def _ms(point: FrontierPoint) -> float:

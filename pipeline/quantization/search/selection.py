@@ -108,10 +108,12 @@ def _choose(
         rule = "the time of the search"
     point = trial.point(point.left) if point.left in trial.qualities else point
     lefts = [trial.ranked[:depth] for depth in range(len(trial.ranked) + 1)]
-    frontier = tuple(trial.point(left) if left in trial.qualities else trial.predict(left) for left in lefts)
+    frontier = tuple(
+        trial.point(left) if left in trial.qualities else replace(trial.predict(left), left=()) for left in lefts
+    )
     table = tuple(sorted(_list_costed(trial), key=lambda entry: (entry.ms or 0.0, error_of(entry))))
     choice = replace(trial.choose(point, frontier, rule), ended=end_reason, table=table)
-    narrow_points = [entry for entry in table if entry.share > 0]
+    narrow_points = [entry for entry in table if {*entry.left} != {*trial.ranked}]
     is_missed = floor is not None and not any(
         floor.holds(quality) for left, quality in trial.qualities.items() if {*left} != {*trial.ranked}
     )
@@ -193,11 +195,13 @@ def _list_free(trial: SearchTrial, point: FrontierPoint) -> list[str]:
 def _leave_slow_groups(
     trial: SearchTrial, scheme: QuantizationScheme, point: FrontierPoint, race: PairedRounds
 ) -> FrontierPoint:
-    """The point with what int8 does not make faster in float too; groups with the least compute are tried first.
+    """The point with what int8 does not make faster in float too; groups with the least compute are tried first, each
+    group's steps in their order.
 
     A group that is left in float is so while the next ones are tried.
     """
-    tried_names = sorted(_list_free(trial, point), key=lambda name: trial.macs[name])
+    names = _list_free(trial, point)
+    tried_names = sorted(names, key=lambda name: trial.multiplications[trial.steps[name].group])
     float_groups, current_model = point.left, with_weights_inside(trial.write(point.left, scheme))
     for name in tried_names:
         if trial.formats((*float_groups, name)) == trial.formats(float_groups):
@@ -268,16 +272,24 @@ def refill_groups(trial: SearchTrial, floor: SearchFloor, point: FrontierPoint) 
     """The point with groups taken back into int8 that the floor allows, those that compute most first; those are not
     tried that should miss it by more than `_SLACK_DB`.
 
-    For the limits of a graph, which nobody asked to search for, `_MOST_REFILLS` are tried.
+    For the limits of a graph, which nobody asked to search for, `_MOST_REFILLS` are tried. A group's other steps are
+    not tried once one of them could not be taken back in a run.
     """
-    for group in sorted(point.left, key=lambda name: -trial.macs[name])[: _MOST_REFILLS if floor.graph else None]:
-        float_groups = tuple(name for name in point.left if name != group)
+    names = sorted(point.left, key=lambda name: -trial.macs[name])
+    groups = {*list(dict.fromkeys(trial.steps[name].group for name in names))[: _MOST_REFILLS if floor.graph else None]}
+    for name in names:
+        group = trial.steps[name].group
+        if name not in point.left or group not in groups:
+            continue
+        float_groups = tuple(other for other in point.left if other != name)
         expected_db = trial.predicted_db(float_groups) - _beyond(trial, point)
         if floor.sqnr_db is not None and expected_db < floor.sqnr_db - _SLACK_DB:
             continue
         other_point = trial.point(float_groups)
         if floor.holds(trial.qualities[other_point.left]):
             point = other_point
+        else:
+            groups.remove(group)
     return point
 
 
@@ -289,6 +301,8 @@ def swap_groups(trial: SearchTrial, floor: SearchFloor, point: FrontierPoint) ->
     if floor.sqnr_db is None:
         return point
     for group in sorted(point.left, key=lambda name: -trial.macs[name])[:_MOST_SWAPS]:
+        if group not in point.left:
+            continue  # taken back with a swap before
         other_groups = tuple(name for name in point.left if name != group)
         float_groups = _smaller(trial, floor.sqnr_db + _beyond(trial, point), other_groups, trial.macs[group])
         if float_groups is not None:

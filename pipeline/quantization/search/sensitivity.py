@@ -45,7 +45,7 @@ class SweepCost:
     """CPU seconds of a sweep. inference_s: of one pass of the float model over the same samples, which keeps tensors.
 
     inferences_per_group: the cost of one group, in such passes.
-    groups: how many there were.  sweep_s: of all of it.
+    groups: how many there were; of several formats, of all of them together.  sweep_s: of all of it.
     """
 
     groups: int

@@ -9,19 +9,20 @@ Transactions on ASSP 36, 1988).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from enginesmith.core.types import Precision
 from pipeline.quantization.schemes.block_floats import FORMATS
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.search.rates import PRODUCT_FORMATS
+from validation.reporting.quantization import decibels_text
 
 # What an override calls floats. Those of 32 bits count as 16: a constant factor where there is one other format.
 FLOAT: OverridePrecision = "fp16"
 # Bits that a step adds at least: mxfp8 has 8.25, and a unit of it may have products in fp8.
 _FEWEST_BITS = 0.25
-_BROKEN = 1e30  # noise of outputs that are not finite
+_BROKEN = 1e30  # noise of outputs that are not finite, NaN too
 
 
 def list_formats(precision: Precision) -> tuple[Precision, ...]:
@@ -29,6 +30,12 @@ def list_formats(precision: Precision) -> tuple[Precision, ...]:
     each generation with kernels for it has too."""
     is_mixed = precision in FORMATS and FORMATS[precision].activations
     return tuple(dict.fromkeys((precision, "fp8", "mxfp8"))) if is_mixed else (precision,)
+
+
+def describe_alone(alone: Sequence[tuple[str, float | None]], precision: str) -> str:
+    """'31.2 dB', or '14.2 dB in nvfp4, 27.3 dB in fp8' of other formats than `precision`."""
+    is_named = len(alone) > 1 or any(name != precision for name, _ in alone)
+    return ", ".join(decibels_text(value) + (f" in {name}" if is_named else "") for name, value in alone)
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,8 @@ def find_steps(macs: Mapping[str, float], noises: Mapping[str, Mapping[str, floa
     """
     steps = dict[str, FormatStep]()
     for name, count in sorted(macs.items()):
-        noise = {form: min(by_group[name], _BROKEN) for form, by_group in noises.items() if name in by_group}
+        noise = {form: by_group[name] for form, by_group in noises.items() if name in by_group}
+        noise = {form: value if value < _BROKEN else _BROKEN for form, value in noise.items()}
         noise |= {FLOAT: 0.0}
         bits = {form: PRODUCT_FORMATS[form][0] for form in noise}
         precision, *wider = noise

@@ -27,7 +27,7 @@ from pipeline.quantization.search.latency import PATIENCE, PairedRounds, Timing
 from pipeline.quantization.search.quality import GraphLimits, Quality, SearchClock, SearchFloor
 from pipeline.quantization.search.rates import Peaks
 from pipeline.quantization.search.sensitivity import Answers, SweepCost, quality, sweep
-from pipeline.quantization.search.steps import FLOAT, FormatStep, find_steps, list_formats
+from pipeline.quantization.search.steps import FLOAT, FormatStep, describe_alone, find_steps, list_formats
 from pipeline.quantization.settings.fit import fit
 from pipeline.quantization.settings.groups import (
     SmoothingGroup,
@@ -66,7 +66,8 @@ class GroupDamage:
     """One group in the ranked table. sqnr_db: of the model's outputs when only this group is quantized; alone: the same
     by format, as in JSON.
 
-    int8_ms, float_ms: what the whole model takes with this group in int8 and in float, where that was measured.
+    int8_ms, float_ms: what the whole model takes with this group in int8 and in float, where that was measured; of
+    several formats, reasons say it.
     activation, nodes, op_type: the tensor that is read, and who reads it.  macs, share: multiplications, and their part
     of all.
     strength, clip: as in `SmoothingPlan`.  folded: whether other nodes take the smoothing's factors.
@@ -99,9 +100,11 @@ class GroupDamage:
 class FrontierPoint:
     """One point of the frontier: the share of the multiplications with weights in int8, and the quality that gives.
 
-    left: groups that stay in float; of several formats, names of `find_steps`.  predicted_db: from the damages of
-    single groups.  The others: of the whole model, where it was run; accuracy where there are labels.
+    left: groups that stay in float; of several formats, names of `find_steps`; () in a frontier where the point was not
+    run.  predicted_db: from the damages of single groups.  The others: of the whole model, where it was run; accuracy
+    where there are labels.
     ms: of a run, measured or modelled.  weight_bytes: of its weights.  mix: the shares of other formats.
+    float_groups: how many stay in float; None where these are all of `left`.
     """
 
     share: float
@@ -114,6 +117,7 @@ class FrontierPoint:
     ms: float | None = None
     weight_bytes: int | None = None
     mix: tuple[tuple[str, float], ...] = ()
+    float_groups: int | None = None
 
     @property
     def mix_text(self) -> str:
@@ -200,13 +204,8 @@ class SearchDocument:
 
 
 def _record_point(point: FrontierPoint) -> SearchPoint:
-    fields = {name: value for name, value in vars(point).items() if name not in ("left", "mix")}
-    return SearchPoint(**fields, left=len(point.left))
-
-
-def describe_alone(alone: Sequence[tuple[str, float | None]]) -> str:
-    """'31.2 dB', or '14.2 dB in nvfp4, 27.3 dB in fp8' of several formats."""
-    return ", ".join(decibels_text(value) + (f" in {name}" if len(alone) > 1 else "") for name, value in alone)
+    fields = {name: value for name, value in vars(point).items() if name not in ("left", "mix", "float_groups")}
+    return SearchPoint(**fields, left=len(point.left) if point.float_groups is None else point.float_groups)
 
 
 def in_json(sqnr_db: float | None) -> float | None:
@@ -315,6 +314,8 @@ def open_trials(
         scheme, plans = replace(target.scheme, float_precision="fp32"), {name: next(fitted_plans) for name in by_format}
         terms = target.ranges, scheme, side.runs, side.clock.check, target.precision
         sweeps = {name: sweep(side.model, kind.groups, plans[name], *terms, name) for name, kind in by_format.items()}
+        own_cost, sweep_costs = sweeps[target.precision][1], [cost for _, cost in sweeps.values()]
+        total_s = sum(cost.sweep_s for cost in sweep_costs)
         trials.append(
             SearchTrial(
                 side=side,
@@ -325,7 +326,7 @@ def open_trials(
                 plans=plans,
                 work=node_work,
                 noises={name: group_noise for name, (group_noise, _) in sweeps.items()},
-                cost=sweeps[target.precision][1],
+                cost=replace(own_cost, groups=sum(cost.groups for cost in sweep_costs), sweep_s=total_s),
                 costs=costs if target.peaks else None,
                 peaks=target.peaks,
             )
@@ -335,13 +336,11 @@ def open_trials(
 
 def leave_all(side: FloatSide, target: SearchTarget, reason: str) -> MixedPrecisionChoice:
     """The choice of a search that ended before any point was tried: everything in float."""
-    kind = _find_kind(side, target)
-    reasons = dict.fromkeys((node for group in kind.groups for node in group.nodes), f"the search {reason}")
-    point = FrontierPoint(0.0, tuple(group.activation for group in kind.groups), None)
-    model = with_weights_inside(side.model)
-    return MixedPrecisionChoice(
-        model, target.ranges, reasons, (), (), point, SweepCost(0, 0.0, 0.0), ended=reason, precision=target.precision
-    )
+    groups = {group.activation: group for kind in _find_kinds(side, target).values() for group in kind.groups}
+    reasons = dict.fromkeys((node for group in groups.values() for node in group.nodes), f"the search {reason}")
+    point, formats = FrontierPoint(0.0, tuple(groups), None), dict.fromkeys(reasons, FLOAT)
+    details = with_weights_inside(side.model), target.ranges, reasons, (), (), point, SweepCost(0, 0.0, 0.0)
+    return MixedPrecisionChoice(*details, ended=reason, precision=target.precision, formats=formats)
 
 
 def _find_kinds(side: FloatSide, target: SearchTarget) -> dict[Precision, FittedKind]:
@@ -396,7 +395,7 @@ def _fit_mixing(
 class SearchTrial:
     """What is known of a kind of int8 while points are tried.
 
-    plans: by format and group, how its nodes are quantized.  work: by node.  cost: of the sweep in its own format.
+    plans: by format and group, how its nodes are quantized.  work: by node.  cost: of the sweeps in all formats.
     noises: by format, narrow ones first, and by group, the noise at the outputs where only it is quantized so.
     side: what is compared with.  qualities, timings: measured so far; float_ratios: of a point, the time over that of
     the float model.
@@ -436,8 +435,13 @@ class SearchTrial:
     def formats(self, left: Sequence[str]) -> dict[str, str]:
         """The format of each group where these steps are taken."""
         taken_names = {*self._list_taken(left)}
-        first_formats = {group: name for name in [*self.noises][::-1] for group in self.noises[name]}
-        return first_formats | {step.group: step.format for name, step in self.steps.items() if name in taken_names}
+        wider_formats = {step.group: step.format for name, step in self.steps.items() if name in taken_names}
+        return self._first_formats | wider_formats
+
+    @cached_property
+    def _first_formats(self) -> dict[str, str]:
+        """The narrowest format of each group."""
+        return {group: name for name in [*self.noises][::-1] for group in self.noises[name]}
 
     def time_point(self, float_groups: tuple[str, ...], race: PairedRounds) -> None:
         """Time a point and the float model in turns, `PATIENCE` rounds."""
@@ -501,8 +505,9 @@ class SearchTrial:
             name: sum(count for group, count in self.multiplications.items() if formats[group] == name) / total
             for name in (*self.noises, FLOAT)
         }
-        share, is_mixed = shares.pop(self.precision), len(self.noises) > 1
-        return FrontierPoint(share, tuple(left), self.predicted_db(left), mix=tuple(shares.items()) if is_mixed else ())
+        point = FrontierPoint(shares.pop(self.precision), tuple(left), self.predicted_db(left))
+        mix = tuple(shares.items()) if len(self.noises) > 1 else ()
+        return replace(point, mix=mix, float_groups=sum(name == FLOAT for name in formats.values()))
 
     def point(self, float_groups: Sequence[str]) -> FrontierPoint:
         """The point, with the quality of the whole model, quantized so and run."""
@@ -525,8 +530,7 @@ class SearchTrial:
 
     def _list_wider(self, left: Sequence[str]) -> dict[str, OverridePrecision]:
         """The formats of the nodes that these steps take from their first one."""
-        first_formats = self.formats(())
-        wider = [(group, name) for group, name in self.formats(left).items() if name != first_formats[group]]
+        wider = [(group, name) for group, name in self.formats(left).items() if name != self._first_formats[group]]
         return {node: cast("OverridePrecision", name) for group, name in wider for node in self.groups[group].nodes}
 
     def write(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
@@ -542,8 +546,8 @@ class SearchTrial:
         folds, total = find_folds(self.side.model, self.groups.values()), sum(self.multiplications.values())
         names = dict.fromkeys(step.group for step in self.steps.values())
         rows = tuple(self._row(name, name in folds, total, formats[name]) for name in names)
-        left_groups = [self.groups[self.steps[name].group] for name in point.left]
-        reasons = {node: self._reason(group.activation, rule) for group in left_groups for node in group.nodes}
+        wider = dict.fromkeys(self.steps[name].group for name in point.left)
+        reasons = {node: self._reason(name, rule, point.left) for name in wider for node in self.groups[name].nodes}
         node_inputs = {node.name: node.input[0] for node in model.graph.node if node.input}
         smoothed_statistics = {node_inputs[plan.group.nodes[0]]: plan.seen for plan in plans if plan.seen}
         weight_db = {node: value for plan in plans for node, value in plan.weight_db.items()}
@@ -552,10 +556,15 @@ class SearchTrial:
         choice = MixedPrecisionChoice(model, ranges, reasons, rows, *details)
         return replace(choice, formats=self._list_wider(point.left))
 
-    def _reason(self, name: str, rule: str) -> str:
-        if name in self.timings and self.timings[name].lost:
-            return self.timings[name].reason
-        return f"{rule}: quantized alone it leaves {describe_alone(self._list_alone(name))}"
+    def _reason(self, name: str, rule: str, left: Sequence[str]) -> str:
+        """Why a group takes its last step: what it left was not faster, else the rule."""
+        narrow, reason = self._first_formats[name], ""
+        for key, step in self.steps.items():
+            if step.group != name or key not in left:
+                continue
+            wide, timing = "" if step.format == FLOAT else step.format, self.timings.get(key)
+            narrow, reason = step.format, timing.describe(narrow, wide) if timing and timing.lost else ""
+        return reason or f"{rule}: quantized alone it leaves {describe_alone(self._list_alone(name), self.precision)}"
 
     def _list_alone(self, name: str) -> tuple[tuple[str, float | None], ...]:
         """By format that a group may have, the decibels that it alone leaves."""
@@ -563,7 +572,7 @@ class SearchTrial:
 
     def _row(self, name: str, folds: bool, total: float, precision: str) -> GroupDamage:
         """A row of the table. total: multiplications of all groups.  precision: that the group gets."""
-        group, timing = self.groups[name], self.timings.get(name)
+        group, timing = self.groups[name], self.timings.get(name) if len(self.noises) == 1 else None
         plan = next((plans[name] for plans in self.plans.values() if name in plans), None)
         macs = self.multiplications[name]
         return GroupDamage(

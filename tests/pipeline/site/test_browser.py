@@ -99,7 +99,7 @@ def test_a_keyboard_is_enough(tab: Tab, site: Path) -> None:
 
 def test_a_deep_link_shows_its_engine(tab: Tab, site: Path) -> None:
     tab.resize(1600)
-    tab.open(f"{site.as_uri()}/models/digits/versions/2/index.html#engine-1")
+    tab.open(f"{site.as_uri()}/models/digits/versions/2/index.html#engine-sm_89-fp16-tensorrt-rtx")
     assert "no sm_89 here" in tab.evaluate("document.querySelector(':target').textContent")
     assert 0 <= tab.evaluate("document.querySelector(':target').getBoundingClientRect().top") < 900
 

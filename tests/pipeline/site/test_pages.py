@@ -56,6 +56,8 @@ def test_channels_say_who_moved_them_why_and_on_which_canary(store: Store, out: 
     (page,) = (out / "models" / "digits" / "canaries").iterdir()
     assert page.stem[:12] in model and "PASS: the candidate is not worse" in Seen(page).words
     assert "digits@2" in words(out, "canaries.html")
+    version_page = (out / "models" / "digits" / "versions" / "2" / "index.html").read_text()
+    assert f'id="canary-{page.stem[:12]}"' in version_page
     assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -13,7 +14,7 @@ import pytest
 from enginesmith.core.codec import decode, encode_document
 from enginesmith.core.reports.proof import Check, Report, unmeasured
 from tests.validation.page_data import stage_checks, version_report
-from validation.reporting.html import VersionPage, headroom_db, metric_text
+from validation.reporting.html import VersionPage, headroom_db, metric_text, templates
 from validation.reporting.html import overview as look
 from validation.reporting.html import render as draw
 from validation.reporting.stages import distributions, format_bound, worst_cases
@@ -66,8 +67,14 @@ def test_the_verdict_comes_first_and_every_engine_is_shown():
             assert entry["digest"] in page.text
         assert entry["reason"] in page.text
     rows = {value for name, value in page.attributes if name == "id" and value.startswith("engine-")}
-    shown = [index for index, entry in enumerate(version_report()["engines"]) if entry["status"] != "refused"]
-    assert rows == {f"engine-{index}" for index in shown}
+    shown = [entry for entry in version_report()["engines"] if entry["status"] != "refused"]
+    assert rows == {f"engine-{entry['target']}-{entry['precision']}-{entry['backend']}" for entry in shown}
+
+
+def test_no_fuzzing_is_proposed_for_an_ensemble():
+    page, commands = overview(bare()), templates().get_template("reporting/version.html.j2").module.commands
+    assert "debug fuzz" in commands(page)
+    assert "debug fuzz" not in commands(replace(page, manifest=replace(page.manifest, graphs=("encoder",))))
 
 
 def test_an_engine_that_was_not_run_says_so():

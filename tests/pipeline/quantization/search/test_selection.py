@@ -3,6 +3,7 @@
 import json
 import math
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -72,6 +73,8 @@ def test_what_was_chosen_is_json_with_a_picture():
     assert [point["share"] for point in data["frontier"]] == sorted(
         (p["share"] for p in data["frontier"]), reverse=True
     )
+    assert all(point["cosine"] is not None or not point["left"] for point in data["frontier"])
+    assert [point.left for point in document.recorded.frontier] == [*range(len(data["frontier"]))]
     picture = frontier_svg(document.recorded)
     assert picture.startswith("<svg") and picture.count('class="run"') >= 2 and 'class="floor"' in picture
 
@@ -100,6 +103,7 @@ class Additive:
 
     def __init__(self, macs: dict[str, float], noise: dict[str, float]) -> None:
         self.macs, self.noise = macs, noise
+        self.steps = {name: SimpleNamespace(group=name.split()[0]) for name in macs}
         self.ranked = tuple(sorted(macs, key=lambda name: -noise[name] / macs[name]))
         self.qualities: dict[tuple[str, ...], Quality] = {}
         self.worse: dict[tuple[str, ...], float] = {}
@@ -108,6 +112,7 @@ class Additive:
         return Quality(sum(self.noise[name] for name in self.noise if name not in left), 1.0).sqnr_db
 
     def point(self, left: tuple[str, ...]) -> FrontierPoint:
+        left = tuple(name for name in left if name.split()[0] in left)
         predicted_db, share = self.predicted_db(left), sum(self.macs[name] for name in left) / sum(self.macs.values())
         self.qualities[left] = Quality(10 ** (-predicted_db / 10) + self.worse.get(left, 0.0), 1.0)
         return FrontierPoint(1 - share, left, predicted_db, self.qualities[left].sqnr_db)
@@ -121,18 +126,21 @@ def test_a_search_that_nobody_asked_for_takes_few_groups_back() -> None:
         found = refill_groups(trial, SearchFloor(sqnr_db=30, graph=graph), FrontierPoint(0.0, tuple(names), 200.0))
         assert len(trial.qualities) == tried and len(found.left) == 40 - tried
     assert "g39" not in found.left and "g0" in found.left, "those that compute most come first"
+    both = Additive({"g": 2.0, "g fp16": 1.0}, {"g": 0.01, "g fp16": 0.01})
+    refill_groups(both, SearchFloor(cosine=2), FrontierPoint(0.0, ("g", "g fp16"), 200.0))
+    assert len(both.qualities) == 1, "a group whose step cannot be taken back is not run for its next one"
 
 
 def test_small_groups_are_left_in_float_instead_of_a_large_one_where_that_is_enough() -> None:
     trial = Additive({"large": 10.0, "mid": 3.0, "tiny": 2.0}, {"large": 2.9e-3, "mid": 8e-4, "tiny": 5e-4})
     assert trial.ranked[0] == "large"
     assert set(swap_groups(trial, SearchFloor(sqnr_db=25.3), trial.point(("large",))).left) == {"mid", "tiny"}
-    assert swap_groups(trial, SearchFloor(sqnr_db=25.5), trial.point(("large",))).left == ("large",), (
-        "they do not reach it"
-    )
-    assert swap_groups(trial, SearchFloor(cosine=0.9), trial.point(("large",))).left == ("large",), (
-        "it cannot be predicted"
-    )
+    macs = {"g": 9.0, "g fp16": 8.0, "low": 1.0, "more": 1.0}
+    steps = Additive(macs, {"g": 1.5e-3, "g fp16": 5e-4, "low": 2e-3, "more": 1e-3})
+    assert swap_groups(steps, SearchFloor(sqnr_db=25), steps.point(("g", "g fp16"))).left == ("low",), "g is gone"
+    floors = {"they do not reach it": SearchFloor(sqnr_db=25.5), "it cannot be predicted": SearchFloor(cosine=0.9)}
+    for reason, floor in floors.items():
+        assert swap_groups(trial, floor, trial.point(("large",))).left == ("large",), reason
 
 
 def test_what_interacts_is_judged_by_the_run() -> None:

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 
 from pipeline.quantization.search.steps import FLOAT, find_steps
 
-NOISE = st.floats(0, 1) | st.just(math.inf)
+NOISE = st.floats(0, 1) | st.sampled_from([math.inf, math.nan])
 
 
 def test_a_group_leaves_out_formats_that_pay_less_than_the_next_one() -> None:
-    for fp8, mxfp8, formats in ((1.1, 1, ["fp8", "mxfp8", FLOAT]), (5, 1, ["mxfp8", FLOAT]), (8, 9, [FLOAT])):
+    left_out = [(worse, 1, ["mxfp8", FLOAT]) for worse in (5, math.nan)]
+    for fp8, mxfp8, formats in ((1.1, 1, ["fp8", "mxfp8", FLOAT]), *left_out, (8, 9, [FLOAT])):
         noises = {"nvfp4": {"g": 10.0}, "fp8": {"g": fp8}, "mxfp8": {"g": mxfp8}}
         assert [step.format for step in find_steps({"g": 1.0}, noises).values()] == formats
 
@@ -32,6 +33,7 @@ def test_each_step_of_a_group_comes_behind_its_last_one_whatever_the_noise(group
     formats = ("mxfp8", "fp8", "int8", FLOAT)
     noises = {name: {group: row[at] for group, row in groups.items()} for at, name in enumerate(formats[:3])}
     steps = [*find_steps({group: row[3] for group, row in groups.items()}, noises).values()]
+    assert steps == sorted(steps, key=lambda step: -step.utility)
     for group in groups:
         places = [formats.index(step.format) for step in steps if step.group == group]
         assert places == sorted({*places}) and places[-1] == 3
