@@ -161,7 +161,8 @@ def _first_text(data: _Data, message: Field) -> str:
 
 
 def _cut(data: _Data, message: Field, changes: Mapping[int, Callable[[Field], _Parts]]) -> _Parts:
-    """The message in a field, with the fields in `changes` replaced. changes: field number -> new content."""
+    """The message in a field, with the fields in `changes` replaced. changes: field number -> function that
+    makes the new content."""
     chunks, cursor, field_start = _Parts(), message.begin, message.begin
     for field in fields(data, message.begin, message.end):
         if field.number in changes and data[field_start] & 7 == 2:  # its tag says that it has a length

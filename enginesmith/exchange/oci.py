@@ -11,7 +11,7 @@ an image's, because container runtimes mount nothing else.
 
 import tarfile
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,23 +96,16 @@ def export_oci(
         f"{stem_of(manifest, entry)}-{entry.backend}{suffix}": image
         for entry, image in zip(entries, images, strict=True)
     }
-    _check_owner(dest, old_images, tags, manifest)
+    for old in map(_annotations, old_images):  # 'a-1' of version 2 and 'a' of '1-2' have one tag
+        owner = old.get(f"{PREFIX}model"), old.get(f"{PREFIX}version")
+        if old.get(REF_NAME) in tags and owner != (manifest.model, manifest.version):
+            raise InputError(f"{dest}: the tag {old[REF_NAME]} is of {owner[0]}@{owner[1]}; name another folder")
     write_whole(dest / "oci-layout", LAYOUT)
     other_images = [image for image in old_images if _annotations(image).get(REF_NAME) not in tags]
     new_manifests = [{**image, "annotations": {**_annotations(image), REF_NAME: name}} for name, image in tags.items()]
     index = {"schemaVersion": 2, "mediaType": INDEX, "manifests": [*other_images, *new_manifests]}
     write_whole(dest / "index.json", canonical_json(index))
     return tuple(tags)
-
-
-def _check_owner(dest: Path, before: Sequence[Json], named: Collection[str], manifest: Manifest) -> None:
-    """Raise InputError where another version has one of these tags: 'a-1' of version 2 and 'a' of '1-2' would."""
-    for annotations in map(_annotations, before):
-        owner = annotations.get(f"{PREFIX}model"), annotations.get(f"{PREFIX}version")
-        if annotations.get(REF_NAME) in named and owner != (manifest.model, manifest.version):
-            raise InputError(
-                f"{dest}: the tag {annotations[REF_NAME]} is of {owner[0]}@{owner[1]}; name another folder"
-            )
 
 
 def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str]:

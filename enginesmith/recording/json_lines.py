@@ -154,7 +154,7 @@ class LineFile:
             return is_appended
 
     def close(self) -> None:
-        """Close the file; appended requests stay in it."""
+        """Close the file; appended lines stay in it."""
         with self._lock:
             if self._fd >= 0:
                 os.close(self._fd)

@@ -206,7 +206,8 @@ def _roll_back(store: Store, report: str, channel: str) -> str:
 
 
 def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> str:
-    """Promote the candidate if every target has a PASS against the served version. Returns a line for the user."""
+    """Promote the candidate if every target that counts has a PASS against the served version. Returns a line for the
+    user."""
     channel_text, version = f"{serving.model}:{serving.name}", candidate.version
     if serving.manifest == candidate.digest:
         return f"{channel_text} serves {version} already"

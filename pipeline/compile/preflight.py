@@ -91,7 +91,7 @@ def _inputs_too_large(spec: ModelSpec) -> Iterator[Mistake]:
     sizes = {dim.name: dim.max for dim in dims}
     size_bytes = 2 * sum(math.prod(tensor.at(sizes)) * np.dtype(tensor.dtype).itemsize for tensor in tensors)
     if size_bytes > memory_bytes:
-        widest_dim = max(dims, key=lambda dim: dim.max // dim.min, default=None)
+        widest_dim = max(dims, key=lambda dim: dim.max / max(dim.min, 1), default=None)
         loc: Loc = ("dims", widest_dim.name) if widest_dim else ("inputs",)
         need_text = f"golden inputs of the largest sizes take {format_bytes(size_bytes)} while they are written"
         yield loc, f"{need_text}, more than this machine has ({format_bytes(memory_bytes)}); lower the max of dims"

@@ -71,7 +71,13 @@ def look_at_package(package: Path, folder: Path) -> FoundModel:
     """
     manifest = _read(package / MANIFEST, _Package)
     models = [
-        model for name, component in _components(package, manifest) for model in _models(package, name, *component)
+        _Model(
+            f"{name}/{key}",
+            variant.ep,
+            _find_file(package, _below(package, folder, variant.variant_directory or key), variant),
+        )
+        for name, (folder, component) in _components(package, manifest)
+        for key, variant in component.variants.items()
     ]
     if len(names := {variant.name.partition("/")[0] for variant in models}) > 1:
         raise InputError(f"{package} has several models, {', '.join(sorted(names))}; name the ONNX file of one")
@@ -109,17 +115,6 @@ def _read_component(package: Path, name: str, place: object) -> tuple[Path, _Com
     path = _below(package, package, place)
     path = path / "component.json" if path.is_dir() else path
     return path.parent, _read(inside_folder(path, package, "the package"), _Component)
-
-
-def _models(package: Path, name: str, folder: Path, component: _Component) -> list[_Model]:
-    return [
-        _Model(
-            f"{name}/{key}",
-            variant.ep,
-            _find_file(package, _below(package, folder, variant.variant_directory or key), variant),
-        )
-        for key, variant in component.variants.items()
-    ]
 
 
 def _find_file(package: Path, folder: Path, variant: _Variant) -> Path:

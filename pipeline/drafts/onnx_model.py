@@ -340,11 +340,11 @@ def _read_serving(config: ProtoMessage, place: Path, folder: Path) -> dict[str, 
 
 
 def _version(path: Path) -> int:
-    return int(path.parent.name) if path.parent.name.isdecimal() else -1
+    return int(path.parent.name) if path.parent.name.isdecimal() and len(path.parent.name) < 100 else -1
 
 
 def _is_batched(config: ProtoMessage) -> bool:
-    return config.text("max_batch_size").isdecimal() and int(config.text("max_batch_size")) > 0
+    return any(size > 0 for size in config.numbers("max_batch_size"))
 
 
 def _find_unfit(facts: FoundModel, config: ProtoMessage) -> Iterator[str]:
@@ -382,7 +382,7 @@ def _served_shape(message: ProtoMessage) -> tuple[int, ...]:
     """What the model gets of an input, without the batch; -1 is any size, and so is what is no number."""
     reshape = message.message("reshape")
     texts = reshape.fields.get("shape", []) if "reshape" in message.fields else message.fields.get("dims", [])
-    return tuple(int(text) if isinstance(text, str) and text.isdecimal() else -1 for text in texts)
+    return tuple(int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 100 else -1 for text in texts)
 
 
 def _take_batch(facts: FoundModel, config: ProtoMessage) -> FoundModel:

@@ -29,7 +29,7 @@ from validation.latency.formatting import format_count, join_reasons
 from validation.latency.machine import machine
 from validation.plotting import seconds_text
 
-# Maximum ratio, at the upper end of the pair's interval, at which two engines count as equally fast.
+# If this times the lower end of the pair's interval is below 1, the measurement is too noisy to rank the two.
 TIE_FACTOR = 1.25
 
 

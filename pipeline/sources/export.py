@@ -55,6 +55,12 @@ READ_IR_VERSION = 10
 CAPTURED = "captured.onnx"
 # Operators whose results have as many entries as values ask for; those with bodies (If, Loop) may have such in them.
 _SIZED_BY_VALUES = frozenset(("NonZero", "Compress", "Unique", "NonMaxSuppression"))
+# Operators whose inputs from this number on give the size of the result.
+_FIRST_SIZE_INPUT = {
+    **dict.fromkeys(("Range", "ConstantOfShape"), 0),
+    **dict.fromkeys(("Slice", "Reshape", "Expand", "Tile", "Pad", "TopK", "OneHot", "Upsample", "CenterCropPad"), 1),
+    "Resize": 2,
+}
 
 
 @dataclass(frozen=True)
@@ -251,9 +257,15 @@ def _name_axes(model: onnx.ModelProto, request: ExportRequest, run: Callable[[Te
 
 
 def _is_sized_by_values(graph: onnx.GraphProto, name: str) -> bool:
-    """Whether the size of a tensor of the graph may depend on values."""
-    needed_nodes = select_needed(graph.node, [name])
-    return any(node.op_type in _SIZED_BY_VALUES or list_bodies(node) for node in needed_nodes)
+    """Whether the size of a tensor of the graph may depend on values of the inputs, and not only on their sizes."""
+    value_names = {value.name for value in graph.input}
+    for node in select_needed(graph.node, [name]):
+        size_inputs = node.input[_FIRST_SIZE_INPUT.get(node.op_type, len(node.input)) :]
+        if node.op_type in _SIZED_BY_VALUES or list_bodies(node) or value_names.intersection(size_inputs):
+            return True
+        if node.op_type not in ("Shape", "Size") and value_names.intersection(node.input):
+            value_names.update(node.output)
+    return False
 
 
 @contextmanager

@@ -291,7 +291,13 @@ class SpecSections(SpecFile):
     @field_validator("backends")
     @classmethod
     def _known_backends(cls, options: dict[str, dict[str, Scalar]]) -> dict[str, dict[str, Scalar]]:
-        if mistakes := tuple(_wrong_options(options)):
+        mistakes = list[tuple[Loc, str]]()
+        for name, backend_options in options.items():
+            try:
+                backends.configure(name, backend_options)
+            except EnginesmithError as error:
+                mistakes.append(((name,), str(error).removeprefix("backends.")))
+        if mistakes:
             raise Mistakes(mistakes)
         return options
 
@@ -376,11 +382,3 @@ def wrong_server(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     for name in spec.backends:
         if title and name not in native_backends and title not in backends.capabilities_of(name).opened_by:
             yield ("backends", name), f"{title} opens no engines of {name}; remove it, or change serve: {spec.serve}"
-
-
-def _wrong_options(backend_options: Mapping[str, Mapping[str, Scalar]]) -> Iterator[tuple[Loc, str]]:
-    for name, options in backend_options.items():
-        try:
-            backends.configure(name, options)
-        except EnginesmithError as error:
-            yield (name,), str(error).removeprefix("backends.")

@@ -79,7 +79,7 @@ def test_streams_end_and_begin_again(counted: Counted, streams: EnsembleStreams)
     assert streams.run({"decoder.x": floats(0, 0)})["decoder.next"].tolist() == [6, 2]
     streams.reset([0])
     with pytest.raises(
-        DataError, match=r"input 'encoder\.source' is missing; a step gives each of encoder\.source, dec"
+        DataError, match=r"input 'encoder\.source' is missing; a step needs each of encoder\.source, dec"
     ):
         streams.run({"decoder.x": floats(0, 0)})
     streams.hold({"encoder.source": np.array([[5, 0], [1, 0]], np.float32)})

@@ -109,7 +109,7 @@ def test_a_graph_whose_rows_are_not_bounded_is_run_once() -> None:
 
 def test_an_output_without_a_row_for_each_is_reported_where_rows_are_divided() -> None:
     graph = EnsembleGraph(lambda given: {"sum": given["x"].sum(keepdims=True)}, [X], {"x": "x"}, [Y], range(1, 3))
-    with pytest.raises(DataError, match=r"5 rows are more than the 2 .* output 'sum' has no row for each; build it"):
+    with pytest.raises(DataError, match=r"takes 2 rows per call and gets 5, but its output 'sum' does not have one"):
         graph.answer({"x": np.arange(5)})
 
 

@@ -171,8 +171,8 @@ def test_what_works_on_one_graph_names_the_graphs(use: str, store: Store, tmp_pa
         "oci": lambda: export_oci(store, locate(store, reference), tmp_path / "oci"),
         "spec": lambda: spec_of(whole),
         "golden": lambda: golden_of(store, "pair@1"),
-        "layers": lambda: _show_layers("pair@1", "cpu int8 ensemble", store.uri, as_json=False),
-        "quantization": lambda: _show_quantization("pair@1", store.uri, as_json=False),
+        "layers": lambda: _show_layers(store, whole, "cpu int8 ensemble", as_json=False),
+        "quantization": lambda: _show_quantization(store, whole, as_json=False),
         "refit": lambda: refit.main(
             ["pair@1", "--weights-from", "pair@1", "--registry", store.uri], standalone_mode=False
         ),

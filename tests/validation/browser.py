@@ -18,12 +18,12 @@ SCRIPT = """<script>
 function measured(frame) {
   const page = frame.contentDocument, width = frame.clientWidth, root = page.documentElement;
   for (const details of page.querySelectorAll('details')) details.open = true;
-  const boxes = [...page.querySelectorAll('body *')].filter(item => !item.closest('.scroll, pre, thead, svg'));
+  const boxes = [...page.querySelectorAll('body *')].filter(item => !item.closest('.scroll, pre, thead, svg, .hidden'));
   const wide = boxes.filter(item => item.getBoundingClientRect().right > width);
   const cropped = item => item.scrollWidth > item.clientWidth + 1;
   const named = item => item.className || item.tagName;
   const closed = boxes.filter(item => frame.contentWindow.getComputedStyle(item).overflowX !== 'visible');
-  const svgs = [...page.querySelectorAll('svg')];
+  const svgs = [...page.querySelectorAll('svg:not(.level)')];
   const cut = svgs.flatMap(svg => {
     const box = svg.getBoundingClientRect();
     return [...svg.querySelectorAll('text')].filter(text => {

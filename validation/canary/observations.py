@@ -21,7 +21,7 @@ from validation.statistics.rates import Side
 
 # The most bytes of a line.
 MOST_LINE_BYTES = 1 << 20
-# The share of requests that may be observed more than once, as where a server tries again.
+# The share of observations that may be of a request that was observed before, as where a server tries again.
 MOST_REPEATED = 0.001
 Name = int | str
 
@@ -120,7 +120,7 @@ class ObservationTable:
                 merged.error[index] = self.error[like_rows[0]]
                 merged.latency[index] = float(greatest.reduce([self.latency[row] for row in like_rows]))
                 merged.score[index] = float(least.reduce([self.score[row] for row in like_rows]))
-                merged.sqnr_db[index] = float(np.min([self.sqnr_db[row] for row in like_rows]))
+                merged.sqnr_db[index] = float(np.fmin.reduce([self.sqnr_db[row] for row in like_rows]))
                 merged.flipped[index] = any(self.flipped[row] for row in like_rows) or merged.flipped[index]
                 outputs = {self.output[row] for row in like_rows}
                 merged.output[index] = outputs.pop() if len(outputs) == 1 else f"several, worst {worst}"
@@ -166,11 +166,12 @@ def read_observations(path: Path, size: int | None = None) -> ObservationTable:
     if not len(observations):
         raise DataError(f"{path} holds no observations; `enginesmith.recording.ObservationLog` writes them")
     names = Counter(name for name in observations.request if name is not None)
-    repeated_names = [name for name, count in names.items() if count > 1]
-    if len(repeated_names) > MOST_REPEATED * len(names):
+    repeats = names.total() - len(names)
+    if repeats > MOST_REPEATED * names.total():
         raise DataError(
-            f"{path}: request {str(repeated_names[0])[:60]!r} was observed twice, as {len(repeated_names)} of "
-            f"{len(names)} were, over {100 * MOST_REPEATED:g} %; log each request once, as its user saw it"
+            f"{path}: request {str(names.most_common(1)[0][0])[:60]!r} was observed again; {repeats} of "
+            f"{names.total()} observations repeat a request, over {100 * MOST_REPEATED:g} %; log each request once, "
+            "as its user saw it"
         )
     observations.cut, observations.digest = reader.cut, reader.digest
     return observations

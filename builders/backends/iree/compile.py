@@ -118,7 +118,7 @@ def _normalize(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
 
 
 def _power(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
-    """Rewrite Pow with several exponents: IREE's logarithms give NaN for negative bases and for 0 to the 0."""
+    """Rewrite Pow unless its exponent is one constant: IREE's gives NaN for negative bases and for 0 to the 0."""
     from onnx import helper
 
     base, exponent = write.node.input

@@ -13,8 +13,8 @@ _DEEPEST = 20
 _TOKEN = re.compile(r'\s*(?:#[^\n]*\s*)*("(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|[A-Za-z0-9_.+\-/]+|[{}\[\]:,;<>])')
 # A hexadecimal number, or an octal one, which is read as the decimal one.
 _OTHER_BASE = re.compile("0[xX]([0-9a-fA-F]+)|0([0-7]+)")
-# A number in whatever base, also in quotes, which is far above what 64 bits hold; Python reads no 4,300 digits.
-_LONG_NUMBER = re.compile("[\"']?\\d[\\da-fA-FxX]{999,}[\"']?")
+# A number in any base, far above what 64 bits hold; Python reads no 4,300 digits.
+_LONG_NUMBER = re.compile(r"\d[\da-fA-FxX]{999,}")
 _CLOSING = {"{": "}", "<": ">"}
 
 
@@ -50,7 +50,8 @@ class ProtoMessage:
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """The values of a field that are numbers from 0 on."""
-        return tuple(int(value) for value in self.fields.get(name, ()) if isinstance(value, str) and value.isdecimal())
+        texts = (value for value in self.fields.get(name, ()) if isinstance(value, str))
+        return tuple(int(text) for text in texts if text.isdecimal() and len(text) < 100)
 
 
 def write_message(fields: Mapping[str, Fields]) -> str:

@@ -367,7 +367,9 @@ def _name_files(files: Sequence[TritonFile]) -> dict[str, Fields]:
     files_by_capability = {file.capability: file.file for file in files}
     if "" in files_by_capability or len(files_by_capability) < len(files):
         unit_list = ", ".join(file.entry.unit for file in files)
-        raise InputError(f"Triton chooses by compute capability, which is equal for {unit_list}; pull one of them")
+        raise InputError(
+            f"Triton chooses by compute capability, which does not distinguish {unit_list}; pull one of them"
+        )
     return {"cc_model_filenames": entries(dict(sorted(files_by_capability.items())))}
 
 

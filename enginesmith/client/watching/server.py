@@ -209,7 +209,7 @@ class Post:
 # Seconds between two looks, for each document that a look asks for.
 INTERVAL_S = 120.0
 JITTER = 0.2
-# After errors the interval doubles, at most this many times.
+# After errors the interval doubles, up to this multiple of it.
 MOST_INTERVALS = 8
 
 

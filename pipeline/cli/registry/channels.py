@@ -26,7 +26,7 @@ from enginesmith.core.codec import encode
 from enginesmith.core.errors import HttpAddress, UnavailableError
 from enginesmith.core.names import check_channel, parse_channel, parse_reference
 from enginesmith.core.parsing import user
-from enginesmith.registry.store.base import Store, open_store
+from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import write_whole
 from enginesmith.registry.trust.policy import public_key
 from enginesmith.registry.versions import policies
@@ -133,17 +133,13 @@ def set_policy(where: str, options: _PolicyOptions, why: str, registry: str, as_
         ChannelPolicy(proven_names, options.canary, canary_names, keys, rollout=options.plan.read()),
         f"the policy of {where}",
     )
-    stored_policy = policies.write(_open_or_make(registry), model, channel, new_policy, by=user(), why=why)
-    emit(as_json, encode(stored_policy), echo, f"{where}: {_words(stored_policy)}")
-
-
-def _open_or_make(registry: str) -> Store:
     try:
-        return open_store(registry)
+        store = open_store(registry)
     except UnavailableError:  # absent, or out of reach: then the next line says so
         store = open_store(registry, create=True)
         say(f"created the registry {store.uri}")
-        return store
+    stored_policy = policies.write(store, model, channel, new_policy, by=user(), why=why)
+    emit(as_json, encode(stored_policy), echo, f"{where}: {_words(stored_policy)}")
 
 
 def _where(text: str) -> tuple[str | None, str]:

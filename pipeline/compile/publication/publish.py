@@ -115,7 +115,7 @@ def draft_version(judgement: Judged, work: Work) -> VersionDraft:
 
 
 def _hint(spec: ModelSpec, export: Exported, unit: JudgedUnit) -> Iterator[str]:
-    """A hint which data would explain or fix a unit's failed checks; '' if none failed."""
+    """Hints which data would explain or fix a unit's failed checks."""
     checks = unit.report.checks if unit.report and unit.entry.status == "failed" else ()
     if checks and export.golden_inputs is None:
         yield RANDOM_INPUTS

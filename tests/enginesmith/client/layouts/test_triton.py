@@ -207,7 +207,7 @@ def test_engines_that_one_configuration_does_not_describe_are_refused(store: Sto
     publish_engines(store, [plan(store, "sm_80"), plan(store, "sm_89", profiles=2), plan(store, "l4")])
     with pytest.raises(InputError, match="has other inputs, sizes or profiles"):
         place(store, dest, target=["sm_80", "sm_89"])
-    with pytest.raises(InputError, match="equal for sm_80 fp16 tensorrt, sm_80 fp16 tensorrt"):
+    with pytest.raises(InputError, match="not distinguish sm_80 fp16 tensorrt, sm_80 fp16 tensorrt"):
         place(store, dest, target=["sm_80", "sm_80"])
     with pytest.raises(InputError, match="engine of one target"):
         Client(store.uri).place("digits", dest, Plain(), target=["sm_80", "sm_89"])

@@ -67,7 +67,8 @@ class Counting(SearchClock):
 def test_a_search_that_is_over_before_its_first_trial_leaves_all_in_float_and_says_so():
     model, expected, samples = targets("outliers", CPU)
     (result,) = choose_each(model, expected, samples, FLOOR, clock=SearchClock(1.0, 0.0))
-    assert result.point.share == 0 and dict(result.formats) == dict.fromkeys(result.left, "fp16") and len(result.left) == 3
+    assert result.point.share == 0 and len(result.left) == 3
+    assert dict(result.formats) == dict.fromkeys(result.left, "fp16")
     assert "ended after its 1 s, during gathering statistics" in result.ended
     assert result.ended in result.summary and all(result.ended in reason for reason in result.left.values())
 
