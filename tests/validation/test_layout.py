@@ -15,7 +15,7 @@ from tests.validation.page_data import version_report
 from tests.validation.reporting.test_html import hostile, render
 from validation.canary.page import render as render_canary
 
-PICTURES = {"version": 10, "hostile version": 10, "canary": 4}
+PICTURES = {"version": 10, "hostile version": 10, "canary": 3}
 
 
 def widest() -> LatencyReport:
