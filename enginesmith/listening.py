@@ -154,7 +154,7 @@ class HttpServer:
         self.ended.set()
 
     def _say_stuck(self, loop: asyncio.AbstractEventLoop, context: Mapping[str, object]) -> None:
-        """Say once why no connection can be accepted; asyncio would write a traceback for each one that breaks, too."""
+        """Print once why the server cannot accept connections. Errors of single connections are not printed."""
         if "socket" in context and isinstance(error := context.get("exception"), OSError):
             loop.set_exception_handler(lambda *_: None)
             remedy = "new connections wait until that is over (said once)"

@@ -352,7 +352,7 @@ def search_missed(
     Raises what says nothing about the search: something out of reach, a damaged blob, a cancelled step.
     """
     for group in missed_graphs:
-        text = f"{group.why}; it is searched what int8 takes"
+        text = f"{group.why}; a search chooses the nodes that int8 takes"
         work.context.progress.emit(Finished(f"plain {group.kind.name}", words=text))
     try:
         choices = search_for_limits([group.kind for group in missed_graphs], export, ranges, work)
@@ -381,7 +381,7 @@ def describe_deciding(spec: ModelSpec) -> str:
 
 
 def _describe_search(graph: Graph, why: str, choice: SearchResult, deciding_text: str = "") -> Graph:
-    """The graph with what came of the search that made it. deciding_text: what else is to be said of it."""
+    """The int8 graph with a note on the result of its search. deciding_text: appended to the note."""
     share_text = f"{100 * choice.share:.1f} % of the multiplications with weights"
     float_text = (
         f"{pluralize(len(choice.left), 'node')} left in float" if choice.left else "no node left in float by it"

@@ -162,7 +162,7 @@ def export(
 
 
 def _note_nan(checks: Sequence[Check], golden: GoldenSet) -> Iterator[Check]:
-    """The checks; those that fail on NaN say so where the source itself gave NaN."""
+    """The checks. A failed check of NaN gets a note if the source model itself gave NaN."""
     for check in checks:
         cases = [case for case in golden.cases if check.case in (case.name, case.kind)]
         is_failed = check.name == "nonfinite" and not check.passed

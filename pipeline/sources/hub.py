@@ -40,7 +40,7 @@ _EXTERNAL_DATA = 13
 class HubFile:
     """A file of a repository. revision: the commit, 40 hexadecimal digits.  file: its path in the repository.
 
-    cache: of huggingface_hub, where not the usual one.
+    cache: huggingface_hub's cache; None for the default one.
     """
 
     repository: str
@@ -50,12 +50,12 @@ class HubFile:
 
     @property
     def path(self) -> str:
-        """Where it lies in the folder of a spec."""
+        """Path of the file, relative to the folder of a spec."""
         return f"{FOLDER}/{self.repository}/{self.revision}/{self.file}"
 
     @property
     def name(self) -> str:
-        """The repository's, without its owner."""
+        """Name of the repository, without its owner."""
         return self.repository.rpartition("/")[2]
 
     def __str__(self) -> str:
@@ -63,7 +63,7 @@ class HubFile:
 
 
 def find_cached(path: Path) -> HubFile | None:
-    """The file of the Hub that a path in a cache of huggingface_hub is; None for any other path."""
+    """The Hub's file of which a path in huggingface_hub's cache is the copy; None for any other path."""
     match = re.fullmatch(r"(.*)/models--([^/]+)/snapshots/([0-9a-f]{40})/(.+)", normpath(path.absolute()))
     return HubFile(match[2].replace("--", "/", 1), match[3], match[4], Path(match[1])) if match else None
 

@@ -99,10 +99,10 @@ class ObservationTable:
         return self.accounted == len(self)
 
     def merge_attempts(self, worst: bool) -> "ObservationTable":
-        """The table with one row for each request: of several attempts the worst (or best) value in each column.
+        """The table with one row per request, which has the worst (or best) value of its attempts in each column.
 
-        Of the candidate's the worst and of the baseline's the best, so that trying again never makes a candidate look
-        better. Outputs that differ among the attempts equal no other.
+        With the candidate's worst and the baseline's best attempt, a retry never makes the candidate look better. If
+        the outputs of a request's attempts differ, the request counts as different from the other side.
         """
         attempts = dict[Name | None, list[int]]()
         for row, name in enumerate(self.request):

@@ -67,8 +67,8 @@ def histogram_svg(tensor: QuantizedTensor, histogram: TensorHistogram) -> str:
     return draw_svg("histogram", alt_text, draw, (340, 150))
 
 
-def frontier_svg(search: RecordedSearch, standalone: bool = False) -> str:
-    """SVG of SQNR against the share of the multiplications in int8.
+def frontier_svg(search: RecordedSearch, precision: str, standalone: bool = False) -> str:
+    """SVG of SQNR against the share of the multiplications in a precision.
 
     A line for what single groups predict, dots for what was run, a ring around what was chosen. standalone: for a file
     of its own, with its own colours.
@@ -91,21 +91,23 @@ def frontier_svg(search: RecordedSearch, standalone: bool = False) -> str:
         for index, (run, value) in enumerate(points):
             label = None if index else "run"
             clipped_db = max(value, least_db)
-            gid = tag("run", _describe(run))
+            gid = tag("run", _describe(run, precision))
             axes.plot(run.share, clipped_db, "o", color=accent, markersize=8, clip_on=False, label=label, gid=gid)
         if choice.sqnr_db is not None:
             ring_style: Any = {"markersize": 16, "markerfacecolor": "none", "markeredgewidth": 2, "clip_on": False}
-            clipped_db, gid = max(choice.sqnr_db, least_db), tag("chosen", _describe(choice))
+            clipped_db, gid = max(choice.sqnr_db, least_db), tag("chosen", _describe(choice, precision))
             axes.plot(choice.share, clipped_db, "o", color=COLOURS["ink"], gid=gid, **ring_style)
-        set_axis(axes, "x", (0.0, 1.0), "share of the multiplications in int8", ticks=QUARTERS)
+        set_axis(axes, "x", (0.0, 1.0), f"share of the multiplications in {precision}", ticks=QUARTERS)
         set_axis(axes, "y", (least_db, 10 * (max(bounds) // 10 + 1)), text=db)
 
-    alt_text = "Quality against the share of the multiplications with weights in int8"
+    alt_text = f"Quality against the share of the multiplications with weights in {precision}"
     return draw_svg("frontier", alt_text, draw, standalone=standalone)
 
 
-def _describe(point: SearchPoint) -> str:
-    return f"{100 * point.share:.1f} % in int8: {decibels_text(point.sqnr_db)}, {point.left} groups left in float"
+def _describe(point: SearchPoint, precision: str) -> str:
+    return (
+        f"{100 * point.share:.1f} % in {precision}: {decibels_text(point.sqnr_db)}, {point.left} groups left in float"
+    )
 
 
 def decibels_text(sqnr_db: float | None) -> str:
@@ -163,7 +165,7 @@ def _section(name: str, record: QuantizationRecord) -> dict[str, object]:
         "omitted": max(0, len(tensors) - MOST),
         "pictures": [(row(tensor), histogram_svg(tensor, histogram)) for tensor, histogram in histograms],
         "sampled": any(tensor.measured == "rows" for tensor in tensors),
-        "frontier": frontier_svg(choice) if choice else "",
+        "frontier": frontier_svg(choice, record.precision) if choice else "",
         "chosen": choice_note,
         "points": list(point_rows(choice)) if choice else [],
         "latency": choice.latency if choice else "",

@@ -152,8 +152,8 @@ def draft_spec(model: Path, targets: str | None) -> tuple[Path, bool]:
 
 
 def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> None:
-    """Write a spec for each graph beside the ensemble's, which lies in the folder of the first; here, where that is in
-    the cache of the Hugging Face Hub."""
+    """Write the ensemble's spec into the folder of the first graph, and a spec for each graph beside it. If the first
+    graph is in the cache of the Hugging Face Hub, the specs go into the current folder."""
     from pipeline.drafts import text as drafts
     from pipeline.drafts.facts import model_name
     from pipeline.sources.hub import find_cached
@@ -241,8 +241,8 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
 
 
 def _look_in_cache(model: Path, hub_file: "HubFile", out: Path | None) -> tuple["FoundModel", Path]:
-    """The same of a file in the cache of the Hugging Face Hub, whose spec goes here. Raises InputError, before it
-    writes anything, where that is in the cache too."""
+    """As `_look`, for a file in the cache of the Hugging Face Hub. The spec goes into the current folder. Raises
+    InputError, before anything is written, if that folder is in the cache too."""
     from pipeline.drafts.facts import model_name
     from pipeline.drafts.onnx_model import look_at_onnx
     from pipeline.sources.hub import fetch, find_cached

@@ -71,7 +71,7 @@ def sensitivity(
         from validation.reporting.quantization import frontier_svg
 
         write_whole(out / "frontier.json", json.dumps(document, indent=2, allow_nan=False).encode() + b"\n")
-        write_whole(out / "frontier.svg", frontier_svg(choice.recorded, standalone=True).encode())
+        write_whole(out / "frontier.svg", frontier_svg(choice.recorded, choice.precision, standalone=True).encode())
         say(f"wrote {out / 'frontier.json'} and {out / 'frontier.svg'}")
     emit(as_json, document, _print_choice, choice, summary)
 

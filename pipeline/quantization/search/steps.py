@@ -1,11 +1,11 @@
 """The steps of a search through several formats: each takes one group of products to a wider format.
 
-A group's formats have work and noise: its multiplications times their bits, which is what they take in a roofline
-(`rates`) but for a constant, and the error that it alone adds to the outputs. Its steps go along the lower convex hull
-of these, so each saves less noise for its work than the one before. Taken by falling utility, the steps of all groups
-give the least noise for their work, if noises add up (Fox, "Discrete Optimization via Marginal Analysis", Management
-Science 13, 1966; of quantizers: Shoham & Gersho, "Efficient Bit Allocation for an Arbitrary Set of Quantizers", IEEE
-Transactions on ASSP 36, 1988).
+In each format, a group has a work and a noise. The work is its multiplications times the format's bits, which is
+proportional to its time in a roofline (`rates`). The noise is the error of the outputs when only this group is
+quantized. A group's steps follow the lower convex hull of its points (work, noise), so each step removes less noise
+per work than the step before. If the steps of all groups are taken in this order and noises add up, every total work
+has the least noise (Fox, "Discrete Optimization via Marginal Analysis", Management Science 13, 1966; for quantizers:
+Shoham & Gersho, "Efficient Bit Allocation for an Arbitrary Set of Quantizers", IEEE Transactions on ASSP 36, 1988).
 """
 
 import math
@@ -18,30 +18,33 @@ from pipeline.quantization.schemes.overrides import OverridePrecision
 from pipeline.quantization.search.rates import PRODUCT_FORMATS
 from validation.reporting.quantization import decibels_text
 
-# What an override calls floats. Those of 32 bits count as 16: a constant factor where there is one other format.
+# The name of floats in overrides. Floats of 32 bits count as 16 bits here.
 FLOAT: OverridePrecision = "fp16"
-# Bits that a step adds at least: mxfp8 has 8.25, and a unit of it may have products in fp8.
+# The fewest bits that a step counts as: fp8 has fewer bits than mxfp8, which a step may lead away from.
 _FEWEST_BITS = 0.25
 _BROKEN = 1e30  # noise of outputs that are not finite, NaN too
 
 
 def list_formats(precision: Precision) -> tuple[Precision, ...]:
-    """The formats that a search may give products of a unit, beside floats: its own, and of block formats those that
-    each generation with kernels for it has too."""
+    """The formats that a search may choose for products of a unit, besides floats. A block format with quantized
+    activations also allows fp8 and mxfp8, because every generation with kernels for the first has kernels for these."""
     is_mixed = precision in FORMATS and FORMATS[precision].activations
     return tuple(dict.fromkeys((precision, "fp8", "mxfp8"))) if is_mixed else (precision,)
 
 
 def describe_alone(alone: Sequence[tuple[str, float | None]], precision: str) -> str:
-    """'31.2 dB', or '14.2 dB in nvfp4, 27.3 dB in fp8' of other formats than `precision`."""
+    """'31.2 dB' if `precision` is the only format, else '14.2 dB in nvfp4, 27.3 dB in fp8'."""
     is_named = len(alone) > 1 or any(name != precision for name, _ in alone)
     return ", ".join(decibels_text(value) + (f" in {name}" if is_named else "") for name, value in alone)
 
 
 @dataclass(frozen=True)
 class FormatStep:
-    """One group's step to `format`. macs: the group's multiplications, times the step's part of the bits that floats
-    have more than its first format.  utility: noise that it saves, over its work."""
+    """A step of one group to the wider `format`.
+
+    macs: the group's multiplications, times the bits that this step adds, divided by the bits from the group's first
+    format to floats.  utility: the noise that the step removes, divided by the work that it adds.
+    """
 
     group: str
     format: str
@@ -50,9 +53,10 @@ class FormatStep:
 
 
 def find_steps(macs: Mapping[str, float], noises: Mapping[str, Mapping[str, float]]) -> dict[str, FormatStep]:
-    """The steps of all groups, the most useful first, by name: a group's first one has the group's name.
+    """The steps of all groups by name, highest utility first. The first step of a group has the group's name.
 
-    macs: by group.  noises: by format, narrow ones first, and by group; a group begins with its first format.
+    macs: multiplications by group.  noises: by format, narrowest first, and by group; a group starts in its narrowest
+    format.
     """
     steps = dict[str, FormatStep]()
     for name, count in sorted(macs.items()):

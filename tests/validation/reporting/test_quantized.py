@@ -118,7 +118,7 @@ def test_pictures_are_well_formed_and_say_in_words_what_they_show():
     title = picture.find("title").text
     assert title.startswith("Histogram of a <b> & 'c': values from −3.5 to 2.5;")  # noqa: RUF001
     assert "0.012 % are clipped" in title
-    assert ElementTree.fromstring(frontier_svg(search(floor_db=None))) is not None
+    assert ElementTree.fromstring(frontier_svg(search(floor_db=None), "int8")) is not None
 
 
 def test_values_outside_the_range_are_drawn_apart():
@@ -137,11 +137,13 @@ def test_odd_spans_are_drawn(span):
 
 
 def test_the_frontier_marks_what_was_run_chosen_and_asked_for():
-    picture = frontier_svg(search())
+    picture = frontier_svg(search(), "nvfp4")
     assert picture.count('class="run"') == 3 and picture.count('class="chosen"') == 1
     assert "floor 26 dB" in picture and picture.count('class="floor"') == 1
-    assert "75.0 % in int8: 26.6 dB, 3 groups left in float" in picture
-    assert 'class="chosen"' not in frontier_svg(search(frontier=(), chosen=replace(search().chosen, sqnr_db=None)))
+    assert "75.0 % in nvfp4: 26.6 dB, 3 groups left in float" in picture
+    assert 'class="chosen"' not in frontier_svg(
+        search(frontier=(), chosen=replace(search().chosen, sqnr_db=None)), "int8"
+    )
 
 
 def test_what_was_not_measured_says_so_and_one_node_is_no_plural():

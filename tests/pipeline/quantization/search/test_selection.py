@@ -75,7 +75,7 @@ def test_what_was_chosen_is_json_with_a_picture():
     )
     assert all(point["cosine"] is not None or not point["left"] for point in data["frontier"])
     assert [point.left for point in document.recorded.frontier] == [*range(len(data["frontier"]))]
-    picture = frontier_svg(document.recorded)
+    picture = frontier_svg(document.recorded, document.precision)
     assert picture.startswith("<svg") and picture.count('class="run"') >= 2 and 'class="floor"' in picture
 
 
@@ -215,7 +215,7 @@ def test_broken_outputs_are_not_taken_for_exact_ones():
     data = json.loads(json.dumps(encode(document), allow_nan=False))
     assert data["groups"][0]["sqnr_db"] == data["frontier"][0]["predicted_db"] == data["chosen"]["sqnr_db"] == BROKEN_DB
     assert data["frontier"][-1]["predicted_db"] is None, "float loses nothing"
-    assert "broken" in found.summary and "broken" in frontier_svg(document.recorded)
+    assert "broken" in found.summary and "broken" in frontier_svg(document.recorded, document.precision)
     floored = choose(log_net(), all_ranges(log_net(), samples), nets.CPU, runs(samples), SearchFloor(sqnr_db=20))
     assert floored.point.share == 0 and "no loss" in floored.summary
     assert "broken" in next(iter(floored.left.values()))
