@@ -18,6 +18,10 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
+# Compiled modules are kept in build/bytecode. With PYTHONDONTWRITEBYTECODE, each of a demo's twenty
+# processes compiles all that it imports.
+export PYTHONPYCACHEPREFIX := $(CURDIR)/build/bytecode
+unexport PYTHONDONTWRITEBYTECODE
 # What pip does is shown on one line; all that it prints is in the log.
 # Python compiles a module when it is first imported, and most of what is installed never is.
 PIP = $(BIN)/pip install --progress-bar off --disable-pip-version-check --no-compile --constraint constraints.txt

@@ -81,10 +81,10 @@ def _row(name: str, path: Path, requests: int, seconds: float, by_cpu: bool) -> 
         fixed_s = float(np.median([CpuStopwatch(session, 1.0).run_fixed() for _ in range(20)])) if by_cpu else None
         measure = _CpuClock(CpuStopwatch(session, fixed_s), seconds) if fixed_s else _WallClock(timer, seconds)
         task = _task(name, spec, requests, 1.0)
-        known = measure(task.first_sizes())
-        task = _task(name, spec, requests, LOAD / _mean_s(task, known))
-        exact = [_over_brute_force(task, known, batched) for batched in (False, True)]
-        choice = choose_buckets(task, known, measure, MOST, PRICE_S)
+        times = measure(task.first_sizes())
+        task = _task(name, spec, requests, LOAD / _mean_s(task, times))
+        exact = [_over_brute_force(task, times, batched) for batched in (False, True)]
+        choice = choose_buckets(task, times, measure, MOST, PRICE_S)
     (edges,) = choice.edges.values()
     powers = next(plan for plan in choice.plans if plan.name == "powers of two")
     fresh = path.with_name("chosen.yaml")
@@ -198,10 +198,10 @@ class _CpuClock:
     def _series(self, sizes: Mapping[str, int]) -> list[float]:
         inputs = pad(np.full(sizes["batch"], sizes["sequence"]), sizes["sequence"])
         self._stopwatch.time(inputs)
-        found, ends = list[float](), time.thread_time() + self._seconds / 5
-        while time.thread_time() < ends or len(found) < 3:
-            found.append(self._stopwatch.time(inputs))
-        return found
+        durations, ends = list[float](), time.thread_time() + self._seconds / 5
+        while time.thread_time() < ends or len(durations) < 3:
+            durations.append(self._stopwatch.time(inputs))
+        return durations
 
     @staticmethod
     def _latency(sizes: Mapping[str, int], series: Sequence[Sequence[float]]) -> BucketLatency:

@@ -231,16 +231,16 @@ def apart(what: str, *words: object) -> dict[str, float]:
 
 def costs(folder: Path, counts: list[int]) -> dict[str, Any]:
     """Calibration alone, and the whole quantize call."""
-    found: dict[str, Any] = {}
+    costs_by_side: dict[str, Any] = {}
     for side in COSTS:
         for count in counts:
             if side.startswith("ort") and side != "ort MinMax" and count > MOST_SAMPLES_KEPT:
                 continue
             for what in ("calibration", "whole") if side in WHOLE else ("calibration",):
                 name = f"{side}, n={count}, {what}"
-                found[name] = apart("cost", side, folder, count, *(["whole"] if what == "whole" else []))
-                print(name, found[name], file=sys.stderr)
-    return found
+                costs_by_side[name] = apart("cost", side, folder, count, *(["whole"] if what == "whole" else []))
+                print(name, costs_by_side[name], file=sys.stderr)
+    return costs_by_side
 
 
 def qualities(folder: Path, count: int) -> dict[str, Any]:
@@ -251,13 +251,13 @@ def qualities(folder: Path, count: int) -> dict[str, Any]:
         sides += [("modelopt max", count), ("modelopt entropy", min(count, MOST_SAMPLES_KEPT))]
     else:
         print("nvidia-modelopt is not installed: no rows for it", file=sys.stderr)
-    found: dict[str, Any] = {}
+    qualities_by_side: dict[str, Any] = {}
     for side, samples in sides:
         for activation in ("int8",) if side.startswith("modelopt") else ("int8", "uint8"):
             name = f"{side}, {activation}, n={samples}"
-            found[name] = apart("quality", side, folder, samples, activation)
-            print(name, found[name], file=sys.stderr)
-    return found
+            qualities_by_side[name] = apart("quality", side, folder, samples, activation)
+            print(name, qualities_by_side[name], file=sys.stderr)
+    return qualities_by_side
 
 
 def main() -> None:
@@ -273,13 +273,13 @@ def main() -> None:
     parser.add_argument("--only", choices=("cost", "quality"))
     parser.add_argument("--model", choices=MODELS, default=MODELS[0])
     parser.add_argument("--samples", type=int, nargs="+", default=[32, 128])
-    given = parser.parse_args()
-    prepare(given.folder, [*given.samples, MOST_SAMPLES_KEPT], given.model)
+    options = parser.parse_args()
+    prepare(options.folder, [*options.samples, MOST_SAMPLES_KEPT], options.model)
     figures: dict[str, Any] = {}
-    if given.only != "quality":
-        figures["cost"] = costs(given.folder, given.samples)
-    if given.only != "cost":
-        figures["quality"] = qualities(given.folder, max(given.samples))
+    if options.only != "quality":
+        figures["cost"] = costs(options.folder, options.samples)
+    if options.only != "cost":
+        figures["quality"] = qualities(options.folder, max(options.samples))
     print(json.dumps(figures, indent=2))
 
 

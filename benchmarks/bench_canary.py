@@ -75,14 +75,14 @@ def table(rows: dict[str, Verdicts], wrong: int) -> str:
 
 def missed(rows: dict[str, Verdicts]) -> list[str]:
     """Cells that miss a bar, in words."""
-    found = []
+    missed_seeds = []
     for name, of in rows.items():
         total = sum(of.values())
         if count_wrong(name, of) > BAR * total:
-            found.append(f"{name}: {count_wrong(name, of)} of {total} are wrong")
+            missed_seeds.append(f"{name}: {count_wrong(name, of)} of {total} are wrong")
         if CELLS[name].passes and of["PASS"] < PASSES * total:
-            found.append(f"{name}: only {of['PASS']} of {total} PASS")
-    return found
+            missed_seeds.append(f"{name}: only {of['PASS']} of {total} PASS")
+    return missed_seeds
 
 
 def main() -> None:
@@ -96,17 +96,17 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="the table into docs/concepts/canary-statistics.md")
     chosen = parser.parse_args()
     lines = chosen.rows.read_text(encoding="utf-8").splitlines() if chosen.rows and chosen.rows.exists() else []
-    kept: dict[str, Verdicts] = dict(json.loads(line) for line in lines)
+    finished_cells: dict[str, Verdicts] = dict(json.loads(line) for line in lines)
     with ProcessPoolExecutor(chosen.workers, mp_context=get_context("spawn")) as pool:
-        left = [name for name in chosen.cells if name not in kept]
-        for name, found in pool.map(partial(row_of, chosen.seed, chosen.simulations), left):
-            kept[name] = found
-            print(f"{len(kept)} of {len(chosen.cells)}: {name}: {found}", file=sys.stderr, flush=True)
+        open_cells = [name for name in chosen.cells if name not in finished_cells]
+        for name, row in pool.map(partial(row_of, chosen.seed, chosen.simulations), open_cells):
+            finished_cells[name] = row
+            print(f"{len(finished_cells)} of {len(chosen.cells)}: {name}: {row}", file=sys.stderr, flush=True)
             if chosen.rows:
                 with chosen.rows.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps([name, found]) + "\n")
+                    file.write(json.dumps([name, row]) + "\n")
         wrong = sum(pool.map(partial(wrong_logs, chosen.seed), SIMULATIONS))
-    rows = {name: kept[name] for name in chosen.cells}
+    rows = {name: finished_cells[name] for name in chosen.cells}
     text = table(rows, wrong)
     print(text)
     if chosen.write:

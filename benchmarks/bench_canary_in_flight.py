@@ -40,11 +40,11 @@ def main() -> None:
     print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|", flush=True)
     for servers in given.in_flight:
         for load in given.loads:
-            found = [
+            rows = [
                 count_verdicts(machine, servers, load, given.requests, given.canaries // 4, given.cases, given.seed)
                 for machine in given.machines
             ]
-            rates = 100 * np.mean(found, axis=0)
+            rates = 100 * np.mean(rows, axis=0)
             cells = " | ".join(f"{value:.1f}" for value in rates)
             print(f"| {servers} | {load:.0%} | {given.requests:,} | {cells} |", flush=True)
 
@@ -53,7 +53,7 @@ def count_verdicts(
     machine: str, servers: int, load: float, requests: int, canaries: int, cases: Sequence[str], first: int
 ) -> list[float]:
     """The share of canaries on a machine with the verdict of each case. Seeds differ from machine to machine."""
-    found = np.zeros(len(cases))
+    verdict_counts = np.zeros(len(cases))
     for number in range(canaries):
         judged: dict[tuple[float, int], str] = {}
         for column, case in enumerate(cases):
@@ -63,8 +63,8 @@ def count_verdicts(
                 rng = np.random.default_rng((number, first, list(MACHINES).index(machine)))
                 evidence = in_flight_evidence(rng, requests, servers, machine, load, slower)
                 judged[key] = judge(evidence, limits, replicates=300, seed=number).verdict
-            found[column] += judged[key] == verdict
-    return [float(value) for value in found / canaries]
+            verdict_counts[column] += judged[key] == verdict
+    return [float(value) for value in verdict_counts / canaries]
 
 
 if __name__ == "__main__":

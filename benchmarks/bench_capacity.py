@@ -107,8 +107,8 @@ def row(model: str, folder: Path, seconds: float) -> str:
 
 def predict(times: BatchTimes, limit: LatencyLimit) -> Estimate:
     """The greatest rate by simulation."""
-    found = find_greatest_rate([poisson_workload(seed) for seed in range(SIMULATIONS)], [times], limit, [POLICY])
-    return found.rate if found else Estimate(math.nan, math.nan, math.nan)
+    rate = find_greatest_rate([poisson_workload(seed) for seed in range(SIMULATIONS)], [times], limit, [POLICY])
+    return rate.rate if rate else Estimate(math.nan, math.nan, math.nan)
 
 
 def compare(times: BatchTimes, limit: LatencyLimit, least_s: float, keeps: Keeps) -> tuple[Estimate, float]:
@@ -118,8 +118,8 @@ def compare(times: BatchTimes, limit: LatencyLimit, least_s: float, keeps: Keeps
     seconds = max(least_s, LIMITS * limit.seconds)
     for seed in range(STEPS):
         middle = (low * high) ** 0.5
-        kept = keeps(poisson_arrivals(middle, seconds, seed))
-        low, high = (middle, high) if kept else (low, middle)
+        is_kept = keeps(poisson_arrivals(middle, seconds, seed))
+        low, high = (middle, high) if is_kept else (low, middle)
     return rate, (low * high) ** 0.5
 
 

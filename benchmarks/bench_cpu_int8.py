@@ -123,14 +123,14 @@ def crops(count: int, seed: int, size: int = 224) -> torch.Tensor:
     from sklearn.datasets import load_sample_images
 
     photographs = [torch.tensor(item.copy()).permute(2, 0, 1).float() / 255 for item in load_sample_images().images]
-    rng, found = np.random.default_rng(seed), []
+    rng, crops_found = np.random.default_rng(seed), []
     for index in range(count):
         image = photographs[index % 2]
         side = int(rng.integers(160, 400))
         top, left = (int(rng.integers(0, size - side + 1)) for size in image.shape[1:])
         crop = image[None, :, top : top + side, left : left + side]
-        found.append(nn.functional.interpolate(crop, size=(size, size), mode="bilinear", antialias=True))
-    return (torch.cat(found) - 0.45) / 0.225
+        crops_found.append(nn.functional.interpolate(crop, size=(size, size), mode="bilinear", antialias=True))
+    return (torch.cat(crops_found) - 0.45) / 0.225
 
 
 def untrained(
@@ -170,10 +170,10 @@ def of_example(name: str, names: list[str], folder: Path, examples: Path) -> Cas
         return None
     from safetensors.torch import load_file
 
-    found = importlib.util.spec_from_file_location(f"{name}_model", example / "model.py")
-    assert found and found.loader
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    module_spec = importlib.util.spec_from_file_location(f"{name}_model", example / "model.py")
+    assert module_spec and module_spec.loader
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
     model = module.build().eval()
     model.load_state_dict(load_file(example / "weights.safetensors"))
     calibration, golden = (np.load(example / f"{part}.npz") for part in ("calibration", "golden"))
@@ -329,11 +329,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--examples", type=Path, default=Path(__file__).parent.parent / "examples")
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; all of them by default")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        for model in given.models or MODELS:
-            if case := MODELS[model](Path(name), given.examples):
-                bench(model, case, Path(name), given.rounds)
+        for model in options.models or MODELS:
+            if case := MODELS[model](Path(name), options.examples):
+                bench(model, case, Path(name), options.rounds)
 
 
 if __name__ == "__main__":

@@ -172,18 +172,18 @@ def main() -> None:
     parser.add_argument("--isolated", default="100", help="numbers of units")
     parser.add_argument("--in-worker", default="100,1000,10000", help="numbers of units")
     parser.add_argument("--mib", default="1,200", help="sizes of engines")
-    given = parser.parse_args()
+    options = parser.parse_args()
     os.environ["PYTHONPATH"] = str(ROOT)  # for the workers
     noop.install()
     print(json.dumps({"load_before": round(os.getloadavg()[0], 1), "cpus": os.cpu_count()}), flush=True)
     with RayExecutor() as warm:  # one Ray for all sides
         warm.run(Job("warm", noop.Nothing()))
         _timed(_warm(), range(64))
-        for counts, isolated in ((given.in_worker, False), (given.isolated, True)):
+        for counts, isolated in ((options.in_worker, False), (options.isolated, True)):
             for count in map(int, filter(None, counts.split(","))):
                 print(json.dumps(round_of(count, isolated)), flush=True)
         print(
-            json.dumps({f"driver_grows_mib_{size}": driver_mib(size) for size in map(int, given.mib.split(","))}),
+            json.dumps({f"driver_grows_mib_{size}": driver_mib(size) for size in map(int, options.mib.split(","))}),
             flush=True,
         )
 

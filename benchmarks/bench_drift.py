@@ -78,22 +78,22 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=200, help="of each array")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--row", choices=ROWS, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.row:
-        print(json.dumps(measure_row(given.row, given.megabytes)))
+    options = parser.parse_args()
+    if options.row:
+        print(json.dumps(measure_row(options.row, options.megabytes)))
         return
-    found: dict[str, dict[str, float]] = {}
-    for row in ROWS * given.rounds:
+    best_rows: dict[str, dict[str, float]] = {}
+    for row in ROWS * options.rounds:
         if row == "polygraphy" and importlib.util.find_spec("polygraphy") is None:
             print("polygraphy is not installed; its row is left out", file=sys.stderr)
             continue
-        command = [sys.executable, __file__, "--row", row, "--megabytes", str(given.megabytes)]
+        command = [sys.executable, __file__, "--row", row, "--megabytes", str(options.megabytes)]
         environment = os.environ | {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path[1:])}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
         one = {name: round(value, 2) for name, value in json.loads(done.stdout).items()}
-        found[row] = max(found.get(row, one), one, key=lambda item: item["gb_per_cpu_s"])
+        best_rows[row] = max(best_rows.get(row, one), one, key=lambda item: item["gb_per_cpu_s"])
         print(row, one, file=sys.stderr)
-    print(json.dumps(found, indent=2))
+    print(json.dumps(best_rows, indent=2))
 
 
 if __name__ == "__main__":

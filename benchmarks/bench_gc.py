@@ -103,8 +103,8 @@ def measure(documents: int, pause_s: float) -> None:
     for what in ("marks", "deletes", "finds nothing"):
         begun, cpu = time.perf_counter(), time.process_time()
         with store.count() as requests:
-            found = collect(store, delete=True)
-        states = {state: sum(item.state == state for item in found.items) for state in ("waiting", "deleted")}
+            collected = collect(store, delete=True)
+        states = {state: sum(item.state == state for item in collected.items) for state in ("waiting", "deleted")}
         figures = {
             "documents": count,
             "models": models,
@@ -126,12 +126,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--documents", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each request takes")
-    given = parser.parse_args()
-    for documents in given.documents:
-        if len(given.documents) == 1:
-            measure(documents, given.pause)
+    options = parser.parse_args()
+    for documents in options.documents:
+        if len(options.documents) == 1:
+            measure(documents, options.pause)
         elif (child := os.fork()) == 0:  # each in a process of its own, whose memory is its own
-            measure(documents, given.pause)
+            measure(documents, options.pause)
             os._exit(0)
         else:
             os.waitpid(child, 0)

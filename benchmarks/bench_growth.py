@@ -125,17 +125,17 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=["samples", "layers", "units"])
     parser.add_argument("--factors", nargs="*", type=int, default=[1, 4, 16])
     parser.add_argument("--picture", type=Path)
-    given = parser.parse_args()
-    found = {what: dict[int, Mapping[str, float]]() for what in given.only}
-    for what, costs in found.items():
-        for factor in (factor for factor in given.factors if what != "units" or factor <= len(TARGETS)):
+    options = parser.parse_args()
+    results = {what: dict[int, Mapping[str, float]]() for what in options.only}
+    for what, costs in results.items():
+        for factor in (factor for factor in options.factors if what != "units" or factor <= len(TARGETS)):
             with tempfile.TemporaryDirectory() as name:
                 write_project(Path(name), Size().times(what, factor))
                 costs[factor] = build(Path(name))
                 print(f"{what} x{factor}: {costs[factor]['whole']:.1f} CPU s", file=sys.stderr)
         show(what, list(costs), list(costs.values()))
-    if given.picture:
-        draw(given.picture, found)
+    if options.picture:
+        draw(options.picture, results)
 
 
 if __name__ == "__main__":

@@ -55,14 +55,14 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         benches = {name: _bench(Path(folder) / name, family) for name, family in NETS.items()}
-        found: dict[str, list[Measurement]] = {name: [] for name in NETS}
+        results: dict[str, list[Measurement]] = {name: [] for name in NETS}
         for _ in range(chosen.times):
             for name, (bench, engine) in benches.items():
                 terms = LatencyTerms(chosen.seconds, "few")
-                found[name].append(_measure(bench, MeasureEngine(engine.blob, bench.golden, engine.shapes, terms)))
+                results[name].append(_measure(bench, MeasureEngine(engine.blob, bench.golden, engine.shapes, terms)))
             time.sleep(PAUSE_S)
     print("| net | of | median, µs | intervals that hold it | width | busy | job, s |\n|---|---|---|---|---|---|---|")
-    for name, reports in found.items():
+    for name, reports in results.items():
         for what in ("runtime", "session"):
             print(_row(name, what, reports))
 
@@ -86,19 +86,19 @@ class Measurement:
 
 def _measure(bench: Bench, measure: MeasureEngine) -> Measurement:
     begun = time.perf_counter()
-    told = run_job(Job("latency", measure, bench.store.uri), bench.room())
-    report = read_latency_report(bench.store, told.latency)
+    result = run_job(Job("latency", measure, bench.store.uri), bench.room())
+    report = read_latency_report(bench.store, result.latency)
     return Measurement(report.buckets[1], time.perf_counter() - begun)
 
 
 def _row(name: str, what: str, measured: list[Measurement]) -> str:
     found = [item for each in measured if (item := each.quantile(what))]
     middle = statistics.median(item.value for item in found)
-    held = sum(item.low <= middle <= item.high for item in found)
+    covering = sum(item.low <= middle <= item.high for item in found)
     width = statistics.median((item.high - item.low) / item.value for item in found)
     busy = sum(bool(each.bucket.surroundings.busy) for each in measured)
     took = statistics.median(each.took_s for each in measured)
-    cells = (name, what, f"{middle * 1e6:.1f}", f"{held} of {len(found)}", f"{width:.1%}", str(busy), f"{took:.2f}")
+    cells = (name, what, f"{middle * 1e6:.1f}", f"{covering} of {len(found)}", f"{width:.1%}", str(busy), f"{took:.2f}")
     return f"| {' | '.join(cells)} |"
 
 

@@ -53,22 +53,22 @@ class Watched:
 
 def watch(words: Sequence[str], folders: Sequence[Path], environment: dict[str, str]) -> Watched:
     """Run a command and look at it and its children."""
-    found, names, begun = Watched(), dict[int, str](), time.monotonic()
+    watched, names, begun = Watched(), dict[int, str](), time.monotonic()
     process = subprocess.Popen(words, env=environment)
     ticks = 0
     while process.poll() is None:
         with suppress(psutil.Error):
-            found.driver.add(process.pid)
+            watched.driver.add(process.pid)
             for child in psutil.Process(process.pid).children(recursive=True):
                 if name := names.get(child.pid) or _step_of(child):
                     names[child.pid] = name
-                    found.steps.setdefault(name, Peak()).add(child.pid)
+                    watched.steps.setdefault(name, Peak()).add(child.pid)
         if ticks % 10 == 0:
-            found.disk_bytes = max(found.disk_bytes, disk_bytes(folders))
+            watched.disk_bytes = max(watched.disk_bytes, disk_bytes(folders))
         ticks += 1
         time.sleep(_TICK_S)
-    found.seconds, found.code = time.monotonic() - begun, process.returncode
-    return found
+    watched.seconds, watched.code = time.monotonic() - begun, process.returncode
+    return watched
 
 
 def _step_of(child: psutil.Process) -> str:

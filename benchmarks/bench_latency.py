@@ -52,8 +52,8 @@ def main() -> None:
 def _print_sessions(seconds: float, rounds: int) -> None:
     print("| inputs | onnxruntime, µs | Session.run adds, µs | prepare_call adds, µs |\n|---|---|---|---|")
     for count in (1, 8):
-        given = ", ".join(f"float[batch,8] x{index}" for index in range(count))
-        net = build(given, "float[batch,8] y", f"y = Sum({', '.join(f'x{index}' for index in range(count))})", {})
+        input_list = ", ".join(f"float[batch,8] x{index}" for index in range(count))
+        net = build(input_list, "float[batch,8] y", f"y = Sum({', '.join(f'x{index}' for index in range(count))})", {})
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "net.onnx"
             onnx.save(net, path)
@@ -74,9 +74,9 @@ def _row(name: str, path: Path, seconds: float, rounds: int) -> str:
     with OrtSession(path) as session:
         inputs = {spec.name: np.ones(spec.shape, np.float32) for spec in session.inputs}
         latencies(lambda: session.run(inputs), seconds)
-        found = [_round(session, inputs, seconds) for _ in range(rounds)]
-    bare = statistics.median(item[0] for item in found)
-    ratios = [_spread([item[side] / item[0] for item in found]) for side in (1, 2)]
+        rounds_s = [_round(session, inputs, seconds) for _ in range(rounds)]
+    bare = statistics.median(item[0] for item in rounds_s)
+    ratios = [_spread([item[side] / item[0] for item in rounds_s]) for side in (1, 2)]
     return f"| {name} | {bare * 1e6:.1f} | {ratios[0]} | {ratios[1]} |"
 
 

@@ -56,16 +56,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=int, default=10_000)
     parser.add_argument("--pause", type=float, default=0.02, help="seconds that each request takes")
-    given = parser.parse_args()
-    store = fill(given.models)
+    options = parser.parse_args()
+    store = fill(options.models)
     measure(store, "without a pause, making the index", lambda: list_models(store))
-    store.pause_s = given.pause
+    store.pause_s = options.pause
     measure(store, "list", lambda: list_models(store))
     measure(store, "a page of 50", lambda: list_models(store, limit=50, after="model-00100"))
     entries = [engine(store)]
     store.pause_s = 0.0
     manifest = publish_engines(store, entries, "b", model="one-more").manifest
-    store.pause_s = given.pause
+    store.pause_s = options.pause
     measure(store, "a channel's move", lambda: channels.promote(store, manifest, "stable"))
     measure(store, "its versions", lambda: lookup.versions(store, "one-more"))
 

@@ -153,8 +153,8 @@ def compare_speed(models: dict[str, onnx.ModelProto | Path], data: Data, folder:
             if index:  # the first round warms up
                 times[name].append(time.process_time() - start)
     first = statistics.median(next(iter(times.values())))
-    for name, found in times.items():
-        print(f"{name:44} {statistics.median(found) / 4:7.3f} s a batch, {first / statistics.median(found):5.2f} x")
+    for name, series in times.items():
+        print(f"{name:44} {statistics.median(series) / 4:7.3f} s a batch, {first / statistics.median(series):5.2f} x")
 
 
 def compare_quality(data: Data, exact: Any, seen: Observations, name: str) -> dict[str, onnx.ModelProto | Path]:
@@ -168,12 +168,12 @@ def compare_quality(data: Data, exact: Any, seen: Observations, name: str) -> di
     for floor in floors:
         start = time.process_time()
         runs = group_runs(data.calibration.runs(), data.calibration.inputs, data.calibration.dims)
-        (found,) = choose_each(model, [SearchTarget(ranges, scheme)], runs, floor)
+        (choices,) = choose_each(model, [SearchTarget(ranges, scheme)], runs, floor)
         spent = time.process_time() - start
         label = f"{name} scheme, searched, {f'floor {floor.sqnr_db} dB' if floor else 'all in int8'}"
-        graphs[label] = written(found, scheme)
-        report(label, found.point.share, graphs[label], exact, data)
-        per_group = found.cost.inferences_per_group
+        graphs[label] = written(choices, scheme)
+        report(label, choices.point.share, graphs[label], exact, data)
+        per_group = choices.cost.inferences_per_group
         print(f"  search {spent:.0f} CPU-s; a group {per_group:.2f} inferences of the judged samples")
     return graphs
 

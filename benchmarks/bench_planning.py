@@ -56,9 +56,9 @@ class Canned:
         what = f"{job.name} {fields.get('variant') or fields.get('precision')}"
         if what not in self._known:
             self._known[what] = json.dumps(encode(self._real.run(job, watch)))
-        known = self._known[what]
-        told = json.loads(self._with_own_blobs(known) if self.model else known)  # the first model's are real
-        return decode(told, result_type(job.request))
+        stored = self._known[what]
+        stored_rows = json.loads(self._with_own_blobs(stored) if self.model else stored)  # the first model's are real
+        return decode(stored_rows, result_type(job.request))
 
     def cancel(self) -> None: ...
 
@@ -120,13 +120,13 @@ class SlowStore:
         self._store, self.requests = store, Value("q", 0)  # shared by forked processes
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._store, name)
-        return self._slow(found) if name in REQUESTS else found
+        attribute = getattr(self._store, name)
+        return self._slow(attribute) if name in REQUESTS else attribute
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
-        found = list(self._store.sizes(prefix))
-        self._wait(max(1, -(-len(found) // PAGE)))
-        return iter(found)
+        stored_sizes = list(self._store.sizes(prefix))
+        self._wait(max(1, -(-len(stored_sizes) // PAGE)))
+        return iter(stored_sizes)
 
     def _slow(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def slow(*given: Any, **named: Any) -> Any:
@@ -163,19 +163,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", type=int, default=1000)
     parser.add_argument("--folder", type=Path, help="filled already: only plan")
-    given = parser.parse_args()
+    options = parser.parse_args()
     noop.install()
-    if given.folder:
-        print(json.dumps(plan_all(given.folder)))
+    if options.folder:
+        print(json.dumps(plan_all(options.folder)))
         return
     load = round(os.getloadavg()[0], 1)
     with tempfile.TemporaryDirectory() as folder:
-        fill(Path(folder), given.models)
+        fill(Path(folder), options.models)
         command = [sys.executable, "-m", "benchmarks.bench_planning", "--folder", folder]
         for copies in ("none yet", "there"):
             ended = subprocess.run(command, check=True, capture_output=True, text=True)
-            found = json.loads(ended.stdout)
-            print(json.dumps({"models": given.models, "load_before": load, "copies": copies, **found}))
+            result = json.loads(ended.stdout)
+            print(json.dumps({"models": options.models, "load_before": load, "copies": copies, **result}))
 
 
 if __name__ == "__main__":

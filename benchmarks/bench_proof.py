@@ -35,9 +35,9 @@ def spread(
     """All parts over processes, in order; progress on stderr."""
     items = [(family, seed) for seed in seeds for family in families]
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for index, found in enumerate(pool.map(partial(quietly, work), items), 1):
+        for index, outcome in enumerate(pool.map(partial(quietly, work), items), 1):
             print(f"\r{work.__name__}: {index} of {len(items)} models", end="", file=sys.stderr, flush=True)
-            yield from found
+            yield from outcome
     print(file=sys.stderr)
 
 
@@ -51,13 +51,13 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="the tables into docs/reference/faults.md")
     chosen = parser.parse_args()
     families = chosen.family or [*FAMILIES]
-    found = list(spread(outcomes, families, range(chosen.seeds), chosen.workers))
+    outcomes_found = list(spread(outcomes, families, range(chosen.seeds), chosen.workers))
     clean = list(spread(alarms, families, range(5000, 5000 + chosen.clean), chosen.workers))
-    tables = fault_rows(found, Honest(clean)), alarm_rows(clean)
+    tables = fault_rows(outcomes_found, Honest(clean)), alarm_rows(clean)
     print("\n".join(tables))
     if chosen.write:
         PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), *tables), encoding="utf-8")
-    if wrong := missed(found, clean):
+    if wrong := missed(outcomes_found, clean):
         sys.exit("\n".join(wrong))
 
 

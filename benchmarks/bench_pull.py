@@ -68,13 +68,13 @@ def measure(folder: Path, endpoint: str, options: argparse.Namespace) -> None:
     sides["boto3"] = {**task, "connections": best[0], "part_mib": best[1]}
     if options.s5cmd:
         sides["s5cmd"] = {**task, "program": options.s5cmd}
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+    results: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for _ in range(options.rounds):
         for side, arguments in sides.items():
-            found[side].append(run(side, arguments))
+            results[side].append(run(side, arguments))
     run("enginesmith", {**task, "keep": True})
     warm = min(run("enginesmith", {**task, "keep": True})["seconds"] for _ in range(3))
-    report(found, warm, options.mib)
+    report(results, warm, options.mib)
 
 
 def report(found: dict[str, list[dict[str, float]]], warm: float, mib: int) -> None:
@@ -99,8 +99,8 @@ def run(side: str, task: dict[str, Any]) -> dict[str, float]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{side}: {done.stderr}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 def by_enginesmith(endpoint: str, folder: str, digest: str, keep: bool) -> dict[str, float]:
@@ -114,9 +114,9 @@ def by_enginesmith(endpoint: str, folder: str, digest: str, keep: bool) -> dict[
     client.resolve("bench", "cpu")
     measured = measuring()
     pulled = client.pull("bench", place / "out", target="cpu")
-    found = measured()
+    measurement = measured()
     assert pulled.engine.digest == digest
-    return found
+    return measurement
 
 
 def by_sha256(**task: Any) -> dict[str, float]:

@@ -105,14 +105,14 @@ def measure_regions(nodes: int, _: int) -> bool:
     """One of 20 regions without the registry for the whole rollout."""
     fleet, state = run_fleet(nodes, 0, regions=20, cut="region-7", health_ppm=900_000)
     cut = [watcher for watcher in fleet.watchers if watcher.cut_off]
-    kept = all(watcher.version == "1" and not watcher.swaps for watcher in cut)
+    is_served = all(watcher.version == "1" and not watcher.swaps for watcher in cut)
     for watcher in cut:
         watcher.cut_off = False
     others = fleet.serving("2") == nodes - len(cut)
     fleet.run(fleet.second + 40, ends=False)
-    print(f"{len(cut)} nodes cut off: the rollout is {state} on the others; they keep version 1: {kept}; ", end="")
+    print(f"{len(cut)} nodes cut off: the rollout is {state} on the others; they keep version 1: {is_served}; ", end="")
     print(f"36 s after they are back all {nodes} serve 2: {fleet.serving('2') == nodes}")
-    return state == "done" and kept and others and fleet.serving("2") == nodes
+    return state == "done" and is_served and others and fleet.serving("2") == nodes
 
 
 def measure_races(_: int, seeds: int) -> bool:
@@ -126,8 +126,8 @@ def measure_races(_: int, seeds: int) -> bool:
             works.append((actor, lambda seen=seen, two=two, name=name: begin(seen, two, plan(), by=name)))  # type: ignore[misc]
         interleave(works, seeded(seed))
         winner = read_rollout(store, *WHERE).history[0].by  # type: ignore[union-attr]
-        told = [isinstance(actor.error, EnginesmithError) and winner in str(actor.error) for actor, _ in works]
-        if sorted(told) != [False, True]:
+        names_winner = [isinstance(actor.error, EnginesmithError) and winner in str(actor.error) for actor, _ in works]
+        if sorted(names_winner) != [False, True]:
             return False
         wins[winner] += 1
     print(f"{20 * seeds} interleavings: ada won {wins['ada']}, bob {wins['bob']}; the other was told each time")
@@ -157,12 +157,12 @@ def measure_halts(_: int, seeds: int) -> bool:
 def _fails(rollout: object, when: list[tuple[float, bool, float]], second: int) -> bool:
     """Whether the gate fails at a second. when: of each node its swap, whether it fails, and from when on."""
     time_ = format_time(at(second))
-    told = [
+    reports = [
         NodeReport(str(number), "", "2", time_, time_, "unhealthy" if bad and second >= since else "")
         for number, (swap, bad, since) in enumerate(when)
         if swap <= second
     ]
-    (gate,) = judge_gates(rollout, Heard(len(told), tuple(told)), (), at(second))  # type: ignore[arg-type]
+    (gate,) = judge_gates(rollout, Heard(len(reports), tuple(reports)), (), at(second))  # type: ignore[arg-type]
     return gate.verdict == "fail"
 
 
@@ -245,12 +245,12 @@ def main() -> int:
     parser.add_argument("--large", type=int, default=50_000)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS))
-    given = parser.parse_args()
+    options = parser.parse_args()
     failed = []
-    for name in given.only:
+    for name in options.only:
         began = time.process_time()
         print(f"\n### {(PARTS[name].__doc__ or name).splitlines()[0]}\n")
-        met = PARTS[name](given.large if name == "large" else given.nodes, given.seeds)
+        met = PARTS[name](options.large if name == "large" else options.nodes, options.seeds)
         print(f"\nbar met: {'yes' if met else 'NO'} ({time.process_time() - began:.0f} s of CPU)", flush=True)
         failed += [] if met else [name]
     return 1 if failed else 0

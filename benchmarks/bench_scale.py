@@ -49,10 +49,10 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=50_000)
     parser.add_argument("--minutes", type=int, default=20)
     parser.add_argument("--part", choices=list(PARTS), action="append")
-    given = parser.parse_args()
-    for name in given.part or PARTS:
+    options = parser.parse_args()
+    for name in options.part or PARTS:
         used = [resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()]
-        found = PARTS[name](given)
+        result = PARTS[name](options)
         cpu = resource.getrusage(resource.RUSAGE_SELF)
         cost = {
             "driver_cpu_s": round(cpu.ru_utime + cpu.ru_stime - used[0].ru_utime - used[0].ru_stime, 1),
@@ -60,30 +60,30 @@ def main() -> None:
             "driver_peak_mib": cpu.ru_maxrss >> 10,
             "load": round(os.getloadavg()[0], 1),
         }
-        print(json.dumps({"part": name, **found, **cost}), flush=True)
+        print(json.dumps({"part": name, **result, **cost}), flush=True)
 
 
 def one_node(_given: argparse.Namespace) -> dict[str, Any]:
     """A node's requests, and over how many round trips, from memory and from a server."""
     memory = CountingStore()
-    found = {"memory": measure_node(memory, lambda _: _counting(memory))}
+    results = {"memory": measure_node(memory, lambda _: _counting(memory))}
     os.environ.update(ENVIRONMENT)
     with serving() as url:
         bucket = open_store(f"s3://{BUCKET}/scale?endpoint={url}", create=True)
-        found["server"] = measure_node(bucket, _sniffing)
-    return found
+        results["server"] = measure_node(bucket, _sniffing)
+    return results
 
 
 def measure_node(store: Any, counting: Callable[[Store], Any]) -> dict[str, Any]:
     """Requests by kind, and seconds, of what a node does; each pull is that of a fresh client."""
     publish_version(store, "m", 1)
-    found: dict[str, Any] = {}
+    totals: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
 
         def client() -> Client:
-            made = Client(store.uri, cache=Path(folder) / "cache")
-            made.__dict__["store"] = store
-            return made
+            new_client = Client(store.uri, cache=Path(folder) / "cache")
+            new_client.__dict__["store"] = store
+            return new_client
 
         works: dict[str, Callable[[], object]] = {
             "pull": lambda: client().pull("m:stable", Path(folder) / "e", target=MACHINE),
@@ -98,16 +98,16 @@ def measure_node(store: Any, counting: Callable[[Store], Any]) -> dict[str, Any]
                 began = time.perf_counter()
                 work()
                 seconds = time.perf_counter() - began
-            found[name] = {**dict(kinds), "seconds": round(seconds, 3)}
-    return found
+            totals[name] = {**dict(kinds), "seconds": round(seconds, 3)}
+    return totals
 
 
 @contextmanager
 def _counting(store: CountingStore) -> Iterator[Counter[str]]:
     kinds: Counter[str] = Counter()
-    with store.counted() as found:
+    with store.counted() as counts:
         yield kinds
-    for kind, count in found.kinds.items():
+    for kind, count in counts.kinds.items():
         kinds["GET" if kind == "UNCHANGED" else kind] += count
 
 
@@ -212,10 +212,10 @@ def outage(given: argparse.Namespace) -> dict[str, Any]:
         (seconds * 0.25, lambda: setattr(store, "down", True)),
         (seconds * 0.5, lambda: setattr(store, "down", False)),
     ]
-    found = simulate(store, nodes, seconds, events, (0, 0))
+    simulation = simulate(store, nodes, seconds, events, (0, 0))
     quarters = [range(int(seconds * part), int(seconds * (part + 0.25))) for part in (0, 0.25, 0.5, 0.75)]
-    rates = [sum(found.by_second[second] for second in quarter) / len(quarter) for quarter in quarters]
-    return {"requests_a_second_by_quarter": [round(rate, 1) for rate in rates], **_shown(found, given)}
+    rates = [sum(simulation.by_second[second] for second in quarter) / len(quarter) for quarter in quarters]
+    return {"requests_a_second_by_quarter": [round(rate, 1) for rate in rates], **_shown(simulation, given)}
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {

@@ -42,8 +42,8 @@ def main() -> None:
 
 def cells(backend: Backend, target: Target, count: int, folder: Path) -> str:
     """The figures of one row."""
-    given = ", ".join(f"float[4,8] x{index}" for index in range(count))
-    net = build(given, "float[4,8] y", f"y = Sum({', '.join(f'x{index}' for index in range(count))})", {})
+    input_list = ", ".join(f"float[4,8] x{index}" for index in range(count))
+    net = build(input_list, "float[4,8] y", f"y = Sum({', '.join(f'x{index}' for index in range(count))})", {})
     path = folder / "net.onnx"
     onnx.save(net, path)
     request = request_for(backend, target, (path, *specs_of(net)), ())

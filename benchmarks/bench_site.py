@@ -26,10 +26,10 @@ def fill(store: FileStore, count: int) -> None:
     """Publish two versions of each of `count` models: those of one, under other names."""
     for content in "ab":
         publish_small(store, "model-00000", content)
-    known = [lookup.load(store, "model-00000", version) for version in "12"]
+    manifests = [lookup.load(store, "model-00000", version) for version in "12"]
     for number in range(1, count):
         model = f"model-{number:05}"
-        for manifest in known:
+        for manifest in manifests:
             named = replace(manifest, model=model)
             store.create(manifest_key(model, manifest.version), named.to_bytes())
         to = Move("2", named.digest, "2026-01-01T00:00:00+00:00", "ada", "built")
@@ -39,12 +39,12 @@ def fill(store: FileStore, count: int) -> None:
 @contextmanager
 def unsynced() -> Iterator[None]:
     """Writes that wait for no disk, so that a registry of many models is there soon; nothing in here is measured."""
-    known = os.fsync
+    sync = os.fsync
     os.fsync = lambda _: None  # type: ignore[assignment]
     try:
         yield
     finally:
-        os.fsync = known
+        os.fsync = sync
 
 
 def timed(what: str, work: Callable[[], Written]) -> None:

@@ -31,9 +31,9 @@ ANSWER = 48
 def main() -> None:
     """Measure and print."""
     print("| model | rows | by hand, µs a step | Streams, µs a step | adds, µs |\n|---|---|---|---|---|")
-    for given in (RECURRENT, CACHED):
+    for family in (RECURRENT, CACHED):
         with tempfile.TemporaryDirectory() as folder:
-            spec = load_spec(write_stateful(Path(folder) / "project", given))
+            spec = load_spec(write_stateful(Path(folder) / "project", family))
             for rows in (1, 8):
                 print(f"| {spec.model} | {rows} | {cells(spec, rows)} |", flush=True)
 

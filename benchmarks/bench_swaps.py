@@ -91,8 +91,8 @@ def swap(name: str, swaps: int) -> bool:
                 wait_for(port, "digits", number)
                 times.append(time.perf_counter() - begun)
                 load.least = number
-                asked = load.asked
-                while load.asked < asked + 3 * CLIENTS and not load.failed:
+                load_count = load.asked
+                while load.asked < load_count + 3 * CLIENTS and not load.failed:
                     time.sleep(0.001)
     missing = len(set(range(swaps + 1)) - load.given)
     millis = 1e3 * np.array(load.seconds)
@@ -109,11 +109,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("server", nargs="?", default="onnxruntime", choices=SERVERS)
     parser.add_argument("--swaps", type=int, default=200)
-    given = parser.parse_args()
+    options = parser.parse_args()
     columns = ("server", "swaps", "requests", "failed", "engines without an answer", "swap, s", "longest, s")
     columns += ("request, ms", "99 %, ms", "longest, ms")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
-    if not swap(given.server, given.swaps):
+    if not swap(options.server, options.swaps):
         sys.exit(1)
 
 

@@ -91,10 +91,10 @@ class Counted:
 
 def build(model: Path, name: str, shapes: list[tuple[int, ...]], watching: Any) -> tuple[float, float]:
     """CPU and wall-clock seconds of one build."""
-    said = recorder("tensorrt_rtx")
-    builder = trt.Builder(said)
+    recorder_name = recorder("tensorrt_rtx")
+    builder = trt.Builder(recorder_name)
     network = builder.create_network(0)
-    parser = trt.OnnxParser(network, said)
+    parser = trt.OnnxParser(network, recorder_name)
     if not parser.parse_from_file(str(model)):
         raise SystemExit("the graph does not parse")
     config = builder.create_builder_config()
@@ -128,15 +128,15 @@ def main() -> None:
         for make in (residual, encoder):
             case = make(Path(folder) / f"{make.__name__}.onnx")
             build(*case, None)
-            found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+            results: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
             for index in range(rounds):
                 for watched in (index % 2 == 0, index % 2 == 1):
-                    asked, told = Counted(), list[str]()
-                    watching = monitor(trt, asked, told.append) if watched else None
-                    found[watched].append(build(*case, watching))
+                    stop_count, phases = Counted(), list[str]()
+                    watching = monitor(trt, stop_count, phases.append) if watched else None
+                    results[watched].append(build(*case, watching))
             steps = _steps(case)
-            cpu, wall = (ratio([a[i] for a in found[True]], [a[i] for a in found[False]]) for i in (0, 1))
-            median = statistics.median(each[1] for each in found[False])
+            cpu, wall = (ratio([a[i] for a in results[True]], [a[i] for a in results[False]]) for i in (0, 1))
+            median = statistics.median(each[1] for each in results[False])
             print(f"{make.__name__}: {median:.2f} s, {steps} steps; with the monitor, CPU x {cpu}, wall clock x {wall}")
 
 

@@ -63,14 +63,14 @@ def _near(series: Array, index: int) -> bool:
 def rates(name: str, percents: tuple[float, ...], normal: bool, count: int, seed: int) -> dict[str, object]:
     """The shares of steps found and of flat series-years that alarm, over `count` of each."""
     rng, draw = np.random.default_rng(seed), sampler(percents, normal)
-    found = [finds(rng, draw, STEP) for _ in range(count)]
+    is_found = [finds(rng, draw, STEP) for _ in range(count)]
     big = [finds(rng, draw, 1.10) for _ in range(count // 2)]
     wrong = sum(alarms(np.exp(draw(rng, DAYS))) for _ in range(count))
     return {
         "noise": f"{name}, {'normal' if normal else 'drawn'}",
         "sd_percent": round(100 * float(np.std(np.array(percents) / 100, ddof=1)), 2),
-        "found_within_5": sum(first for first, _ in found) / count,
-        "found_within_10": sum(second for _, second in found) / count,
+        "found_within_5": sum(first for first, _ in is_found) / count,
+        "found_within_10": sum(second for _, second in is_found) / count,
         "found_10_percent_within_5": sum(first for first, _ in big) / (count // 2),
         "flat_years_alarming": wrong / count,
     }

@@ -75,9 +75,9 @@ def compare(expected: Any, actual: Any, cases: Sequence[Arrays]) -> None:
     """Print the SQNR in decibels over all cases, and the greatest error."""
     signal = noise = largest = 0.0
     for inputs in cases:
-        for left, right in zip(expected.run(None, inputs), actual.run(None, inputs), strict=True):
-            error = left.astype(np.float64) - right
-            signal, noise = signal + float((left.astype(np.float64) ** 2).sum()), noise + float((error**2).sum())
+        for output, right in zip(expected.run(None, inputs), actual.run(None, inputs), strict=True):
+            error = output.astype(np.float64) - right
+            signal, noise = signal + float((output.astype(np.float64) ** 2).sum()), noise + float((error**2).sum())
             largest = max(largest, float(np.abs(error).max()))
     print(10 * np.log10(signal / noise) if noise else np.inf, largest)
 
@@ -97,8 +97,8 @@ def extremes(model: onnx.ModelProto, samples: Sequence[Arrays], folder: Path) ->
             tapped.graph.output.append(helper.make_tensor_value_info(f"{name}/{kind}", TensorProto.FLOAT, []))
     onnx.save(tapped, folder / "tapped.onnx")
     opened = session(folder / "tapped.onnx", optimized=True)
-    wanted = [f"{name}/{kind}" for name in names for kind in ("ReduceMin", "ReduceMax")]
-    found = np.array([opened.run(wanted, inputs) for inputs in samples]).reshape(len(samples), len(names), 2)
+    extreme_names = [f"{name}/{kind}" for name in names for kind in ("ReduceMin", "ReduceMax")]
+    found = np.array([opened.run(extreme_names, inputs) for inputs in samples]).reshape(len(samples), len(names), 2)
     return {name: (float(found[:, i, 0].min()), float(found[:, i, 1].max())) for i, name in enumerate(names)}
 
 
@@ -175,11 +175,11 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--attribution", action="store_true")
     parser.add_argument("--script", type=Path)
-    given = parser.parse_args()
-    if given.script:
-        script(*given.files, given.script)
+    options = parser.parse_args()
+    if options.script:
+        script(*options.files, options.script)
         return
-    load, rounds = os.getloadavg()[0], [one_round(given.files, given.attribution) for _ in range(given.runs)]
+    load, rounds = os.getloadavg()[0], [one_round(options.files, options.attribution) for _ in range(options.runs)]
     sides = {
         f"{side}_{what}_s": [round(getattr(one[index], what), 1) for one in rounds]
         for index, side in enumerate(("script", "build"))

@@ -37,13 +37,13 @@ class CountingStore(MemoryStore):
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
         self._count("GET")
         data = self.objects.get(key)
-        found = str(id(data)) if data is not None else ""
-        return (None, tag) if found == tag else (data, found)
+        data_tag = str(id(data)) if data is not None else ""
+        return (None, tag) if data_tag == tag else (data, data_tag)
 
     def stored_size(self, digest: str) -> int | None:
         self._count("HEAD")
-        found = self.objects.get(f"blobs/sha256/{digest[:2]}/{digest}")
-        return None if found is None else len(found)
+        data = self.objects.get(f"blobs/sha256/{digest[:2]}/{digest}")
+        return None if data is None else len(data)
 
     def has(self, digest: str) -> bool:
         return self.stored_size(digest) is not None
@@ -89,9 +89,9 @@ class CountingStore(MemoryStore):
     @contextmanager
     def count(self) -> Iterator[Counter[str]]:
         """The requests of a block."""
-        before, found = self.requests.copy(), Counter[str]()
-        yield found
-        found.update(self.requests - before)
+        before, counts = self.requests.copy(), Counter[str]()
+        yield counts
+        counts.update(self.requests - before)
 
     def _below(self, prefix: str) -> Iterator[tuple[str, int]]:
         for name in list(self.by_folder.get(prefix, ())):

@@ -57,8 +57,8 @@ class Noop:
 
 def install() -> None:
     """Have `builders.backends.discovery` find it, in this process."""
-    known = discovery._entries()
-    known["noop"] = EntryPoint("noop", "benchmarks.noop:Noop", discovery.GROUP)
+    entries = discovery._entries()
+    entries["noop"] = EntryPoint("noop", "benchmarks.noop:Noop", discovery.GROUP)
 
 
 @dataclass(frozen=True)

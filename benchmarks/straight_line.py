@@ -100,8 +100,8 @@ def shown(path: Path, precision: str) -> Path:
 
 
 def check(spec: ModelSpec, stage: str, precision: str, expected: Path, actual: Path, golden: GoldenSet) -> None:
-    with OrtSession(expected, optimized=False) as left, OrtSession(actual, optimized=False) as right:
-        drift_checks(stage, left, right, golden, default_budget(stage, precision))
+    with OrtSession(expected, optimized=False) as original, OrtSession(actual, optimized=False) as right:
+        drift_checks(stage, original, right, golden, default_budget(stage, precision))
         task_checks(right, golden, metrics_of(spec))
 
 

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 def build_engine(backend: Backend, request: BuildRequest, model: Path, workdir: Path) -> Engine:
-    """The engine that `backend.build` returns for a request, with its int8 states, and with the libraries that the
-    backend opens as requirements.
+    """The engine that `backend.build` makes for a request, from the graph with its quantized states as int8 inputs and
+    outputs. The libraries of operators that the backend opens are added to the engine's requirements.
 
-    workdir: a folder for what the build writes.
-    Raises as that.
+    workdir: a folder for the build's files.
+    Raises as `backend.build` does.
     """
     entries = backend.capabilities.library_entries
     libraries = tuple(library for library in list_libraries(model).libraries if library.entry in entries)
@@ -43,13 +43,13 @@ def write_as_built(model: Path, request: BuildRequest, path: Path) -> None:
 
 
 def call_as_built(engine: Engine, inputs: Tensors) -> tuple[Engine, Tensors]:
-    """An engine as its compiler made it, and the inputs of its model as it takes them."""
+    """The engine that the compiler made, whose states are int8, and the model's `inputs` with int8 states."""
     request = engine.request
     return replace(engine, request=with_int8_states(request)), store_states(request.quantized_states, inputs)
 
 
 def store_states(states: Sequence[QuantizedState], inputs: Tensors) -> Tensors:
-    """The inputs with these states as int8, as ONNX QuantizeLinear has it; states that are no float32 stay."""
+    """The inputs with these float32 states rounded to int8 as ONNX's QuantizeLinear does; other states stay."""
     import numpy as np
 
     quantized_inputs = dict(inputs)
@@ -63,7 +63,7 @@ def store_states(states: Sequence[QuantizedState], inputs: Tensors) -> Tensors:
 
 
 class WithFloatStates(Session):
-    """An engine with states of int8 as a session of the model, which has them as float32."""
+    """A session with the model's float32 states, around the session of an engine whose states are int8."""
 
     def __init__(self, session: Session, states: Sequence[QuantizedState]) -> None:
         self._whole, self._states = session, states
@@ -72,14 +72,14 @@ class WithFloatStates(Session):
         self.outputs: Sequence[TensorSpec] = _as_float(session.outputs, state_outputs)
 
     def run(self, inputs: Tensors) -> "dict[str, np.ndarray]":
-        """The model's outputs. Raises as the session."""
+        """The model's outputs, states in float32. Raises as the engine's session does."""
         import numpy as np
 
         outputs = self._whole.run(store_states(self._states, inputs))
         return outputs | {state.output: outputs[state.output] * np.float32(state.scale) for state in self._states}
 
     def prepare_call(self, inputs: Tensors) -> Callable[[], object] | None:
-        """As `Session.prepare_call`, with the states as int8 already."""
+        """As `Session.prepare_call`; the states are rounded to int8 before the call."""
         return self._whole.prepare_call(store_states(self._states, inputs))
 
     def used_bytes(self) -> int | None:

@@ -39,9 +39,9 @@ class ReferenceSession(OrtSession):
     threads: of one operator; 0 is one per core.  name: what errors call the model; default: its file's name.
     plan_buffers: whether tensors share buffers by a plan. The time of planning grows with the square of their number
     (0.7 s for 1,400 nodes); without a plan each tensor is freed after its last use too, and memory is the same.
-    Weights in shards are used as they are mapped. Packed for the kernels, as they are otherwise, they are a copy in
-    memory, beside that of the engine that is compared; a run takes up to twice the time without.
-    Raises ModelError, naming the operator where that is the reason, when the model cannot be read or run.
+    Weights in shards are mapped and not packed for the kernels: packing copies them into memory, beside the weights of
+    the compared engine. A run without packing takes up to twice the time.
+    Raises ModelError when the model cannot be read or run, naming the operator if that is the reason.
     """
 
     def __init__(self, model: Path, *, threads: int = 0, name: str | None = None, plan_buffers: bool = True) -> None:
@@ -57,9 +57,9 @@ class ReferenceSession(OrtSession):
 
 
 def threads_for(graph: Path, steps: bool = False) -> int:
-    """Threads of a session that runs a graph as it is written, 0 for one per core: of a small one a second thread waits
-    between the operators, and costs as much as the first. Of a decoder of 2.5 MiB it takes twice the time, too.
-    steps: whether calls are steps of a model with state, which do less than others."""
+    """Threads of a session that runs a graph as it is written; 0 for one per core. In a small graph a second thread
+    waits between operators and costs as much CPU time as the first; with it a decoder of 2.5 MiB takes twice the time.
+    steps: whether calls are steps of a model with state, which compute less than other calls."""
     return 1 if graph_bytes(graph) < (ONE_THREAD_STEP_BYTES if steps else ONE_THREAD_BYTES) else 0
 
 
@@ -135,8 +135,8 @@ def open_interpreter(
 
 
 def run_within(session: Untyped, inputs: Tensors, seconds: float) -> Untyped:
-    """All outputs of an interpreter's session. Raises what it raises, and ModelError when the run takes longer than
-    `seconds`; it ends between two nodes, within loops too."""
+    """All outputs of an interpreter's session for `inputs`. Raises what the session raises, and ModelError if the run
+    takes longer than `seconds`: it is then stopped between two nodes, also inside loops."""
     import onnxruntime as ort
 
     options = ort.RunOptions()

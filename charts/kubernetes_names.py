@@ -11,8 +11,8 @@ Schema = dict[str, Any]
 
 def closed(properties: Mapping[str, Schema], *required: str) -> Schema:
     """An object with these keys and no others."""
-    found: Schema = {"type": "object", "additionalProperties": False, "properties": dict(properties)}
-    return {**found, "required": list(required)} if required else found
+    schema: Schema = {"type": "object", "additionalProperties": False, "properties": dict(properties)}
+    return {**schema, "required": list(required)} if required else schema
 
 
 def listed(item: Schema) -> Schema:
@@ -26,6 +26,8 @@ def ref(name: str) -> Schema:
 
 
 PART = "[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+# The digits of an amount that is not 0.
+MORE_THAN_0 = r"([0-9]*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*)"
 _SUBDOMAIN = rf"{PART}(\.{PART})*"
 _WORD = "[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 

@@ -12,6 +12,7 @@ from charts.kubernetes_names import (
     LABEL_NAME,
     LABEL_VALUE,
     LABELS,
+    MORE_THAN_0,
     NAME,
     SELECTOR,
     Schema,
@@ -25,7 +26,7 @@ from charts.kubernetes_names import (
 def _expression(key: Schema, value: Schema, *more: str) -> Schema:
     """One requirement on labels: `In` and `NotIn` need values, `Exists` and `DoesNotExist` take none, others one."""
     values = {"type": "array", "items": value}
-    found = closed(
+    schema = closed(
         {"key": key, "operator": {"enum": ["In", "NotIn", "Exists", "DoesNotExist", *more]}, "values": values}
     )
     sizes = {
@@ -41,13 +42,11 @@ def _expression(key: Schema, value: Schema, *more: str) -> Schema:
         for operators, size in sizes.items()
         if operators
     ]
-    return {**found, "required": ["key", "operator"], "allOf": rules}
+    return {**schema, "required": ["key", "operator"], "allOf": rules}
 
 
 _EXPRESSION = _expression(LABEL_KEY, LABEL_VALUE)
-_SELECTOR: Schema = closed(
-    {"matchLabels": LABELS, "matchExpressions": {"type": "array", "items": _EXPRESSION}},
-)
+_SELECTOR: Schema = closed({"matchLabels": LABELS, "matchExpressions": {"type": "array", "items": _EXPRESSION}})
 
 _NODE_EXPRESSION = _expression(LABEL_KEY, LABEL_VALUE, "Gt", "Lt")
 _NODE_FIELD = closed(
@@ -152,7 +151,7 @@ def _field(path: str) -> Schema:
 
 def _amount(*required: str) -> Schema:
     """A request or limit of a container: CPUs in thousandths or whole ones, bytes in units that are no fractions."""
-    name = {"containerName": {"type": "string"}}
+    name = {"containerName": LABEL_NAME}
     cpu = {"type": "string", "pattern": r"^(limits|requests)\.cpu$"}
     space = {"type": "string", "pattern": r"^(limits|requests)\.(memory|ephemeral-storage)$"}
     units = ["1", *(f"1{size}{power}" for size in "MGTPE" for power in ("", "i")), "1k", "1Ki"]
@@ -182,7 +181,7 @@ _ENV_FROM: Schema = {
 }
 
 _FLAG, _TEXT = {"type": "boolean"}, {"type": "string", "minLength": 1}
-_SIZE = {"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)?(k|Ki|M|Mi|G|Gi|T|Ti)?$"}
+_SIZE = {"type": "string", "pattern": rf"^{MORE_THAN_0}(k|Ki|M|Mi|G|Gi|T|Ti)?$"}
 # A path in a volume or on a node: no part of it is '..'.
 _PART = r"(\.?[^/.:][^/:]*|\.\.[^/:]+)"
 _RELATIVE: Schema = {"type": "string", "pattern": f"^{_PART}(/{_PART})*/?$"}
@@ -243,16 +242,20 @@ _SOURCE = {
     "minProperties": 1,
     "maxProperties": 1,
 }
-_WORDS: Schema = {"type": "array", "items": {"type": "string"}}
+_WORD: Schema = {"type": "string"}
+_WORDS: Schema = {"type": "array", "items": _WORD}
 _LUN: Schema = {"type": "integer", "minimum": 0, "maximum": 255}
-_OBJECT = closed({"apiGroup": _TEXT, "kind": _TEXT, "name": NAME}, "kind", "name")
+_OBJECT = closed({"apiGroup": NAME, "kind": _TEXT, "name": NAME}, "kind", "name")
+# Other kinds than a claim are in a group.
+_OBJECT["anyOf"] = [{"properties": {"kind": {"const": "PersistentVolumeClaim"}}}, {"required": ["apiGroup"]}]
+_MODES = listed({"enum": ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany"]})
 # A claim that lives as long as its pod.
 _CLAIM = closed(
     {
         "metadata": closed({"labels": LABELS, "annotations": ANNOTATIONS}),
         "spec": closed(
             {
-                "accessModes": listed({"enum": ["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]}),
+                "accessModes": {"anyOf": [_MODES, {**listed({"const": "ReadWriteOncePod"}), "maxItems": 1}]},
                 "resources": closed(
                     {"requests": closed({"storage": _SIZE}, "storage"), "limits": closed({"storage": _SIZE})},
                     "requests",
@@ -270,6 +273,8 @@ _CLAIM = closed(
     },
     "spec",
 )
+_CLAIM["properties"]["spec"]["not"] = {"required": ["dataSource", "dataSourceRef"]}
+_HOST_TYPES = ("DirectoryOrCreate", "Directory", "FileOrCreate", "File", "Socket", "CharDevice", "BlockDevice")
 _KINDS: dict[str, Schema] = {
     "configMap": closed({**_files("name"), "defaultMode": _MODE}, "name"),
     "csi": closed(
@@ -283,27 +288,21 @@ _KINDS: dict[str, Schema] = {
         "driver",
     ),
     "downwardAPI": closed({"items": _POD_FIELDS, "defaultMode": _MODE}),
-    "emptyDir": closed({"medium": {"enum": ["", "Memory", "HugePages"]}, "sizeLimit": _SIZE}),
+    "emptyDir": closed(
+        {"medium": {"enum": ["", "Memory", "HugePages"]}, "sizeLimit": {**_SIZE, "pattern": f"^0$|{_SIZE['pattern']}"}}
+    ),
     "ephemeral": closed({"volumeClaimTemplate": _CLAIM}, "volumeClaimTemplate"),
     "fc": {
-        **closed({"targetWWNs": _WORDS, "wwids": _WORDS, "lun": _LUN, "fsType": _TEXT, "readOnly": _FLAG}),
-        "oneOf": [{"required": ["wwids"]}, {"required": ["targetWWNs", "lun"]}],
+        **closed(
+            {"targetWWNs": listed(_WORD), "wwids": listed(_WORD), "lun": _LUN, "fsType": _TEXT, "readOnly": _FLAG}
+        ),
+        "oneOf": [{"required": ["wwids"]}, {"required": ["targetWWNs"]}],
+        "dependencies": {"targetWWNs": ["lun"]},
     },
     "hostPath": closed(
         {
             "path": _ABSOLUTE,
-            "type": {
-                "enum": [
-                    "",
-                    "DirectoryOrCreate",
-                    "Directory",
-                    "FileOrCreate",
-                    "File",
-                    "Socket",
-                    "CharDevice",
-                    "BlockDevice",
-                ]
-            },
+            "type": {"enum": ["", *_HOST_TYPES]},
         },
         "path",
     ),
@@ -314,7 +313,7 @@ _KINDS: dict[str, Schema] = {
             "portals": _WORDS,
             "iqn": {
                 "type": "string",
-                "pattern": r"^(iqn\.[0-9]{4}-[0-9]{2}\.[a-z0-9.-]+(:\S+)?|(eui|naa)\.[0-9A-Fa-f]{16,32})$",
+                "pattern": r"^(iqn\.\d{4}-\d{2}\.[a-z0-9.-]+:[^,;*&$|\s]+|eui\.[0-9A-Fa-f]{16}|naa\.[0-9A-Fa-f]{32})$",
             },
             "lun": _LUN,
             "iscsiInterface": _TEXT,
@@ -332,12 +331,9 @@ _KINDS: dict[str, Schema] = {
     "projected": closed({"sources": listed(_SOURCE), "defaultMode": _MODE}, "sources"),
     "secret": closed({**_files("secretName"), "defaultMode": _MODE}, "secretName"),
 }
+_KINDS["iscsi"]["dependencies"] = {key: ["secretRef"] for key in ("chapAuthDiscovery", "chapAuthSession")}
 # A name and a kind.
-_VOLUME: Schema = {
-    **closed({"name": LABEL_NAME, **_KINDS}, "name"),
-    "minProperties": 2,
-    "maxProperties": 2,
-}
+_VOLUME: Schema = {**closed({"name": LABEL_NAME, **_KINDS}, "name"), "minProperties": 2, "maxProperties": 2}
 _MOUNT: Schema = closed(
     {
         "name": {"type": "string"},
@@ -363,11 +359,7 @@ _MOUNT["then"] = {
 }
 _PORT_NUMBER: Schema = {"type": "integer", "minimum": 1, "maximum": 65535}
 # With at least one letter, and no two hyphens side by side.
-_PORT_NAME: Schema = {
-    "type": "string",
-    "maxLength": 15,
-    "pattern": "^([0-9]+-)*[0-9]*[a-z][a-z0-9]*(-[a-z0-9]+)*$",
-}
+_PORT_NAME: Schema = {"type": "string", "maxLength": 15, "pattern": "^([0-9]+-)*[0-9]*[a-z][a-z0-9]*(-[a-z0-9]+)*$"}
 _NUMBER: Schema = {"type": "integer", "minimum": 0}
 _POSITIVE: Schema = {"type": "integer", "minimum": 1}
 _SECURITY = closed(
@@ -410,7 +402,7 @@ _PROBE: Schema = {
 _CONTAINER: Schema = closed(
     {
         "name": LABEL_NAME,
-        "image": {"type": "string", "pattern": r"^\S+$"},
+        "image": {"type": "string", "pattern": "^[!-~]+$"},
         "imagePullPolicy": {"enum": ["IfNotPresent", "Always", "Never"]},
         "command": _WORDS,
         "args": _WORDS,
@@ -419,11 +411,7 @@ _CONTAINER: Schema = closed(
         "envFrom": ref("envFrom"),
         "ports": listed(
             closed(
-                {
-                    "name": _PORT_NAME,
-                    "containerPort": _PORT_NUMBER,
-                    "protocol": {"enum": ["TCP", "UDP", "SCTP"]},
-                },
+                {"name": _PORT_NAME, "containerPort": _PORT_NUMBER, "protocol": {"enum": ["TCP", "UDP", "SCTP"]}},
                 "containerPort",
             )
         ),

@@ -32,8 +32,8 @@ def _walk(node: yaml.MappingNode, lines: list[str], path: tuple[str, ...]) -> It
         here = (*path, key.value)
         text, default = _comment(lines, key.start_mark.line)
         if text:
-            given = json.dumps(yaml.safe_load(yaml.serialize(value)), ensure_ascii=False)
-            yield Documented(".".join(here), text, default or f"`{given}`")
+            text_value = json.dumps(yaml.safe_load(yaml.serialize(value)), ensure_ascii=False)
+            yield Documented(".".join(here), text, default or f"`{text_value}`")
         if isinstance(value, yaml.MappingNode) and not value.flow_style:
             yield from _walk(value, lines, here) if not _is_leaf(text, value) else ()
         elif not text:

@@ -45,10 +45,10 @@ def inputs() -> Iterator[tuple[Path, str]]:
 
 def _required(values: dict[str, Any]) -> dict[str, Any]:
     """Values without those that may be null: whose default is, and parts of what Kubernetes takes as a whole."""
-    found = {name: value for name, value in values.items() if value is not None}
+    required = {name: value for name, value in values.items() if value is not None}
     return {
         name: ({} if name in ("resources", "labels") else _required(value)) if isinstance(value, dict) else value
-        for name, value in found.items()
+        for name, value in required.items()
     }
 
 
@@ -63,8 +63,8 @@ def outputs() -> Iterator[tuple[Path, str]]:
 
 def outdated() -> list[str]:
     """Files that are not what they are made from."""
-    wanted = [*inputs(), *outputs()]
-    return [str(path.relative_to(ROOT)) for path, text in wanted if not path.exists() or path.read_text() != text]
+    paths = [*inputs(), *outputs()]
+    return [str(path.relative_to(ROOT)) for path, text in paths if not path.exists() or path.read_text() != text]
 
 
 def main(check: bool) -> int:

@@ -30,8 +30,8 @@ def rendered(
     Raises helm.HelmError: HelmValuesError for what the schema refuses, HelmRenderError for what the templates do.
     """
     with helm.Chart.load(str(CHART)) as chart:
-        found = chart.render(values, name=name, namespace=namespace, **options)
-    texts = {path.split("/templates/", 1)[1]: _tidy(text) for path, text in found.items() if "/templates/" in path}
+        chart_text = chart.render(values, name=name, namespace=namespace, **options)
+    texts = {path.split("/templates/", 1)[1]: _tidy(text) for path, text in chart_text.items() if "/templates/" in path}
     return {path: text for path, text in sorted(texts.items()) if text}
 
 
@@ -42,15 +42,15 @@ def objects(texts: dict[str, str]) -> list[dict[str, Any]]:
 
 def objects_in(text: str) -> list[dict[str, Any]]:
     """The objects of a YAML file, and the RayCluster in one's ConfigMap, which a Job makes of it."""
-    found = [item for item in yaml.load_all(text, yaml.CSafeLoader) if item]
-    inside = [item["data"]["raycluster.yaml"] for item in found if "raycluster.yaml" in item.get("data", {})]
-    return found + [yaml.load(item, yaml.CSafeLoader) for item in inside]
+    manifests_found = [item for item in yaml.load_all(text, yaml.CSafeLoader) if item]
+    inside = [item["data"]["raycluster.yaml"] for item in manifests_found if "raycluster.yaml" in item.get("data", {})]
+    return manifests_found + [yaml.load(item, yaml.CSafeLoader) for item in inside]
 
 
 def sample(name: str) -> dict[str, Any]:
     """The values of a sample file."""
-    found: dict[str, Any] = yaml.safe_load((CHART / "ci" / f"{name}-values.yaml").read_text())
-    return found
+    values: dict[str, Any] = yaml.safe_load((CHART / "ci" / f"{name}-values.yaml").read_text())
+    return values
 
 
 def golden(name: str) -> str:
@@ -62,11 +62,11 @@ def golden(name: str) -> str:
 def manifests(values: dict[str, Any]) -> dict[str, str]:
     """The plain manifests, by file name: no hooks, no tests, no labels that speak of Helm."""
     texts = rendered(values)
-    found = {}
+    parts_by_name = {}
     for name, places in MANIFESTS.items():
         parts = [_plain(text) for path, text in texts.items() if path.startswith(places)]
-        found[f"{name}.yaml"] = _HEAD + "---\n".join(parts)
-    return found
+        parts_by_name[f"{name}.yaml"] = _HEAD + "---\n".join(parts)
+    return parts_by_name
 
 
 _HEAD = "# Made from charts/enginesmith and manifests/values.yaml by `make chart`; changes belong there.\n"
@@ -81,5 +81,5 @@ def _tidy(text: str) -> str:
     """Without what templates leave between objects: empty lines, and documents with nothing in them."""
     lines = "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
     parts = [part.strip("\n") for part in re.split(r"^---$", lines, flags=re.MULTILINE)]
-    kept = [part for part in parts if part and not all(line.startswith("#") for line in part.splitlines())]
-    return "".join(f"{part}\n" for part in ["\n---\n".join(kept)] if part)
+    kept_parts = [part for part in parts if part and not all(line.startswith("#") for line in part.splitlines())]
+    return "".join(f"{part}\n" for part in ["\n---\n".join(kept_parts)] if part)

@@ -12,9 +12,11 @@ from charts.kubernetes_names import (
     KEY,
     LABEL_NAME,
     LABELS,
+    MORE_THAN_0,
     NAME,
     OPTIONAL_LABEL_NAME,
     OPTIONAL_NAME,
+    PART,
     SELECTOR,
     Schema,
     closed,
@@ -27,14 +29,13 @@ from enginesmith.core.types import PRECISIONS
 
 # A whole number of CPUs may be given as one; from a million on, templates would write an exponent. So few bytes may
 # not: `16` and `512m` were never meant. Nothing is none.
-_MORE_THAN_0 = r"([0-9]*[1-9][0-9]*(\.[0-9]+)?|0+\.[0-9]*[1-9][0-9]*)"
 CPU = {
     "type": ["string", "integer"],
     "minimum": 1,
     "maximum": 99_999,
-    "pattern": rf"^{_MORE_THAN_0}$|^[0-9]*[1-9][0-9]*m$",
+    "pattern": rf"^{MORE_THAN_0}$|^[0-9]*[1-9][0-9]*m$",
 }
-BYTES = {"type": "string", "pattern": rf"^([1-9][0-9]{{6,}}|{_MORE_THAN_0}(k|Ki|M|Mi|G|Gi|T|Ti))$"}
+BYTES = {"type": "string", "pattern": rf"^([1-9][0-9]{{6,}}|{MORE_THAN_0}(k|Ki|M|Mi|G|Gi|T|Ti))$"}
 # Host and port, then words in lower case; a tag is the templates' to refuse, who name the remedy.
 _WORD = "[a-z0-9]+([._-]+[a-z0-9]+)*"
 IMAGE = rf"^(([A-Za-z0-9.-]+(:[0-9]+)?/)?{_WORD}(/{_WORD})*(:[^/@\s]*)?)?$"
@@ -47,8 +48,8 @@ COUNT = {"type": "integer", "minimum": 0}
 _HOST = r"([A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\])"
 _AT = rf"{_HOST}(:[0-9]+)?"
 _PROXY = {"type": "string", "pattern": rf"^(https?://([A-Za-z0-9.:%_-]+@)?{_AT}/?)?$"}
-# Of the command line: a number of bytes, a time.
-SIZE = {"type": "string", "pattern": "^[1-9][0-9]{0,11}(B|KiB|MiB|GiB|TiB)?$"}
+# Of the command line: a number of bytes, below 2**63.
+SIZE = {"type": "string", "pattern": "^[1-9]([0-9]{0,11}(B|KiB)?|[0-9]{0,8}(MiB|GiB)|[0-9]{0,5}TiB)$"}
 # One of nodeCache.pulls. The name is a part of a DaemonSet's, and a folder.
 PULL = closed(
     {
@@ -74,23 +75,6 @@ PARENT = closed(
     },
     "name",
 )
-
-
-def _cron(days: str = "[0-7]") -> Schema:
-    """Five fields: numbers within their limits, names of months and days, lists, ranges and steps."""
-    months, names_of_days = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec", "sun|mon|tue|wed|thu|fri|sat"
-    values = (
-        "[0-5]?[0-9]",
-        "[01]?[0-9]|2[0-3]",
-        "0?[1-9]|[12][0-9]|3[01]",
-        f"0?[1-9]|1[0-2]|{months}|{months.upper()}",
-        f"{days}|{names_of_days}|{names_of_days.upper()}",
-    )
-    fields = []
-    for value in values:
-        item = rf"(\*|({value})(-({value}))?)(/[1-9][0-9]?)?"
-        fields.append(f"{item}(,{item})*")
-    return {"type": "string", "pattern": f"^{' '.join(fields)}$"}
 
 
 def _catalog() -> Schema:
@@ -160,9 +144,8 @@ RULES: dict[str, Schema] = {
     "extraVolumes": ref("volumes"),
     "failedBuildsPerHour": COUNT,
     "finishedJobTtlSeconds": COUNT,
-    "fleet.schedule": _cron(),
-    # Kubernetes has Sunday as 0 alone, Prefect as 7 too.
-    "ray.finishSchedule": {"anyOf": [_cron("[0-6]"), {"const": ""}]},
+    # What is in it is the templates' to say, in words.
+    "fleet.schedule": {"type": "string", "minLength": 1},
     "from": ref("peers"),
     "fsGroup": {"type": ["integer", "null"], "minimum": 1},
     "fullnameOverride": {"type": "string", "pattern": r"^([a-z]([a-z0-9-]*[a-z0-9])?)?$"},
@@ -170,7 +153,7 @@ RULES: dict[str, Schema] = {
     "gpusPerWorker": {"type": "integer", "minimum": 1},
     "idleTimeoutSeconds": SECONDS,
     "imagePullSecrets": {"type": "array", "items": NAME, "uniqueItems": True},
-    "interval": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
+    "interval": {"type": "string", "pattern": "^[1-9][0-9]{0,5}(ms|s|m|h)$"},
     "key": KEY,
     "labels": LABELS,
     "logLevel": {"enum": ["", "DEBUG", "INFO", "WARNING", "ERROR"]},
@@ -210,10 +193,11 @@ RULES: dict[str, Schema] = {
     "runAsGroup": {"type": ["integer", "null"], "minimum": 1},
     "runAsUser": {"type": ["integer", "null"], "minimum": 1},
     "runtimeClassName": OPTIONAL_NAME,
-    "scrapeTimeout": {"type": "string", "pattern": "^[0-9]+(ms|s|m|h)$"},
+    "scrapeTimeout": {"type": "string", "pattern": "^[1-9][0-9]{0,5}(ms|s|m|h)$"},
     "scheme": {"enum": ["s3", "gs", "az"]},
-    "site.host": OPTIONAL_NAME,
-    "site.path": {"type": "string", "pattern": "^(/[A-Za-z0-9_-]+)+$"},
+    # No address: an Ingress has none.
+    "site.host": {**OPTIONAL_NAME, "pattern": rf"^(({PART}\.)*[a-z]([a-z0-9-]*[a-z0-9])?)?$"},
+    "site.path": {"type": "string", "pattern": "^(/[A-Za-z0-9_-]+)+$", "maxLength": 1024},
     "serviceAnnotations": ANNOTATIONS,
     "size": BYTES,
     "sse": {"enum": ["", "AES256", "aws:kms", "aws:kms:dsse"]},
@@ -223,11 +207,11 @@ RULES: dict[str, Schema] = {
     "tolerations": ref("tolerations"),
     "topologySpreadConstraints": ref("spread"),
     "traffic": {"type": "string", "pattern": "^((s3|gs|az)://.+|file://.+)?$"},
-    "uiApiUrl": {"type": "string", "pattern": rf"^https?://{_AT}(/[A-Za-z0-9._~/-]*)?$", "maxLength": 270},
+    "uiApiUrl": {"type": "string", "pattern": rf"^https?://{_AT}(/[A-Za-z0-9._~/-]*)?$", "maxLength": 264},
     "unprovenEngines": COUNT,
     "upscalingMode": {"enum": ["Default", "Conservative", "Aggressive"]},
     "waiting": {"type": "integer", "minimum": 1},
-    "waitForNodes": {"type": "string", "pattern": "^[0-9]+[smhd]$"},
+    "waitForNodes": {"type": "string", "pattern": "^[0-9]{1,6}[smhd]$"},
     "workPool": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9 ._-]*$"},
 }
 
@@ -236,13 +220,13 @@ _TYPES: dict[type, str] = {bool: "boolean", int: "integer", str: "string"}
 
 def values_schema(values: Mapping[str, Any]) -> Schema:
     """The schema of a chart's values. Raises TypeError for a default that says nothing of what may be given."""
-    found = _object(values, ())
-    found["properties"]["gpuGroups"] = {"type": "array", "items": _group(found["properties"]["gpuGroupDefaults"])}
+    schema = _object(values, ())
+    schema["properties"]["gpuGroups"] = {"type": "array", "items": _group(schema["properties"]["gpuGroupDefaults"])}
     # Helm adds it for a chart that is a dependency of another one.
-    found["properties"]["global"] = OPEN
+    schema["properties"]["global"] = OPEN
     title = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Values of the Enginesmith chart"}
     resources = closed({"requests": _AMOUNTS, "limits": _AMOUNTS})
-    return dict(_bounded({**title, **found, "definitions": {**DEFINITIONS, "resources": resources}}))
+    return dict(_bounded({**title, **schema, "definitions": {**DEFINITIONS, "resources": resources}}))
 
 
 def _bounded(schema: Any) -> Any:
@@ -251,10 +235,10 @@ def _bounded(schema: Any) -> Any:
         return [_bounded(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    found = {name: _bounded(value) for name, value in schema.items()}
-    types = found.get("type")
+    bounded = {name: _bounded(value) for name, value in schema.items()}
+    types = bounded.get("type")
     limited = types == "integer" or (isinstance(types, list) and "integer" in types)
-    return {"maximum": 2**31 - 1} | found if limited else found
+    return {"maximum": 2**31 - 1} | bounded if limited else bounded
 
 
 def _object(values: Mapping[str, Any], path: tuple[str, ...]) -> Schema:

@@ -25,14 +25,13 @@ def main() -> NoReturn:
 
 
 def _interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Interrupt the main thread again where Python drops a KeyboardInterrupt: in finalizers and callbacks of weak
-    references (https://docs.python.org/3/library/sys.html#sys.unraisablehook), those of importlib's locks among them.
-    """
+    """Interrupt the main thread again if Python drops a KeyboardInterrupt: in finalizers and callbacks of weak
+    references (https://docs.python.org/3/library/sys.html#sys.unraisablehook), such as those of importlib's locks."""
     if unraisable.exc_type is not KeyboardInterrupt:
         sys.__unraisablehook__(unraisable)
         return
-    # From a thread: at once, the signal would be handled, and dropped, in this function. Not by threading.Thread, which
-    # could wait for a lock that the interrupted code holds.
+    # In a thread: otherwise the signal would be handled, and dropped, in this function. Not with threading.Thread,
+    # which could wait for a lock that the interrupted code holds.
     _thread.start_new_thread(_send_later, (threading.main_thread().ident or 0,))
 
 

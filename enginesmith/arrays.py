@@ -1,9 +1,9 @@
-"""numpy arrays: checks that inputs fit what a model declares and that weights are finite, and .npz and .npy files.
+"""numpy arrays: checks that inputs fit a model's declaration and that weights are finite; .npz and .npy files.
 
-A full check takes some microseconds for each input, a call of a small engine not much more. So a session keeps an
+A full check takes some microseconds per input, a call of a small engine not much more. So a session keeps an
 `InputCheck`, a table of the types, dtypes and shapes that were accepted once.
 
-Files are read as streams: memory depends on what is asked for, never on the file's size. The first bytes decide on the
+Files are read as streams: memory depends on the requested data, never on the file's size. The first bytes determine the
 format, not the name. Nothing is ever unpickled, and every array's header must account for exactly the bytes that the
 file holds for it, so that a truncated or padded file is refused before any work.
 """
@@ -27,9 +27,9 @@ from enginesmith.core.types import ShapeProfile, Tensors, TensorSpec, list_sums,
 
 # An array of any shape and any dtype.
 Array = np.ndarray
-# Combinations of shapes that a session remembers, so that its table does not grow with every new size.
+# The number of shape combinations that a session stores, so that its table does not grow with every new size.
 MOST_ACCEPTED = 256
-# Exceptions of damaged files; the last four, because numpy reads headers as Python literals.
+# Exceptions for damaged files; the last four, because numpy parses headers as Python literals.
 _UNREADABLE = (*DAMAGED, SyntaxError, TypeError, MemoryError, tokenize.TokenError)
 
 
@@ -46,16 +46,16 @@ def dtype_of(name: str) -> np.dtype:
 
 @dataclass(frozen=True)
 class Fit:
-    """How inputs fit a model. sizes: of each named dim.  profile: index of the first that holds their shapes."""
+    """How inputs fit a model. sizes: of each named dim.  profile: index of the first that allows their shapes."""
 
     sizes: dict[str, int]
     profile: int
 
 
 class InputCheck:
-    """Checks the inputs of a session as `check_inputs` and `find_profile` do, once for equal dtypes and shapes.
+    """Checks the inputs of a session like `check_inputs` and `find_profile`, once for equal dtypes and shapes.
 
-    profiles: without any, every shape that fits the specs is accepted.
+    profiles: if empty, every shape that fits the specs is accepted.
     """
 
     def __init__(self, specs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile] = ()) -> None:
@@ -68,7 +68,7 @@ class InputCheck:
         try:
             key = tuple([(type(array), array.dtype, array.shape) for array in map(inputs.__getitem__, self._names)])
             fit = self._accepted[key]
-        except (KeyError, AttributeError, TypeError, IndexError):  # not met yet, no array, or no mapping
+        except (KeyError, AttributeError, TypeError, IndexError):  # a new combination, no array, or no mapping
             return self._check_in_full(inputs)
         return fit if len(inputs) == len(self._names) else self._check_in_full(inputs)
 
@@ -87,7 +87,7 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors | object) -> dict[
     arrays, missing or unknown names, a dtype, byte order, rank or size that differs from the declared one, and a dim
     with two sizes."""
     input_names = {spec.name for spec in specs}
-    if not isinstance(inputs, Mapping):  # whoever calls a session may give anything
+    if not isinstance(inputs, Mapping):  # a caller may pass any object
         type_name, name_list = type(inputs).__name__, _names(input_names)
         raise DataError(
             f"the inputs are a {type_name}; give a dict of numpy arrays by name: the model needs {name_list}"
@@ -101,7 +101,7 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors | object) -> dict[
         _check(spec, inputs[spec.name], sizes)
     for spec, axis, sum_dim in list_sums(specs):
         if (size := inputs[spec.name].shape[axis]) != (expected_size := size_of(sum_dim, sizes)):
-            raise DataError(f"input {spec.name!r} has {size} along {sum_dim!r} (axis {axis}), which is {expected_size}")
+            raise DataError(f"input {spec.name!r} has {size} on axis {axis}, where {sum_dim!r} is {expected_size}")
     return sizes
 
 
@@ -140,8 +140,8 @@ def _names(names: set[str]) -> str:
 
 
 def find_profile(profiles: Sequence[ShapeProfile], inputs: Tensors) -> int:
-    """Index of the first profile whose ranges hold every input's shape. Raises DataError if there is none, and for a
-    size that is not a multiple as the profile requires."""
+    """Index of the first profile whose ranges include every input's shape. Raises DataError if there is none, and for a
+    size that is not a multiple that the profile requires."""
     _check_multiples(profiles, inputs)
     for index, shapes in enumerate(profiles):
         ranges = ((inputs[name].shape, low, high) for name, low, _, high in shapes.inputs if name in inputs)
@@ -157,7 +157,7 @@ def find_profile(profiles: Sequence[ShapeProfile], inputs: Tensors) -> int:
 
 
 def _check_multiples(profiles: Sequence[ShapeProfile], inputs: Tensors) -> None:
-    """Raise DataError for a size that is no multiple of the axis's; all profiles have the same multiples."""
+    """Raise DataError for a size that is no multiple of its axis's number; all profiles have the same multiples."""
     for name, multiples in profiles[0].multiples if profiles else ():
         shape = inputs[name].shape if name in inputs else ()
         for axis, (size, multiple) in enumerate(zip(shape, multiples, strict=False)):
@@ -171,15 +171,15 @@ def _check_multiples(profiles: Sequence[ShapeProfile], inputs: Tensors) -> None:
 
 
 def check_finite(weights: Iterable[tuple[str, Array]]) -> None:
-    """Raise ModelError for the first of these weights, by name, that holds NaN or an infinity: otherwise the first
-    sample whose outputs it spoils would be blamed."""
+    """Raise ModelError for the first of these weights that contains NaN or an infinity. Without this check, an error
+    would name the first sample whose outputs it spoils."""
     for name, array in weights:
         if description := describe_nonfinite(array):
             raise ModelError(f"weight {name!r} holds {description}; repair it, or train or export the model again")
 
 
 def describe_nonfinite(array: Array) -> str:
-    """'nan at [0, 3], and 2 more such values'; '' for finite values."""
+    """'' for finite values, else their place: 'nan at [0, 3], and 2 more such values'."""
     positions = np.argwhere(~np.isfinite(array))
     if not len(positions):
         return ""
@@ -189,7 +189,7 @@ def describe_nonfinite(array: Array) -> str:
 
 @dataclass(frozen=True)
 class StoredArray:
-    """One array of a file, of which the header was read. member: its file in an archive, None for an .npy file.
+    """An array in a file, whose header was read. member: its file in an archive, None for an .npy file.
     dtype, shape: as stored.  offset: where its data begins in the stream, in bytes."""
 
     path: Path
@@ -203,9 +203,9 @@ class StoredArray:
         return _where(self.path, self.name)
 
     def blocks(self, rows: Iterable[int], skip: int = 0) -> Iterator[Array]:
-        """Consecutive pieces along axis 0, of the given lengths, in native byte order; `skip` entries come before them.
+        """Consecutive pieces along axis 0, of the given lengths, in native byte order, after the first `skip` entries.
 
-        Raises DataError when the bytes cannot be read or fail their checksum.
+        Raises DataError if the bytes cannot be read or fail their checksum.
         """
         with ExitStack() as exit_stack:
             with _translate_errors(self.path, self.name):
@@ -236,8 +236,8 @@ class StoredArray:
 def stored_arrays(path: Path) -> dict[str, StoredArray]:
     """The arrays of a file by name; an .npy file's single array is named ''.
 
-    Raises DataError when the file is missing, corrupt, of another kind, or holds anything but plain arrays, each name
-    once.
+    Raises DataError if the file is missing, corrupt, of another kind, or contains anything but plain arrays with unique
+    names.
     """
     with _translate_errors(path, ""):
         if zipfile.is_zipfile(path):

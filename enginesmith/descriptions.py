@@ -1,8 +1,8 @@
-"""Reads the JSON beside a pulled engine, and the files that it names: only those that lie in its folder and have the
-bytes that were published.
+"""Reads the JSON beside a pulled engine, and the files that it names. They must lie in its folder and have the
+published bytes.
 
-Whoever can write to the folder can also write another JSON with other digests. What is checked is that what is opened
-belongs together, and came from the version that the JSON names.
+A person who can write to the folder can also write another JSON with other digests. The checks ensure that the opened
+files belong together, and came from the version that the JSON names.
 """
 
 import sys
@@ -21,13 +21,13 @@ from enginesmith.core.requirements import LIBRARY_ENTRY, Count, Library, Require
 from enginesmith.core.state import DESCRIPTION_FORMAT, State
 from enginesmith.core.types import ShapeProfile, TensorSpec
 
-# Of a description.
+# The maximum size of a description.
 MOST_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class DescribedGraph(Excerpt):
-    """The inputs, outputs and profiles of an engine, out of the JSON beside it."""
+    """The inputs, outputs and profiles of an engine, from the JSON beside it."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -36,7 +36,7 @@ class DescribedGraph(Excerpt):
 
 @dataclass(frozen=True)
 class DescribedStates(Excerpt):
-    """The inputs and states of an engine, and the least and the greatest size of dims that states alone have."""
+    """The inputs and states of an engine, and the smallest and largest size of dims that only states have."""
 
     inputs: tuple[TensorSpec, ...]
     state: tuple[State, ...]
@@ -45,7 +45,7 @@ class DescribedStates(Excerpt):
 
 @dataclass(frozen=True)
 class _EngineFiles(Excerpt):
-    """graph: digest of `weights`, the model that holds the engine's."""
+    """The files of an engine. graph: digest of `weights`, the model with the engine's weights."""
 
     file: FileName
     digest: Digest
@@ -56,14 +56,14 @@ class _EngineFiles(Excerpt):
 
 
 class OtherBytesError(IntegrityError):
-    """A file that has other bytes than were published."""
+    """A file with other bytes than were published."""
 
 
 Described = TypeVar("Described")
 
 
 def decode_description(document: Mapping[str, object], kind: type[Described], path: Path | str) -> Described:
-    """A description as a value of type `kind`. path: its file. Raises DataError that names the field."""
+    """A description as a value of type `kind`. path: its file. Raises DataError with the field's name."""
     try:
         return decode(document, kind, "")
     except Malformed as error:
@@ -71,7 +71,7 @@ def decode_description(document: Mapping[str, object], kind: type[Described], pa
 
 
 def read_description(path: Path | str) -> dict[str, object]:
-    """The JSON beside a pulled engine. Raises DataError for a file that is none, or of a newer release."""
+    """The JSON beside a pulled engine. Raises DataError if the file is no description, or of a newer release."""
     try:
         with Path(path).open("rb") as stream:
             document = parse_json(stream.read(MOST_BYTES + 1), MOST_BYTES)
@@ -87,15 +87,15 @@ def find_file(folder: Path, name: str) -> Path:
     try:
         real_path = path.resolve(strict=True)
         if not real_path.is_relative_to(folder.resolve()) or not real_path.is_file():
-            raise DataError(f"{path} is no file below {folder}; pull it again")
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+            raise DataError(f"{path} is not a file below {folder}; pull it again")
+    except (OSError, RuntimeError) as error:  # RuntimeError: circular links
         raise DataError(f"{path} cannot be opened: {error}; pull it again") from error
     return real_path
 
 
 def read_file(path: Path, digest: str) -> bytes:
-    """The bytes of a file, read once and checked. digest: the SHA-256 that they must have. Raises DataError for a file
-    that cannot be read, OtherBytesError."""
+    """The bytes of a file, read once and checked. digest: their expected SHA-256. Raises DataError for an unreadable
+    file, OtherBytesError."""
     with _readable(path):
         content = path.read_bytes()
     _check_digest(path, digest_of_bytes(content), digest)
@@ -103,12 +103,12 @@ def read_file(path: Path, digest: str) -> bytes:
 
 
 def find_engine(description: Path, document: Mapping[str, object]) -> Path:
-    """The engine's file, links followed. document: its description's content. Raises DataError where it names none."""
+    """The engine's file, links followed. document: its description's content. Raises DataError if it names none."""
     return find_file(description.parent, decode_description(document, _EngineFiles, description).file)
 
 
 def read_engine(description: Path, document: Mapping[str, object]) -> bytes:
-    """The engine's bytes, read once and checked; and its shards are checked, which its runtime opens by itself.
+    """The engine's bytes, read once and checked. Its shards are checked too; the runtime opens them itself.
 
     Raises as `find_engine`, and OtherBytesError.
     """
@@ -117,8 +117,8 @@ def read_engine(description: Path, document: Mapping[str, object]) -> bytes:
 
 
 def check_engine(description: Path, document: Mapping[str, object]) -> Path:
-    """The engine's file, links followed, after its digest and those of the files beside it that belong to it were
-    checked. Raises as `read_engine`."""
+    """The engine's file, links followed, after checking its digest and those of its files beside it. Raises as
+    `read_engine`."""
     digest, path = _check_beside(description, document), find_engine(description, document)
     _check_file(path, digest)
     return path
@@ -132,9 +132,9 @@ def find_libraries(description: Path, document: Mapping[str, object]) -> list[Pa
 
 
 def find_library(folder: Path, library: Library) -> Path:
-    """The file of a library in a folder, in the build for this machine, links followed, after its digest was checked.
+    """A library's file in a folder, in the build for this machine, links followed, after checking its digest.
 
-    Raises DataError where it has no build for this machine or the file is not there, OtherBytesError.
+    Raises DataError if it has no build for this machine or the file is missing, OtherBytesError.
     """
     platform, cuda_major = f"{sys.platform}-{this_kind().machine}", 0
     if any(build.cuda for build in library.builds):
@@ -148,7 +148,7 @@ def find_library(folder: Path, library: Library) -> Path:
 
 
 def _check_beside(description: Path, document: Mapping[str, object]) -> str:
-    """The digest of the engine, after those of its shards and of the model with its weights were checked."""
+    """The digest of the engine, after checking those of its shards and of the model with its weights."""
     folder, engine_bytes = description.parent, decode_description(document, _EngineFiles, description)
     for shard in engine_bytes.shards:
         _check_file(find_file(folder, shard), shard)

@@ -1,4 +1,4 @@
-"""Runs several graphs that make one model, also with state between calls."""
+"""Runs several graphs that form one model, also with state between calls."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,12 +29,12 @@ Answers = dict[str, Tensors]
 
 
 class EnsembleStreams(Streams):
-    """`Streams` of an ensemble, whose inputs and states are called 'GRAPH.NAME'.
+    """`Streams` of an ensemble, whose inputs and states are named 'GRAPH.NAME'.
 
-    Inputs that are the same in all steps of a sequence, such as what an encoder reads, are given once (`hold`). A graph
-    without state that takes nothing but these is then run in the first step alone.
+    Inputs that are equal in all steps of a sequence, such as an encoder's, are given once (`hold`). A graph without
+    state that uses only these then runs only in the first step.
 
-    step: runs the whole (`Ensemble.step`). The others are as in `Streams`.
+    step: runs the ensemble (`Ensemble.step`). The others are as in `Streams`.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class EnsembleStreams(Streams):
         self._same = dict[str, Array]()
 
     def hold(self, inputs: Tensors) -> None:
-        """Take these inputs in every step from now on, until `reset` or another `hold`; steps give the others. Raises
-        DataError for an unknown input."""
+        """Use these inputs in every step from now on, until `reset` or another `hold`; steps give the other inputs.
+        Raises DataError for an unknown input."""
         input_names = [spec.name for spec in self.inputs]
         if unknown_names := sorted(inputs.keys() - set(input_names)):
             raise DataError(f"input {unknown_names[0]!r} is unknown; the inputs of a step are {', '.join(input_names)}")
@@ -58,16 +58,16 @@ class EnsembleStreams(Streams):
         self._same, self._answers = {name: np.array(array) for name, array in inputs.items()}, {}
 
     def run(self, inputs: Tensors) -> Tensors:
-        """All outputs of the next step of every stream. Raises as `complete`, and what the graphs raise; then the
-        states are as before."""
+        """All outputs of the next step of every stream. Raises as `complete`, and errors of the graphs; the states then
+        stay as before."""
         answer, answers = self._step(self.complete(inputs), self._same.keys(), self._answers)
         self.take(answer)
         self._answers = answers
         return answer
 
     def complete(self, inputs: Tensors) -> dict[str, Array]:
-        """The inputs of the next step with those that are held, and with the states. Raises DataError for one that is
-        missing, unknown or held, for another number of rows than the others have, and as `Streams.complete`."""
+        """The inputs of the next step, with those that are held, and with the states. Raises DataError for an input
+        that is missing, unknown or held, or has another number of rows than the others, and as `Streams.complete`."""
         step_tensors, input_names = {**self._same, **inputs}, [spec.name for spec in self.inputs]
         if wrong_names := sorted(step_tensors.keys() ^ set(input_names)) or sorted(self._same.keys() & inputs.keys()):
             name = wrong_names[0]
@@ -81,12 +81,12 @@ class EnsembleStreams(Streams):
         return super().complete(step_tensors)
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
-        """As `Streams.reset`; nothing is held any more, of other rows neither."""
+        """As `Streams.reset`. All held inputs are dropped, also for the other rows."""
         super().reset(rows)
         self._same, self._answers = {}, {}
 
     def keep(self, rows: Sequence[int]) -> None:
-        """As `Streams.keep`, of inputs that are held too; graphs that take these alone are run once more."""
+        """As `Streams.keep`, also for held inputs; graphs that use only these are run once more."""
         super().keep(rows)
         self._answers = {}
         self._same = {
@@ -94,27 +94,27 @@ class EnsembleStreams(Streams):
         }
 
     def _check_alike(self, step_inputs: Tensors) -> None:
-        """Raise DataError for inputs of several numbers of rows, where all have a row for each stream."""
+        """Raise DataError for inputs with different numbers of rows, if all have a row for each stream."""
         if not self._batch:
             return
         row_counts = {name: len(array) for name, array in step_inputs.items() if np.ndim(array)}
         if len(set(row_counts.values())) > 1:
             count_text = ", ".join(f"{name} {count}" for name, count in row_counts.items())
             raise DataError(
-                f"the inputs of a step have several numbers of rows ({count_text}); give a row for each stream"
+                f"the inputs of a step have different numbers of rows ({count_text}); give a row for each stream"
             )
 
 
-# Runs several graphs that make one model, each with what the graphs and functions before it gave.
+# Runs several graphs that form one model, each with the outputs of the graphs and functions before it.
 
-# That a graph without profiles is given at once.
+# The number of rows that a graph without profiles gets at once.
 MOST_ROWS = 32
 _ALLOW = "allow it with functions=enginesmith.user_code.load_function, once you trust who published it"
 
 
 @dataclass(frozen=True)
 class _NamedGraph(Excerpt):
-    """description: the file of the graph's own.  digest: of its engine.  sources: what gives each of its inputs."""
+    """A graph in an ensemble's JSON. description: its own file.  digest: of its engine.  sources: of its inputs."""
 
     name: NodeName
     description: FilePath
@@ -124,7 +124,7 @@ class _NamedGraph(Excerpt):
 
 @dataclass(frozen=True)
 class _DescribedEnsemble(Excerpt):
-    """The JSON of the whole."""
+    """The JSON of an ensemble."""
 
     model: Name
     version: Name
@@ -137,9 +137,9 @@ class _DescribedEnsemble(Excerpt):
 @dataclass(frozen=True)
 class EnsembleGraph:
     """A graph or a function of an ensemble. run: runs it once on all of its inputs, by name: `Session.run`, or the call
-    of a server's own runtime.  inputs: its tensors, in the dtypes that it takes.  sources: what gives each
-    (`core.state`).  outputs: its tensors; () where they are not known.  rows: the numbers of rows that a call takes,
-    None where they are not bounded or it has no such axis."""
+    of a server's own runtime.  inputs: its tensors, with its dtypes.  sources: of each input (`core.state`).  outputs:
+    its tensors; () if unknown. rows: the numbers of rows that a call takes, None if they are unlimited or it has no
+    such axis."""
 
     run: Callable[[Tensors], Tensors]
     inputs: Sequence[TensorSpec]
@@ -148,8 +148,7 @@ class EnsembleGraph:
     rows: range | None = None
 
     def answer(self, inputs: Tensors) -> Tensors:
-        """The outputs. Rows beyond the maximum of a call are run in further calls; for no rows, the outputs are
-        empty."""
+        """The outputs. Rows beyond the maximum of a call run in further calls; without rows, the outputs are empty."""
         row_counts = {len(array) for array in inputs.values() if array.ndim}
         if len(row_counts) != 1 or self.rows is None:
             return self.run(inputs)
@@ -180,9 +179,9 @@ class EnsembleGraph:
 def call_rows(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile] = ()
 ) -> range | None:
-    """The numbers of rows that a call of a graph takes; None where axis 0 is not one and the same dim of all inputs, or
-    one of an output has a fixed size. Of a graph without profiles, which takes any number, as many as memory holds. One
-    whose inputs and outputs all have an axis 0 of size 1 takes 1."""
+    """The numbers of rows that a call of a graph takes; None unless axis 0 is the same dim in all inputs and has no
+    fixed size in an output. For a graph without profiles, which takes any number, as many as fit in memory. It is 1 if
+    axis 0 of all inputs and outputs has size 1."""
     leading_sizes = {spec.shape[0] if spec.shape else 0 for spec in inputs}
     if outputs and leading_sizes | {spec.shape[0] if spec.shape else 0 for spec in outputs} == {1}:
         return range(1, 2)
@@ -202,11 +201,11 @@ def function_node(
     outputs: Sequence[TensorSpec],
     sources: Mapping[str, str],
 ) -> EnsembleGraph:
-    """A function between graphs, whose answers are checked: DataError for an output that is missing, unknown, or of
-    another dtype or shape than was declared.
+    """A function between graphs, with checked outputs: DataError for an output that is missing, unknown, or of another
+    dtype or shape than declared.
 
     function: arrays by input name -> arrays by output name.
-    sources: what gives each of its inputs: 'GRAPH.OUTPUT', or an input of the whole.
+    sources: of each of its inputs: 'GRAPH.OUTPUT', or an input of the ensemble.
     """
 
     def run(arguments: Tensors) -> Tensors:
@@ -235,12 +234,12 @@ def function_node(
 class Ensemble(Session):
     """Several graphs as one session.
 
-    graphs: in the order of the data flow, functions among them.  inputs, outputs: of the whole; outputs are called
-    'GRAPH.OUTPUT'. A tensor that goes from one graph to another is converted where the two are of different float types
-    (an fp16 engine that takes float16). Where a function gives more rows than a graph takes at once, the graph is run
-    several times; where it gives none, what the graph gives has none.
+    graphs: in the order of the data flow, functions among them.  inputs, outputs: of the ensemble; outputs are named
+    'GRAPH.OUTPUT'. A tensor between graphs of different float types is converted (such as for an fp16 engine with
+    float16 inputs). If a function returns more rows than a graph takes at once, the graph runs several times; if it
+    returns none, the graph's outputs have none.
 
-    states: inputs of the whole that outputs of the whole give in the call before; `run` takes them as other inputs, and
+    states: inputs of the ensemble that take its outputs of the previous call; `run` takes them like other inputs, and
     `streams` carries them.  ends: as in `Streams`.
     """
 
@@ -259,7 +258,7 @@ class Ensemble(Session):
 
     @property
     def graphs(self) -> Mapping[str, EnsembleGraph]:
-        """Its graphs and functions by name, in their order: for a server that runs one of them more often than another,
+        """Its graphs and functions by name, in their order, for a server that runs one of them more often than another,
         such as an encoder once and a decoder for each token."""
         return self._graphs
 
@@ -270,13 +269,13 @@ class Ensemble(Session):
         description: Path | str,
         functions: Callable[[Path, str, str, Mapping[str, str]], Callable[[Tensors], Tensors]] | None = None,
     ) -> "Ensemble":
-        """The ensemble of a pulled one. opens: gives for an engine's file, of which the digest was checked, a function
-        that runs it.  description: the JSON of the whole.  functions: gives for a folder, a Python file in it, a name
-        and the digests of its files the function between graphs, as `enginesmith.user_code.load_function` does, which
+        """The ensemble that was pulled. opens: returns, for an engine's file with a checked digest, a function that
+        runs it.  description: the JSON of the ensemble.  functions: returns, for a folder, a Python file in it, a name
+        and the digests of its files, the function between graphs, as `enginesmith.user_code.load_function` does, which
         runs the version's own code in this process.
 
-        Raises DataError for a file that is none and for functions that nobody allowed to run, IntegrityError for
-        engines with other bytes than were published, and what `opens` and `functions` raise.
+        Raises DataError if the file is no such JSON, or for functions without `functions`, IntegrityError for engines
+        with other bytes than were published, and errors of `opens` and `functions`.
         """
         path, nodes, stateful_engines = Path(description), dict[str, EnsembleGraph](), dict[str, Mapping[str, object]]()
         document = descriptions.read_description(path)
@@ -312,8 +311,8 @@ class Ensemble(Session):
             raise DataError(f"{description} describes no ensemble: {error}") from error
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
-        """The outputs of the whole. Raises DataError for inputs that are missing or unknown, and for a graph that lacks
-        an output; and what the graphs raise."""
+        """The outputs of the ensemble. Raises DataError for missing or unknown inputs, and for a graph that lacks an
+        output; and errors of the graphs."""
         input_names = {spec.name for spec in self.inputs}
         if wrong_names := sorted(input_names ^ inputs.keys()):
             name_list = ", ".join(spec.name for spec in self.inputs)
@@ -321,13 +320,13 @@ class Ensemble(Session):
         return self.step(inputs, (), {})[0]
 
     def streams(self) -> EnsembleStreams:
-        """Streams over it, before their first call."""
+        """New streams over the ensemble, before their first call."""
         return EnsembleStreams(self.step, self.inputs, self.states, self.ends)
 
     def step(self, inputs: Tensors, same: Collection[str], answers: Answers) -> tuple[dict[str, Array], Answers]:
-        """The outputs of the whole, and what each of its graphs gave. same: the inputs that are those of the call
-        before.  answers: what the graphs gave then; one that is given the same is not run. Raises as `run`,
-        and DataError for an output of the whole that no graph gave."""
+        """The outputs of the ensemble, and the outputs of each of its graphs. same: inputs that are unchanged since the
+        last call.  answers: the graphs' outputs in it; a graph with unchanged inputs is not run. Raises as `run`, and
+        DataError for an output of the ensemble that no graph gave."""
         source_arrays: dict[str, Array] = {}
         step_answers, new_sources = Answers(), set(inputs) - set(same)
         for name, graph in self._graphs.items():
@@ -351,8 +350,8 @@ class Ensemble(Session):
 def _join_states(
     engines: Mapping[str, Mapping[str, object]], nodes: Mapping[str, EnsembleGraph], inputs: Sequence[TensorSpec]
 ) -> tuple[list[TensorSpec], tuple[State, ...], dict[str, tuple[int, int]]]:
-    """The inputs of an ensemble, those that are states in the dtypes of their engines; its states; and the ends of
-    their dims. engines: the JSON of those that have states."""
+    """The inputs of an ensemble, states among them in the dtypes of their engines; its states; and the sizes of their
+    dims. engines: the JSON of those that have states."""
     states, ends, input_names = list[State](), dict[str, tuple[int, int]](), [spec.name for spec in inputs]
     dtypes = dict[str, str]()
     for name, engine_document in engines.items():

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CacheBound:
-    """How long an answer can be. whole: the most tokens of it and its prompt.  takes: what the cache takes.  remedy:
-    how it would take more."""
+    """The maximum length of an answer. whole: tokens of the prompt and answer together.  takes: describes the cache's
+    limit.  remedy: how to raise it."""
 
     whole: int
     takes: str
@@ -41,11 +41,11 @@ class CacheBound:
 
 @dataclass(frozen=True)
 class Progress:
-    """An input that follows from how many tokens were read: a mask of those that may be seen, or places.
+    """An input computed from the number of tokens read: a mask of visible tokens, or token positions.
 
-    axis: of the tokens of a call, or of all so far; None of an input that holds the place of the first one alone.
-    size: of that axis where it is fixed, as of a cache that is filled place by place.
-    spec: name, dtype and shape of the input.  mask: whether it is a mask; False: places.
+    axis: of the tokens of a call, or of all so far; None for an input with the position of only the first one.
+    size: of that axis if it is fixed, as in a cache that is filled place by place.
+    spec: name, dtype and shape of the input.  mask: True for a mask, False for positions.
     """
 
     spec: TensorSpec
@@ -54,7 +54,7 @@ class Progress:
     size: int | None
 
     def value(self, rows: int, past: int, count: int) -> Array:
-        """The array of a call with so many rows and tokens, behind `past` tokens that were read before."""
+        """The array for a call with this many rows and tokens, behind `past` tokens that were read before."""
         dtype, total_count = dtype_of(self.spec.dtype), past + count
         if self.mask:
             row_values = (np.arange(total_count if self.size is None else self.size) < total_count).astype(dtype)
@@ -70,11 +70,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder as it is described beside its engine. inputs: of the engine.  ends: as in `Streams`.
+    """A decoder as described beside its engine. inputs: of the engine.  ends: as in `Streams`.
 
     ids: its input of token ids.  logits: name of its output [rows, vocabulary] or [rows, places, vocabulary].  rows,
-    places: the most that a call takes; None without a bound.  progress: the other inputs, which follow from how far an
-    answer is.
+    places: the most that a call takes; None if unlimited.  progress: the other inputs, computed from the number of
+    tokens read.
     states: its inputs and outputs that are carried from call to call.  vocabulary: number of tokens.
     """
 
@@ -119,8 +119,8 @@ def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logit
     other_inputs = {spec.name: _find_one(spec, token_spec, states) for spec in inputs if spec.name not in handled_names}
     if unknown_inputs := [name for name, progress in other_inputs.items() if progress is None]:
         raise DataError(
-            f"{description}: the model takes {', '.join(unknown_inputs)} beside its ids, and that is neither a mask of "
-            "the tokens so far nor their places; run it by Streams"
+            f"{description}: besides ids, a mask of the tokens so far and their positions, the model takes "
+            f"{', '.join(unknown_inputs)}; use Streams"
         )
     max_rows, max_places = (_most(inputs, profiles, ids, axis) for axis in (0, 1))
     progress_inputs = tuple(progress for progress in other_inputs.values() if progress)
@@ -128,8 +128,8 @@ def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logit
 
 
 def _find_one(spec: TensorSpec, ids: TensorSpec, states: Sequence[State]) -> Progress | None:
-    """What an input beside the ids is, by its name and shape, as HuggingFace's exporters write them; None where they do
-    not say: a mask [rows, tokens so far], or the places of the tokens [rows, tokens], [tokens], [rows] or []."""
+    """The role of an input beside the ids, by its name and shape, as HuggingFace's exporters write them, or None: a
+    mask [rows, tokens so far], or the positions of the tokens [rows, tokens], [tokens], [rows] or []."""
     position_inputs = {state.places.at for state in states if state.places}
     token_dim = ids.shape[1] if len(ids.shape) > 1 else None
     axes = [axis for axis, size in enumerate(spec.shape) if token_dim and str(token_dim) in str(size).split(PLUS)]
@@ -145,7 +145,7 @@ def _find_one(spec: TensorSpec, ids: TensorSpec, states: Sequence[State]) -> Pro
 
 
 def _most(inputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile], name: str, axis: int) -> int | None:
-    """The greatest size of an axis of an input; None where it has no bound or no such axis."""
+    """The largest size of an axis of an input; None if it has no limit or no such axis."""
     shape = next(spec.shape for spec in inputs if spec.name == name)
     if axis >= len(shape):
         return 1
@@ -158,7 +158,7 @@ def _most(inputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile], name: 
 
 # Number of likeliest tokens that can be drawn, and limit of top_k. Only these are sorted.
 CANDIDATES = 1024
-# How many seeds there are: Philox 4x64 has keys of 128 bits.
+# The number of seeds: Philox 4x64 has keys of 128 bits.
 _SEEDS = 2**128
 
 
@@ -180,8 +180,8 @@ GREEDY = SamplingSettings()
 
 @dataclass(frozen=True)
 class Prompt:
-    """What a generator answers. tokens: ids, at least one.  most: tokens of the answer; default: until the cache is
-    full.  seed: of the numbers that tokens are drawn by.  stop: tokens that end the answer, as its last one."""
+    """A request to a generator. tokens: ids, at least one.  most: tokens of the answer; default: until the cache is
+    full.  seed: of the random numbers for drawing tokens.  stop: tokens that end the answer, as its last one."""
 
     tokens: Sequence[int]
     settings: SamplingSettings = GREEDY
@@ -213,7 +213,7 @@ def check_prompt(prompt: Prompt, index: int, vocabulary: int) -> None:
 
 
 def _check_settings(settings: SamplingSettings, index: int) -> None:
-    """Raise DataError for settings that draw nothing, or that float32 or int64 do not hold."""
+    """Raise DataError for settings that leave no token to draw, or that float32 or int64 cannot represent."""
     max_float, min_float = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
     temperature, top_k, penalty = settings.temperature, settings.top_k, settings.repetition_penalty
     settings_ranges = {
@@ -239,9 +239,9 @@ def uniforms(seed: int, count: int) -> Array:
 
 
 def sample(logits: Array, settings: SamplingSettings, uniform: float, seen: Array) -> int:
-    """The token that a row of logits [vocabulary] gives, in float64; -1 where a logit, or the greatest, is no number.
+    """The token drawn from a row of logits [vocabulary], in float64; -1 if a logit is NaN, or the greatest is infinite.
 
-    seen: of each token, whether it was read.
+    seen: for each token, whether it was read.
     uniform: a random number from [0, 1); not used at temperature 0.
     """
     scores = logits.astype(np.float64)
@@ -262,14 +262,14 @@ def sample(logits: Array, settings: SamplingSettings, uniform: float, seen: Arra
     return int(ranked_tokens[min(position, int(np.count_nonzero(weights)) - 1)])
 
 
-# Numbers that are made of a seed at a time.
+# The number of random numbers that are computed from a seed at a time.
 _BLOCK = 256
 
 
 @dataclass
 class _Answer:
-    """An answer as far as it came. seen: tokens that were read.  read: tokens of the prompt that were given to the
-    engine.  token_count: of tokens drawn."""
+    """An unfinished answer. seen: tokens that were read.  read: number of the prompt's tokens given to the engine.
+    token_count: of tokens drawn."""
 
     index: int
     prompt: Prompt
@@ -282,7 +282,7 @@ class _Answer:
 
     @property
     def begins(self) -> bool:
-        """Whether its prompt was read, so that a token is to be drawn."""
+        """Whether its prompt was read, so that a token can be drawn."""
         return self.read >= len(self.prompt.tokens)
 
     def give(self, count: int) -> Sequence[int]:
@@ -296,19 +296,19 @@ class _Answer:
         return next_tokens
 
     def uniform(self) -> float:
-        """The number that its next token is drawn by: the n-th of its seed for its n-th token."""
+        """The random number for its next token: the n-th of its seed for its n-th token."""
         if self.token_count >= len(self._drawn):
             self._drawn = uniforms(self.prompt.seed, self.token_count + _BLOCK).tolist()
         return self._drawn[self.token_count]
 
     def draw(self, logits: Array) -> int:
-        """The next token. logits: [vocabulary]. Raises DataError where one is no number."""
+        """Draw the next token. logits: [vocabulary]. Raises DataError if one is NaN."""
         settings = self.prompt.settings
         token = sample(logits, settings, self.uniform() if settings.temperature > 0 else 0.0, self.seen)
         if token < 0:
             raise DataError(
-                f"prompt {self.index}: no token can follow {self.token_count} of them; the engine's logits are no "
-                "numbers"
+                f"prompt {self.index}: no token can follow the {self.token_count} drawn ones; the engine's logits are "
+                "NaN or infinite"
             )
         self.last, self.token_count = token, self.token_count + 1
         return token
@@ -320,7 +320,7 @@ class _Answer:
 
 
 class Generator:
-    """Answers to prompts by one engine, several at once. Not for several threads at once.
+    """Answers several prompts at once with one engine. Not thread-safe.
 
     run: runs the engine once on all of its inputs, by name.
     """
@@ -342,7 +342,7 @@ class Generator:
 
     @classmethod
     def opened(cls, pulled: "Pulled", ids: str = "ids", logits: str = "logits") -> "Generator":
-        """A generator over a pulled engine of ONNX Runtime, opened. Raises as `described` and `open_onnx`."""
+        """A generator over a pulled engine of ONNX Runtime, which is opened. Raises as `described` and `open_onnx`."""
         return cls.described(open_onnx(pulled), pulled.description, ids, logits)
 
     def generate(self, prompts: Sequence[Prompt]) -> list[list[int]]:
@@ -355,12 +355,12 @@ class Generator:
     def stream(self, prompts: Sequence[Prompt]) -> Iterator[tuple[int, int]]:
         """(number of the prompt, token), as tokens come.
 
-        An answer is the same alone and beside others, but for the rounding of the engine's sums. Prompts may have
+        An answer does not depend on the other prompts, except for rounding in the engine's sums. Prompts may have
         different lengths: shorter ones are answered while the others are read. More prompts than the engine takes rows
         are answered one batch after the other.
-        Raises DataError, before anything runs, for settings that draw nothing, a prompt without tokens, with unknown
-        ones, with no seed, or that passes the cache's bound with its answer; then for an answer that no token can
-        continue.
+        Raises DataError, before anything runs, for settings that leave no token to draw, a prompt without tokens, with
+        unknown ones, with an invalid seed, or that passes the cache's limit with its answer; then for an answer that no
+        token can continue.
         """
         answers = [
             _Answer(index, prompt, self._check(index, prompt), np.zeros(self.decoder.vocabulary, np.bool_))
@@ -371,7 +371,7 @@ class Generator:
             yield from self._batch(answers[first_row : first_row + batch_rows])
 
     def _check(self, index: int, prompt: Prompt) -> int:
-        """The most tokens of an answer. Raises DataError for a prompt that cannot be answered so."""
+        """The maximum number of tokens of an answer. Raises DataError for a prompt that cannot be answered."""
         check_prompt(prompt, index, self.decoder.vocabulary)
         tokens, cache_bound = prompt.tokens, self.decoder.bound
         if cache_bound is None:
@@ -389,7 +389,7 @@ class Generator:
         return max_answer if prompt.most is None else prompt.most
 
     def _batch(self, answers: list[_Answer]) -> Iterator[tuple[int, int]]:
-        # Of its own: another call of `stream` may begin before this one has ended.
+        # A local list: another call of `stream` may begin before this one has ended.
         streams = Streams(self._run, self.decoder.inputs, self.decoder.states, self.decoder.ends)
         answers = [answer for answer in answers if not answer.ended]
         unread_count = min((len(answer.prompt.tokens) for answer in answers), default=0)

@@ -32,19 +32,19 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _BACKLOG = 128
-# Bytes of the request line, and of a header; headers of a request.
+# Maximum bytes of the request line, and of a header; maximum number of headers.
 _LINE_BYTES, _FIELD_BYTES, _MOST_HEADERS = 8190, 8190, 64
 # Seconds for the rest of a body that was refused, before its connection is closed.
 _LINGER_S = 1.0
-# Seconds for the requests that run when the server ends.
+# Seconds for the running requests when the server ends.
 _GRACE_S = 2.0
 
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """body_bytes: of a request, at most.  connections: at once; more are closed.  threads: that answer.
+    """Limits of a server. body_bytes: of a request.  connections: at once; more are closed.  threads: that answer.
 
-    idle_s: seconds for a connection to bring the next whole header.  read_s, send_s: for the body, and for the answer.
+    idle_s: seconds until a connection sends the next header.  read_s, send_s: for the body, and the answer.
     """
 
     body_bytes: int = 0
@@ -57,7 +57,7 @@ class HttpLimits:
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """A request. target: path and query as they were sent.  headers: by name in any case."""
+    """A request. target: path and query as they were sent.  headers: by name, in any case."""
 
     method: str
     target: str
@@ -67,7 +67,7 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class HttpAnswer:
-    """The answer to a request, which aiohttp gives its length; of HEAD the body is not sent."""
+    """The answer to a request; aiohttp adds its length. For HEAD the body is not sent."""
 
     status: int
     body: bytes = b""
@@ -78,8 +78,8 @@ class HttpServer:
     """A server that listens while the block runs. answer: called in a thread; an EnginesmithError that it raises is
     answered with 503.
 
-    methods: that are answered.  token: that requests must show as bearer; '' is none.  remedy: what to do where the
-    address cannot be listened on. Raises UnavailableError there, when the block begins.
+    methods: the allowed ones.  token: the required bearer token; '' is none.  remedy: for an address that cannot be
+    listened on; then UnavailableError is raised when the block begins.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """'http://127.0.0.1:8080', with the port that it has."""
+        """'http://127.0.0.1:8080', with the actual port."""
         return f"http://{self.address}"
 
     def __enter__(self) -> Self:
@@ -125,14 +125,14 @@ class HttpServer:
         raise EnginesmithError(f"{self.url} is not served any more: {self._failure!r}")
 
     def _fail(self, error: BaseException) -> None:
-        """Note what ended the thread, for whoever waits."""
+        """Record the error that ended the thread, for waiting callers."""
         self._failure = error
         self.ended.set()
         if not self._started.done():
             self._started.set_exception(EnginesmithError(f"{self.url} cannot be served: {error!r}"))
 
     def _run(self, listening: socket.socket) -> None:
-        # Ctrl-C is for the main thread, which would not wake where this one gets it.
+        # Ctrl-C is for the main thread, which would not wake if this one got it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         asyncio.run(self._serve(listening))
 
@@ -168,9 +168,9 @@ class HttpServer:
         async def handle(request: web.Request, handler: object) -> web.StreamResponse:  # noqa: ARG001 - their names
             return await self._handle(request, pool)
 
-        # There are no routes, whose errors aiohttp would answer itself. A size of 0 would be any.
+        # There are no routes, whose errors aiohttp would answer itself. A size of 0 would mean no limit.
         application = web.Application(client_max_size=max(1, self._limits.body_bytes), middlewares=[handle])
-        # aiohttp would write a traceback for each connection that breaks.
+        # aiohttp would write a traceback for each broken connection.
         silent_logger = logging.Logger("enginesmith.http")
         silent_logger.addHandler(logging.NullHandler())
         return web.AppRunner(
@@ -199,14 +199,14 @@ class HttpServer:
             return await self._send(request, _plain(408, "the body did not come in time"), closes=True)
         except web.HTTPRequestEntityTooLarge:
             return await self._send(request, self._too_large, closes=True)
-        except Exception:  # cut off, or not the chunks that HTTP has
+        except Exception:  # cut off, or invalid HTTP chunks
             return await self._send(request, _plain(400, "the body is broken"), closes=True)
         http_request = HttpRequest(request.method, request.raw_path, request.headers, body)
         answer = await asyncio.get_running_loop().run_in_executor(pool, self._call, http_request)
         return await self._send(request, answer)
 
     def _refuse(self, request: "web.Request") -> HttpAnswer | None:
-        """The answer to a request that is not looked at."""
+        """The answer to a request that is refused unread; None for an allowed request."""
         credentials = request.headers.get("Authorization", "").encode(errors="surrogateescape")
         if self._bearer and not hmac.compare_digest(credentials, self._bearer):
             return _plain(401, "a bearer token is needed")
@@ -231,7 +231,7 @@ class HttpServer:
             return _plain(500, "this request cannot be answered")
 
     async def _send(self, request: "web.Request", answer: HttpAnswer, *, closes: bool = False) -> "web.StreamResponse":
-        """Send all of an answer; a connection that does not take it in time is cut."""
+        """Send a whole answer; a connection that does not receive it in time is cut."""
         from aiohttp import web
 
         headers = {"Server": "enginesmith", **answer.headers}
@@ -270,7 +270,7 @@ def _plain(status: int, text: str) -> HttpAnswer:
 
 
 def _bind(address: HttpAddress, remedy: str) -> socket.socket:
-    """A socket that listens. Raises UnavailableError where the address is taken, or none of this machine's."""
+    """A listening socket. Raises UnavailableError if the address is in use, or does not belong to this machine."""
     address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
         return socket.create_server((address.host, address.port), family=address_family, backlog=_BACKLOG)

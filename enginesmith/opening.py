@@ -1,4 +1,4 @@
-"""Opens an engine of ONNX Runtime as the JSON beside it says."""
+"""Opens an engine of ONNX Runtime with the JSON beside it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,18 +19,18 @@ from enginesmith.descriptions import (
 if TYPE_CHECKING:
     from enginesmith.client.pull import Pulled
 
-# Where the session looks for weights in files of their own, of a model that it is given as bytes.
+# The option with the folder of weight files, for a model that the session gets as bytes.
 _SHARDS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def open_onnx(engine: "Pulled | Path | str") -> Callable[[Tensors], Tensors]:
     """A function that runs an engine of ONNX Runtime once on all of its inputs, by name, on the CPU. engine: a pulled
-    one, the file of one, or the JSON beside it.
+    one, its file, or the JSON beside it.
 
     The function raises DataError for inputs of sizes that the engine was not built and proven for.
 
-    Raises DataError for what is no engine, for several graphs (`Ensemble`) and for an engine of another compiler, which
-    its own runtime opens; IntegrityError for other bytes than were published; and what onnxruntime raises.
+    Raises DataError if it is no engine, for several graphs (`Ensemble`) and for an engine of another compiler, which
+    its own runtime opens; IntegrityError for other bytes than were published; and errors of onnxruntime.
     """
     path = Path(engine if isinstance(engine, Path | str) else engine.description).with_suffix(".json")
     description = read_description(path)
@@ -39,7 +39,7 @@ def open_onnx(engine: "Pulled | Path | str") -> Callable[[Tensors], Tensors]:
     file = find_engine(path, description)
     if Path(str(description["file"])).suffix != ".onnx":
         raise DataError(
-            f"{file.name} is no engine of onnxruntime, and its own runtime opens it: give `opens` to a router or an "
+            f"{file.name} is not an engine of onnxruntime; its own runtime opens it: give `opens` to a router or an "
             "ensemble, and `run` to streams and generators"
         )
     graph = decode_description(description, DescribedGraph, path)
@@ -60,11 +60,11 @@ def open_onnx(engine: "Pulled | Path | str") -> Callable[[Tensors], Tensors]:
 
 
 def open_session(model: bytes, folder: Path, options: Untyped) -> Untyped:
-    """A session of ONNX Runtime on the CPU. folder: of the model's shards.  options: `SessionOptions`, which this adds
-    to. Raises what onnxruntime raises."""
+    """A session of ONNX Runtime on the CPU. folder: of the model's shards.  options: `SessionOptions`, which this
+    function changes. Raises errors of onnxruntime."""
     import onnxruntime
 
     options.add_session_config_entry(_SHARDS_FOLDER, str(folder))
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    session._model_bytes = None  # else it holds them for as long as it lives, to be opened again by other providers
+    session._model_bytes = None  # otherwise the session keeps them in memory, to open them again for other providers
     return session

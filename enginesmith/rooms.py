@@ -1,8 +1,8 @@
-"""Which packages `builders`, `validation` and `pipeline` are in a process: Enginesmith's own, or a team's of that name.
+"""Decides whether `builders`, `validation` and `pipeline` are Enginesmith's own in a process, or a team's packages.
 
-A team's own packages come first in its own processes: its server, its scripts, and the process of its entry points. The
-command line and the processes of its jobs hold no code of a team, so there Enginesmith's own come first, wherever
-PYTHONPATH leads. `python -m enginesmith.rooms MODULE ...` runs a module of these packages so.
+A team's packages come first in its own processes: its server, its scripts, and the process of its entry points. The
+command line and the processes of its jobs run no code of a team, so Enginesmith's own come first there, for any
+PYTHONPATH. `python -m enginesmith.rooms MODULE ...` runs a module of these so.
 """
 
 import importlib.util
@@ -15,26 +15,26 @@ _HOME = Path(__file__).resolve().parents[1]
 
 
 class FindIn:
-    """Finds these three packages in some folders only, also where they have no `__init__.py`.
+    """Finds these three packages in some folders only, also without an `__init__.py`.
 
-    Python itself would prefer a package with one, wherever it is (PEP 420).
+    Python itself would prefer a package that has one, in any folder (PEP 420).
     """
 
     def __init__(self, folders: list[str]) -> None:
         self._folders = folders
 
     def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
-        """The spec of such a package; None for any other, and where the folders have none."""
+        """The spec of such a package; None for any other, and if the folders do not contain it."""
         return PathFinder.find_spec(name, self._folders) if name in ROOMS else None
 
 
 def prefer_own() -> None:
-    """Have this process import Enginesmith's own packages, whatever else is on its path."""
+    """Make this process import Enginesmith's own packages, for any path."""
     sys.meta_path.insert(0, FindIn([str(_HOME)]))
 
 
 def check_own() -> None:
-    """Raise ImportError where one of ROOMS is another project's package in this process."""
+    """Raise ImportError if one of ROOMS is another project's package in this process."""
     for name in ROOMS:
         module = sys.modules.get(name)
         spec = module.__spec__ if module else importlib.util.find_spec(name)
@@ -42,10 +42,9 @@ def check_own() -> None:
         package_folder = Path(locations[0]).resolve() if locations else None
         if package_folder != _HOME / name:
             raise ImportError(
-                f"this needs Enginesmith's own package {name!r}, and here {name!r} is "
-                f"{package_folder or 'no package'}; "
-                "run `enginesmith build` as a command, which finds its own, or call this from a process without that "
-                "one"
+                f"this needs Enginesmith's own package {name!r}, but here {name!r} is "
+                f"{package_folder or 'no package'}; run `enginesmith build` as a command, which finds its own, or call "
+                "this from a process without the other package"
             )
 
 

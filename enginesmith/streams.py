@@ -25,15 +25,15 @@ from enginesmith.descriptions import DescribedStates, decode_description, read_d
 
 
 class Streams:
-    """One stream, or a batch of streams side by side, over a session. Not for several threads at once.
+    """One stream, or a batch of streams side by side, over a session. Not thread-safe.
 
     run: runs the model once on all of its inputs, by name: `Session.run`, or the call of a server's own runtime.
-    inputs: of the model, states among them.  states: which of them are carried.
-    ends: least and greatest size of dims that states alone have, as a cache that grows: of the first call, and of any.
-    Without them such dims begin at 0, and have no bound.
+    inputs: of the model, including states.  states: those that are carried.
+    ends: smallest and largest size of dims that only states have, such as a growing cache: in the first call, and in
+    any. Without them such dims begin at 0, and have no limit.
 
-    The number of streams is that of the first call's rows. The arrays of states are handed from call to call without
-    a copy: do not write into those that an answer holds.
+    The number of streams is that of the first call's rows. The arrays of states are passed from call to call without a
+    copy: do not write into those in an answer.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Streams:
         self._pairs = [(state.input, state.output) for state in states]
         self._initial = {state.input: state.initial for state in states}
         self._specs = [spec for spec in inputs if spec.name in self._initial]
-        # (name of the first input, name of its first axis) where all inputs with axes have that one first; None else.
+        # (name of the first input, name of its first axis) if all inputs with axes have that one first; else None.
         leading_axes = [(spec.name, spec.shape[0]) for spec in self.inputs if spec.shape]
         axes = {axis for _, axis in leading_axes}
         axis = axes.pop() if len(axes) == 1 else None
@@ -67,25 +67,25 @@ class Streams:
 
     @classmethod
     def described(cls, run: Callable[[Tensors], Tensors], description: Path | str) -> "Streams":
-        """Streams over a pulled engine. description: the JSON beside it. Raises DataError for a file that is none."""
+        """Streams over a pulled engine. description: the JSON beside it. Raises DataError for another file."""
         stream_spec = decode_description(read_description(description), DescribedStates, description)
         return cls(run, stream_spec.inputs, stream_spec.state, stream_spec.ends)
 
     def run(self, inputs: Tensors) -> Tensors:
-        """All outputs of the next step of every stream. Raises as `complete`, and what the session raises; then the
-        states are as before."""
+        """All outputs of the next step of every stream. Raises as `complete`, and errors of the session; the states
+        then stay as before."""
         answer = self._run(self.complete(inputs))
         self.take(answer)
         return answer
 
     def complete(self, inputs: Tensors) -> dict[str, Array]:
         """The inputs of the next step with the states. Raises DataError for a state among the inputs, another number of
-        rows than there are streams, a state that has outgrown its bound, and a step that would write outside of one's
-        places."""
+        rows than streams, a state beyond its maximum size, and a step that would write outside the places of a state.
+        """
         if not self._initial.keys().isdisjoint(inputs):
             name = next(name for name in inputs if name in self._initial)
             raise DataError(
-                f"{name!r} is a state, which goes on from step to step by itself; leave it out of the inputs"
+                f"{name!r} is a state, which is passed from step to step automatically; leave it out of the inputs"
             )
         step_inputs = self._whole(inputs)
         for state, places, shape in self._places:
@@ -99,8 +99,8 @@ class Streams:
         for state, axis, dim, max_size in self._bounds:
             if (size := self._held[state].shape[axis]) > max_size:
                 raise DataError(
-                    f"state {state!r} has come to {dim}={size}, and the model takes at most {max_size}: reset() begins "
-                    f"anew; or give shorter sequences, or build with a larger dims.{dim}.max"
+                    f"state {state!r} has reached {dim}={size}, but the model accepts at most {max_size}: call reset() "
+                    f"to start again, give shorter sequences, or build with a larger dims.{dim}.max"
                 )
         return {**inputs, **self._held}
 
@@ -117,7 +117,7 @@ class Streams:
             )
 
     def _check_places(self, step_inputs: Tensors, state: str, places: Places, shape: Sequence[int | str]) -> None:
-        """Raise DataError for a step that writes outside of a state of a fixed size."""
+        """Raise DataError for a step that writes outside a state of fixed size."""
         written_places, size = step_inputs[places.at], int(shape[places.axis])
         if not np.size(written_places):
             return
@@ -129,12 +129,12 @@ class Streams:
         low, high = int(np.min(written_places)), int(np.max(written_places)) + next(step_counts, 1) - 1
         if low < 0 or high >= size:
             raise DataError(
-                f"state {state!r} has places 0 to {size - 1}, and {places.at!r} has this step write {low} to {high}: "
-                "reset() begins anew; or give shorter sequences, or export the model with a larger cache"
+                f"state {state!r} has places 0 to {size - 1}, but by {places.at!r} this step writes {low} to {high}: "
+                "call reset() to start again, give shorter sequences, or export the model with a larger cache"
             )
 
     def take(self, answer: Tensors) -> None:
-        """Hand the outputs of a step on to the next one. Raises DataError for an answer that lacks a state."""
+        """Store the states in a step's outputs for the next one. Raises DataError if the outputs lack a state."""
         try:
             self._held = {name: np.asarray(answer[output]) for name, output in self._pairs}
         except KeyError as error:
@@ -152,8 +152,8 @@ class Streams:
             self._held[spec.name] = state_array
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with the streams of these rows alone, in this order; a row may come twice. Raises DataError for a row
-        that there is not."""
+        """Continue only with the streams of these rows, in this order; a row may occur twice. Raises DataError for an
+        unknown row."""
         self._check_streams(rows)
         for spec in self._specs if self._held else ():
             self._held[spec.name] = np.take(self._held[spec.name], list(rows), self._axis(spec))

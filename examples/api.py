@@ -41,8 +41,8 @@ def main(folder: Path) -> None:
     version = f"{outcome.model}@{outcome.version}"
     pulled = enginesmith.pull(version, registry=place, target="cpu", precision="int8", dest=folder / "engines")
     y = enginesmith.open_onnx(pulled)({"input": samples[64:]})["y"]
-    wanted = make()(torch.from_numpy(samples[64:])).detach().numpy()
-    print(f"{pulled.path.name} is {pulled.engine.status}; largest error {np.abs(y - wanted).max():.3f}")
+    expected = make()(torch.from_numpy(samples[64:])).detach().numpy()
+    print(f"{pulled.path.name} is {pulled.engine.status}; largest error {np.abs(y - expected).max():.3f}")
 
 
 if __name__ == "__main__":

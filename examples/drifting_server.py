@@ -87,8 +87,8 @@ def main(registry: str, traffic: str, server: str) -> None:
         sys.exit(f"no rise in {counts.requests} requests, of which {100 * counts.fallback_rate:.1f} % fit no engine")
     # By a thread of its own: no request waits for it.
     body = json.dumps([event(rate, since, version, registry)]).encode()
-    asked = Request(f"{server}/events", body, {"Content-Type": "application/json"})
-    sender = Thread(target=urlopen, args=(asked,), kwargs={"timeout": 10.0})
+    request = Request(f"{server}/events", body, {"Content-Type": "application/json"})
+    sender = Thread(target=urlopen, args=(request,), kwargs={"timeout": 10.0})
     sender.start()
     print(
         f"digits@{version} got {counts.requests} requests; of the last {WINDOW}, {100 * rate:.0f} % fit no engine "

@@ -9,7 +9,7 @@ from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.machine import describe_host
 from enginesmith.core.reports.proof import FreeRunning, Report, approve, judge
 from enginesmith.core.requirements import for_target
-from enginesmith.core.text import now
+from enginesmith.core.text import now, visible
 from enginesmith.core.types import BuildFailure
 from enginesmith.registry.manifest import EngineEntry, Status, request_of
 from pipeline.quantization.ranges import describe_share
@@ -18,13 +18,11 @@ from pipeline.values import Attributed, BuildPlan, Built, EngineBlob, Exported, 
 
 @dataclass(frozen=True)
 class UnitResult:
-    """What became of one unit. entry: of the version, or as it would be published.
+    """The result of one unit. entry: the version's entry, or the one that would be published.
 
-    size_bytes: of the engine with its shards, None without one.  report: None of one that was not judged.
+    size_bytes: of the engine with its shards; None without an engine.  report: None for a unit that was not judged.
     metrics: task metrics of the engine, by name.  latency: digest of its latency report.
-    attributed: which nodes drifted.  built: None where nothing was to be built.
-    local: as of `Unit`.
-    """
+    attributed: which nodes drifted.  built: None if nothing was to be built.  local: as in `Unit`."""
 
     entry: EngineEntry
     size_bytes: int | None = None
@@ -188,7 +186,7 @@ def make_report(
         golden=golden,
         checks=checks,
         verdict=verdict,
-        reason="; ".join([reason, *remarks]),
+        reason=visible("; ".join([reason, *remarks]), allow=""),  # a name in it may have a line end
         created_at=now(),
         host=describe_host(),
         versions=dict(entry.toolchain),
@@ -199,18 +197,18 @@ def make_report(
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. version is None when no engine was fit to be published.
+    """The result of a run. version: None if no engine could be published.
 
-    engines: one for each unit of the plan.  metrics: task metrics of each graph, by its name.
-    cached: nothing was built, and the version existed.  page: where the HTML report lies; one that published nothing
-    has a page, too.  manifest: digest of the version's manifest, for whoever signs it.
-    same_as: the version, as NAME@VERSION, whose engines and proofs came of other inputs again: nothing was published,
-    and no channel was moved.
-    graphs: of an ensemble, the outcomes of its graphs; lacking: the first of them that has no version, so that the
-    whole has none.
-    narrowed: the part of the spec that was asked for, in words, so that no channel was moved; None for all of it.
-    channel: that was moved; None where `channel_refusal` says why none was, or none is asked for.
-    """
+    engines: one for each unit of the plan.  metrics: name of a graph variant -> its task metrics.
+    cached: nothing was built, and the version existed.  page: place of the HTML report; None for an ensemble that
+    published nothing.  manifest: digest of the version's manifest, to sign it.
+    same_as: a version, as NAME@VERSION, with the same engines and proofs from other inputs: nothing was published, and
+    no channel was moved.
+    graphs: of an ensemble, the outcomes of its graphs.  lacking: the first graph without a version: the ensemble then
+    has none.
+    narrowed: the part of the spec that the run was limited to, as text: no channel was moved; None for the whole spec.
+    channel: the spec's; it serves the version unless `channel_refusal` says why not, or `narrowed` is set. None if the
+    spec has none, and if nothing was published."""
 
     model: str
     version: str | None

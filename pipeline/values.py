@@ -166,15 +166,12 @@ NOT_BUILT = "it was not built, because the graph that it is built from failed it
 
 @dataclass(frozen=True)
 class Recorded:
-    """A built engine as it is on record by its build key. digest, blake3: of its file; blake3 is None where the worker
-    did not have the library.
+    """The record of a built engine. build: its build key.  digest, blake3: of its file; blake3 is None if the worker
+    did not have the library.  seconds: of the compiler.  requires, notes: as in `Engine`.
 
-    build: its build key.  seconds: that the compiler took.  requires: as in `Engine`.
-    extras: what the build left beside the engine (`Engine.extras`), name -> digest.
-    refitted_from: digest of the engine that this one has its kernels from, and other weights.
-    shards: files that the engine's file names.
-    notes: as in `Engine`.
-    """
+    extras: name -> digest of the build's other files (`Engine.extras`).
+    refitted_from: digest of the engine whose kernels this one has, with other weights; None if it was compiled.
+    shards: files that the engine's file names."""
 
     build: str
     digest: str
@@ -321,15 +318,13 @@ class ModelledFigures(NamedTuple):
 class Graph:
     """The model in one graph variant. model: digest of the ONNX.  scales: digest of the calibrated ranges behind it.
 
-    inputs, outputs: as this graph declares them.  record: digest of what quantizing did, tensor by tensor, as a blob.
-    recipe: of graphs that were written here.  idle: why no node of it computes in its precision; None where one does.
-    own_int8, shards: as in `OnnxModel`.  searched: why a search was made that nobody asked for, and what came of it.
+    inputs, outputs: as this graph declares them.  record: digest of a blob: the quantization of each tensor.
+    recipe: of a graph that was written here.  idle: why none of its nodes computes in its precision; None if one does.
+    own_int8, shards: as in `OnnxModel`.  searched: why a search was made without a request, and its result.
     failure: why it could not be observed, searched, written or compared; its model is then the exported one.
-    quantized_states: states that the graph rounds, and its engines take and give as int8.
-    share: of the multiplications with weights that are in its precision (`quantization.shares`), of a quantized one.
-    modelled: milliseconds of a run by peak rates, by name of `rates.PEAKS`, and 'bytes' of all weights.
-    notes: for people.
-    """
+    quantized_states: states that the graph rounds, and that are int8 in its engines.  notes: for users.
+    share: of a quantized graph's multiplications with weights, those in its precision (`quantization.shares`).
+    modelled: name in `rates.PEAKS` -> milliseconds of a run by peak rates, and 'bytes' of all weights."""
 
     variant: GraphVariant
     model: str

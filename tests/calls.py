@@ -22,6 +22,6 @@ class Call:
         return target(**self.arguments, **folder)
 
 
-def call_job(name: str, function: str, arguments: dict[str, Any] | None = None, **given: Any) -> Job:
-    """A job of such a request. given: the job's other fields."""
-    return Job(name, Call(function, arguments or {}), **given)
+def call_job(name: str, function: str, arguments: dict[str, Any] | None = None, **options: Any) -> Job:
+    """A job of such a request. options: the job's other fields."""
+    return Job(name, Call(function, arguments or {}), **options)

@@ -49,10 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """What is imported here stays: garbage collection would go through it again and again, a third of the time."""
     gc.disable()
     try:
+        if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and session.config.args == ["tests"]:
+            scheduling.import_from_the_end()
         return (yield)
     finally:
         gc.freeze()
@@ -110,8 +112,8 @@ def start(one_server: OneServer) -> Iterator["Start"]:
     """For executors of a test's own: starts jobs as builds do."""
     from pipeline.compile.preflight import PRELOADED
 
-    with one_server(PRELOADED) as found:
-        yield found
+    with one_server(PRELOADED) as server:
+        yield server
 
 
 @pytest.fixture
@@ -170,8 +172,8 @@ def servers() -> Iterator["Servers"]:
     """Servers of every kind with the bucket `BUCKET`, and proxies in front of them, started when they are asked for."""
     from tests.enginesmith.object_stores.servers import Servers
 
-    with Servers() as found:
-        yield found
+    with Servers() as fork_servers:
+        yield fork_servers
 
 
 @pytest.fixture(scope="session")

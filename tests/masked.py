@@ -10,7 +10,7 @@ import onnx
 import torch
 from torch import nn
 
-VOCABULARY, WIDTH, HEADS, LAYERS, PLACES = 32, 16, 2, 2, 64
+VOCABULARY, WIDTH, HEADS, LAYERS, PLACES = 32, 16, 2, 1, 64
 CACHES = [f"{layer}.{kind}" for layer in range(LAYERS) for kind in ("key", "value")]
 
 
@@ -30,11 +30,9 @@ class MaskedDecoder(nn.Module):
         position_ids: torch.Tensor,
         past0: torch.Tensor,
         past1: torch.Tensor,
-        past2: torch.Tensor,
-        past3: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """One step. attention_mask: int64 (batch, past + tokens), 0 for places that nobody sees."""
-        past = past0, past1, past2, past3
+        past = past0, past1
         hidden, present = self.tokens(input_ids) + self.places(position_ids), []
         count, total = input_ids.shape[1], attention_mask.shape[1]
         ahead = torch.arange(total) > torch.arange(total - count, total)[:, None]
@@ -59,10 +57,10 @@ def export_masked(path: Path) -> None:
     inputs = ["input_ids", "attention_mask", "position_ids", *(f"past_key_values.{name}" for name in CACHES)]
     outputs = ["logits", *(f"present.{name}" for name in CACHES)]
     shape = 2, HEADS, 4, WIDTH // HEADS
-    batch, tokens, held = (torch.export.Dim(name, min=2, max=32) for name in ("batch", "tokens", "past"))
+    batch, tokens, dim_symbols = (torch.export.Dim(name, min=2, max=32) for name in ("batch", "tokens", "past"))
     mask = {0: batch, 1: torch.export.Dim.AUTO}
     step = {0: batch, 1: tokens}
-    shapes = (step, mask, step, *({0: batch, 2: held} for _ in CACHES))
+    shapes = (step, mask, step, *({0: batch, 2: dim_symbols} for _ in CACHES))
     # Tensors of their own: torch.export takes two arguments that are one tensor for one input.
     arguments = (*(torch.ones(2, size, dtype=torch.int64) for size in (3, 7, 3)), *(torch.zeros(shape) for _ in CACHES))
     names = {"input_names": inputs, "output_names": outputs, "dynamic_shapes": shapes}

@@ -67,11 +67,11 @@ def side_by_side(
 def registry_in_one_thread() -> Iterator[None]:
     """Have the registry's modules start no pools: their threads take a third of a small collection."""
     pools = [vars(module) for name, module in sys.modules.items() if name.startswith("enginesmith.registry.")]
-    held = [names for names in pools if names.get("ThreadPoolExecutor") is futures.ThreadPoolExecutor]
-    for names in held:
+    pool_names = [names for names in pools if names.get("ThreadPoolExecutor") is futures.ThreadPoolExecutor]
+    for names in pool_names:
         names["ThreadPoolExecutor"] = Inline
     try:
         yield
     finally:
-        for names in held:
+        for names in pool_names:
             names["ThreadPoolExecutor"] = futures.ThreadPoolExecutor

@@ -2,10 +2,12 @@
 
 import fcntl
 import hashlib
+import importlib
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -44,21 +46,40 @@ def put_slow_files_first(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
-def made_once(name: str, key: str, make: Callable[[Path], None], kept: Path = _KEPT) -> Path:
+def import_from_the_end() -> None:
+    """Import all files of tests, the last ones first: two workers that collect compile a fresh clone in half the time.
+
+    The first worker goes from the beginning, and from the middle on each finds what the other one compiled.
+    """
+    folder = Path(__file__).parent
+    for path in sorted(folder.rglob("test_*.py"), reverse=True):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if not module.startswith("tests.cluster."):
+            with suppress(Exception, pytest.skip.Exception):  # collecting reports it
+                importlib.import_module(module)
+
+
+def slow_after_first(items: Iterable[object]) -> list[object]:
+    """Parameters of a test: the first one runs always, the others in the slow part."""
+    first, *others = items
+    return [first, *(pytest.param(item, marks=pytest.mark.slow) for item in others)]
+
+
+def made_once(name: str, key: str, make: Callable[[Path], None], place: Path = _KEPT) -> Path:
     """A folder that `make` fills, to be copied: the first worker to ask for a name and key fills it for all others."""
-    kept.mkdir(parents=True, exist_ok=True)
-    with (kept / f"{name}.lock").open("w") as lock:
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        ages = {folder: time.time() - float(folder.name.rpartition("-")[2]) for folder in kept.glob(f"{name}-*-*")}
+        ages = {folder: time.time() - float(folder.name.rpartition("-")[2]) for folder in place.glob(f"{name}-*-*")}
         for folder in [folder for folder, age in ages.items() if age > _OVER_S]:
             shutil.rmtree(folder)
         fresh = [folder for folder, age in ages.items() if age < _FRESH_S and folder.match(f"{name}-{key}-*")]
         if fresh:
             return fresh[0]
-        made = kept / f"{name}.part"
-        shutil.rmtree(made, ignore_errors=True)  # of a worker that died
-        make(made)
-        return made.rename(kept / f"{name}-{key}-{time.time():.0f}")
+        partial_path = place / f"{name}.part"
+        shutil.rmtree(partial_path, ignore_errors=True)  # of a worker that died
+        make(partial_path)
+        return partial_path.rename(place / f"{name}-{key}-{time.time():.0f}")
 
 
 def key_of(packages: Sequence[str], code: Sequence[str]) -> str:

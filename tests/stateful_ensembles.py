@@ -68,13 +68,13 @@ STEPS = [0, 0, 0, 1, 2, 3, 4, 5]
 
 
 def write_stateful_ensemble(
-    folder: Path, told: dict[str, Any] = TOLD, encoder: dict[str, Any] = ENCODER, decoder: dict[str, Any] = DECODER
+    folder: Path, parts: dict[str, Any] = TOLD, encoder: dict[str, Any] = ENCODER, decoder: dict[str, Any] = DECODER
 ) -> Path:
     """Graphs, data of the whole (texts of 8 tokens), three specs in a new folder; the path of the ensemble's spec."""
     rng = write_graphs(folder, _GRAPHS)
     for name, texts in (("calibration", 10), ("golden", 4)):
         np.savez(folder / f"{name}.npz", **draw(rng, texts))
-    for name, spec in (("encoder", encoder), ("decoder", decoder), ("told", told)):
+    for name, spec in (("encoder", encoder), ("decoder", decoder), ("told", parts)):
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
     return folder / "told.yaml"
 

@@ -1,5 +1,3 @@
-"""`import enginesmith`: light, typed, and the same verbs as the command line."""
-
 import inspect
 import os
 import subprocess
@@ -18,14 +16,14 @@ from pipeline.orchestration.run import RunOptions
 from tests.pipeline.projects import Project, write_project
 
 
-def test_importing_it_loads_nothing_heavy() -> None:
+def test_the_import_loads_nothing_heavy() -> None:
     code = (
         "import sys, enginesmith; print(sorted({'pydantic', 'numpy', 'torch', 'click', 'pipeline'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_what_serving_code_uses_is_light_too(tmp_path: Path) -> None:
+def test_serving_code_is_light_too(tmp_path: Path) -> None:
     code = (
         "import sys, enginesmith; enginesmith.Recorder('traffic.jsonl').append({}); "
         "enginesmith.recording.ObservationLog('log.jsonl')\n"
@@ -62,14 +60,14 @@ def test_the_parameters_of_build_are_named_and_typed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"), [(None, None), ("cpu,l4", "cpu,l4"), (["cpu"], "cpu"), (("cpu", "l4"), "cpu,l4")]
+    ("names", "expected"), [(None, None), ("cpu,l4", "cpu,l4"), (["cpu"], "cpu"), (("cpu", "l4"), "cpu,l4")]
 )
-def test_names_come_as_one_text_or_as_a_sequence(given: Any, wanted: str | None) -> None:
-    assert _join("targets", given) == wanted
+def test_names_may_be_one_text_or_a_sequence(names: Any, expected: str | None) -> None:
+    assert _join("targets", names) == expected
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"targets": 123}, "targets 123: give names, such as"),
         ({"targets": []}, r"targets \[\]: give names"),
@@ -79,17 +77,17 @@ def test_names_come_as_one_text_or_as_a_sequence(given: Any, wanted: str | None)
         ({"jobs": 0}, "jobs 0: give 1 or more"),
     ],
 )
-def test_build_refuses_what_is_of_another_kind(options: Any, said: str) -> None:
-    with pytest.raises(InputError, match=said):
+def test_build_refuses_other_types(options: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         enginesmith.build("model.yaml", **options)
 
 
-def test_a_loaded_spec_is_refused_in_a_line(tmp_path: Path) -> None:
+def test_a_loaded_spec_is_refused_in_one_line(tmp_path: Path) -> None:
     write_project(tmp_path / "project")
     loaded: Any = enginesmith.load_spec(Project(tmp_path / "project").spec)
-    with pytest.raises(InputError, match="give a path or a URI") as caught:
+    with pytest.raises(InputError, match="give a path or a URI") as error:
         enginesmith.build(loaded)
-    assert len(str(caught.value)) < 120
+    assert len(str(error.value)) < 120
 
 
 @pytest.mark.parametrize("options", [{"targets": ""}, {"precisions": " ,"}, {"backends": ""}])
@@ -101,7 +99,7 @@ def test_an_empty_name_does_not_mean_everything(tmp_path: Path, capsys: Any, opt
     assert project.run("plan", project.spec, *(f"--{name[:-1]}={text}" for name, text in options.items())).code == 2
 
 
-def test_paths_and_references_of_another_kind_are_refused(tmp_path: Path) -> None:
+def test_paths_and_references_of_other_types_are_refused(tmp_path: Path) -> None:
     number: Any = 7
     with pytest.raises(InputError, match="spec 7: give the path of its file"):
         enginesmith.load_spec(number)
@@ -109,7 +107,7 @@ def test_paths_and_references_of_another_kind_are_refused(tmp_path: Path) -> Non
         enginesmith.pull(number, registry=open_store(tmp_path, create=True).uri, dest=tmp_path)
 
 
-def test_a_client_and_a_machine_refuse_what_is_of_another_kind(tmp_path: Path) -> None:
+def test_a_client_and_a_machine_refuse_other_types(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="registry 123: give a path, file://, s3://, gs:// or az://"):
         enginesmith.Client(123)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"'l4': give a pair such as \(8, 9\), or use Machine.from_name\('l4'\)"):
@@ -122,7 +120,7 @@ def test_a_client_and_a_machine_refuse_what_is_of_another_kind(tmp_path: Path) -
     assert enginesmith.Machine((8, 9)) == enginesmith.Machine.from_name("sm_89")
 
 
-def test_its_errors_are_the_projects_own(tmp_path: Path) -> None:
+def test_errors_are_the_projects_own(tmp_path: Path) -> None:
     with pytest.raises(SpecError):
         enginesmith.load_spec(tmp_path / "gone.yaml")
     with pytest.raises(AttributeError, match="load_spec"):
@@ -130,7 +128,7 @@ def test_its_errors_are_the_projects_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), [("spec", []), ("ensemble", ["--ensemble"])])
-def test_the_published_schema_is_the_one_of_the_code(name: str, options: list[str]) -> None:
+def test_the_published_schema_equals_the_codes(name: str, options: list[str]) -> None:
     page = Path(__file__).parent.parent / f"docs/reference/{name}.schema.json"
     printed = subprocess.run(
         [sys.executable, "-m", "enginesmith", "debug", "schema", *options], capture_output=True, text=True, check=True
@@ -138,7 +136,7 @@ def test_the_published_schema_is_the_one_of_the_code(name: str, options: list[st
     assert page.read_text() == printed, "run `make docs`"
 
 
-def test_the_root_has_sixteen_names_and_each_public_package_says_what_it_has() -> None:
+def test_the_root_has_sixteen_names_and_each_public_package_lists_its_own() -> None:
     assert len(enginesmith.__all__) <= 16
     for name in enginesmith.__all__:
         assert getattr(enginesmith, name)

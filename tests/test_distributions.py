@@ -1,5 +1,3 @@
-"""Two distributions of one tree: `enginesmith` for serving nodes, `enginesmith-pipeline` for all that builds."""
-
 import shutil
 import subprocess
 import sys
@@ -53,7 +51,7 @@ def test_a_second_build_gives_the_same_bytes(built: Path, tmp_path: Path) -> Non
     assert [(tmp_path / name).read_bytes() for name in names] == [(built / name).read_bytes() for name in names]
 
 
-def test_both_have_one_version() -> None:
+def test_both_distributions_have_one_version() -> None:
     client, pipeline = (tomllib.loads((place / "pyproject.toml").read_text())["project"] for place in (CLIENT, ROOT))
     assert client["version"] == pipeline["version"]
     assert pipeline["dependencies"] == [f"enginesmith=={client['version']}"]
@@ -79,6 +77,6 @@ def test_the_client_runs_from_its_wheel_without_the_pipeline(built: Path, tmp_pa
 
 
 @pytest.mark.parametrize("module", ["enginesmith", "enginesmith.client.client", "enginesmith.cli.pull"])
-def test_the_client_imports_nothing_of_the_pipeline(module: str) -> None:
+def test_the_client_does_not_import_the_pipeline(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'builders', 'pipeline', 'validation'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,5 +1,3 @@
-"""The calls at the head of each public module, run as they stand there beside a published version."""
-
 import doctest
 import shutil
 from importlib import import_module
@@ -22,7 +20,7 @@ MODULES = (
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_its_first_call_gives_what_it_says(
+def test_a_modules_first_call_gives_its_documented_result(
     name: str, built_once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(built_once, tmp_path / "place")

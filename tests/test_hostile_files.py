@@ -1,5 +1,3 @@
-"""Files that come from elsewhere: traffic, observations, canary reports, golden sets, data, reports."""
-
 import json
 import os
 import struct
@@ -160,7 +158,7 @@ def test_inventories_and_catalogs(place: Path) -> None:
     attacked(place, "catalog.yaml", attacks, load_catalog)
 
 
-def test_what_hunts_have_found(place: Path) -> None:
+def test_earlier_findings_stay_fixed(place: Path) -> None:
     """Each was once a traceback or a warning; the random examples of the default run need not come by them."""
     valid = encode(canary_report(place, 600))
     criteria = [{**item, "low": 10**400} for item in valid["criteria"]]
@@ -190,7 +188,7 @@ def test_reports(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "number"), [("float32", 1e308), ("int8", 300), ("int32", 1e30), ("uint8", -1)])
-def test_traffic_by_hand_holds_what_its_dtype_can(place: Path, dtype: str, number: float) -> None:
+def test_handwritten_traffic_fits_its_dtype(place: Path, dtype: str, number: float) -> None:
     path = place / "by_hand.jsonl"
     path.write_text(json.dumps({"at": 0, "inputs": {"x": [[number, 1]]}}))
     with pytest.raises(DataError, match=r"NaN or infinity|cannot hold"):

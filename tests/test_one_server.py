@@ -1,5 +1,3 @@
-"""Builds of one test process share a server, whose jobs see exactly the environment of their test."""
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -53,7 +51,7 @@ def test_a_build_beside_another_leaves_its_server_running(monkeypatch: pytest.Mo
         assert executors.local.run(WHERE)["parent"] == parent
 
 
-def test_a_fork_gets_a_server_of_its_own_and_leaves_its_parents_running(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_gets_its_own_server_and_keeps_its_parents(monkeypatch: pytest.MonkeyPatch) -> None:
     began, ended = list[Sequence[str]](), list[Sequence[str]]()
 
     @contextmanager

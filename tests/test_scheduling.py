@@ -31,24 +31,24 @@ def test_files_with_a_slow_test_come_first_and_stay_whole() -> None:
         ("tests/builders/execution/ray/test_fleet.py::test_c", "tests/builders/execution/ray"),
     ],
 )
-def test_a_worker_gets_a_whole_file_and_all_that_shares_a_fleet(test: str, scope: str) -> None:
+def test_a_worker_gets_whole_files_and_shared_fleets(test: str, scope: str) -> None:
     assert WholeFiles._split_scope(None, test) == scope
 
 
-def test_what_all_workers_need_is_made_once_for_a_key_and_not_taken_when_it_is_old(tmp_path, monkeypatch):
-    made: list[Path] = []
+def test_shared_fixtures_are_made_once_per_key_and_expire(tmp_path, monkeypatch):
+    calls: list[Path] = []
 
     def fill(folder: Path) -> None:
-        made.append(folder)
+        calls.append(folder)
         folder.mkdir()
-        if len(made) == 1:
+        if len(calls) == 1:
             raise OSError("the first worker dies")
 
     with pytest.raises(OSError, match="dies"):
         made_once("thing", "a", fill, tmp_path)
     (first,) = {made_once("thing", "a", fill, tmp_path) for _ in range(2)}
-    assert first.parent == tmp_path and first.is_dir() and len(made) == 2
-    assert made_once("thing", "b", fill, tmp_path) != first and len(made) == 3
+    assert first.parent == tmp_path and first.is_dir() and len(calls) == 2
+    assert made_once("thing", "b", fill, tmp_path) != first and len(calls) == 3
     began = time.time()
     monkeypatch.setattr(scheduling.time, "time", lambda: began + 3700)
     assert made_once("thing", "a", fill, tmp_path) != first and first.is_dir(), "a run may still copy it"
@@ -57,7 +57,7 @@ def test_what_all_workers_need_is_made_once_for_a_key_and_not_taken_when_it_is_o
     assert not first.exists()
 
 
-def test_a_key_follows_versions_and_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_key_depends_on_versions_and_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(scheduling, "ROOT", tmp_path)
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "a.py").write_text("1")
@@ -73,12 +73,12 @@ def make(target: str) -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-def test_the_demo_installs_no_test_tools_and_what_it_installs_serves_the_tests_too() -> None:
+def test_the_demo_installs_no_test_tools_and_serves_the_tests_too() -> None:
     assert "'.[full]'" in make("demo") and "[test" not in make("demo")
     assert "'.[test]'" in make("check") and "touch .venv/.runs .venv/.installed" in make("check")
 
 
-def test_checking_leaves_nothing_out() -> None:
+def test_make_check_runs_every_tool() -> None:
     checks = make("check")
     for tool in ("ruff format --check", "ruff check", "mypy", "lint-imports", "--tag links"):
         assert f"/{tool}" in checks or f" {tool}" in checks, tool

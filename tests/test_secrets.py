@@ -1,5 +1,3 @@
-"""Credentials never reach outputs, errors or what is written: in URLs, in the environment, in keys' passwords."""
-
 import itertools
 from pathlib import Path
 
@@ -59,7 +57,7 @@ def test_a_registry_named_with_credentials_is_never_repeated(uri: str) -> None:
         assert result and SECRET not in result, (command, result)
 
 
-def test_nothing_of_the_environment_is_printed_or_written(tmp_path: Path) -> None:
+def test_environment_variables_are_neither_printed_nor_written(tmp_path: Path) -> None:
     store = open_store(tmp_path / "registry", create=True)
     publish_engines(store, [engine(store)])
     written(tmp_path, "k")

@@ -29,7 +29,7 @@ def digits_text(value: float, digits: int) -> str:
 
 
 def nonfinite_text(value: float) -> str:
-    """'NaN', '∞', or that with a minus sign; '' for a finite number."""
+    """'NaN', or '∞' with a minus sign if it is negative; '' for a finite number."""
     return "" if math.isfinite(value) else "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"  # noqa: RUF001
 
 
@@ -62,11 +62,11 @@ def decibels_text(value: float) -> str:
     return f"{number_text(value)} dB"
 
 
-# A matplotlib figure as SVG text that belongs to a page.
+# A matplotlib figure as SVG text in the style of a page.
 #
-# A caller draws with matplotlib itself, in the colours of `COLOURS`: each is a value that nothing else has, and becomes
-# the CSS variable of its name, so that a picture follows the page's light and dark schemes and its print. matplotlib
-# takes half a second to import, and is imported when a picture is drawn.
+# Callers draw with matplotlib, in the colours of `COLOURS`: each has a unique value, which becomes the CSS variable of
+# its name, so that a picture follows the page's light and dark schemes and its print style. matplotlib takes half a
+# second to import, so it is imported when a picture is drawn.
 
 _NAMES = ("ink", "muted", "line", "card", "accent", "proven-soft", "failed", "failed-fill", "proven-fill",
           "unproven-fill", "refused-fill", "c1", "c2", "c3", "c4", "c5", "c6")  # fmt: skip
@@ -77,9 +77,9 @@ WIDTH, HEIGHT = 420, 250
 # Ticks of an axis of shares.
 QUARTERS = tuple((part / 4, f"{25 * part} %") for part in range(5))
 _STYLE = Path(__file__).with_name("plots.mplstyle")
-# Pixels of a letter of a legend, of an entry beside its text, and of a row of entries.
+# Pixels of a legend: per letter, per entry besides its text, and per row of entries.
 _LETTER, _HANDLE, _ROW = 7.5, 44.0, 15
-# Settings of matplotlib are those of the process: one drawing at a time changes them.
+# matplotlib's settings are global in the process, so that only one drawing at a time may change them.
 _LOCK = threading.Lock()
 # Styles of a picture in a file of its own.
 _STANDALONE = (
@@ -90,7 +90,7 @@ _STANDALONE = (
     "--c1:#8db4ec;--c2:#e3a94f;--c3:#5cc0a5;--c4:#c795d6;--c5:#e98a80;--c6:#a3adb7}}"
     "text{font-family:system-ui,sans-serif;font-variant-numeric:tabular-nums}"
 )
-# The ends of a logarithmic axis are no nearer to 0, or farther from it, than these.
+# The least and the greatest end of a logarithmic axis.
 _SMALLEST, _GREATEST = 1e-140, 1e140
 
 
@@ -102,11 +102,11 @@ def draw_svg(
     *,
     standalone: bool = False,
 ) -> str:
-    """The SVG text of what `draw` puts into an empty figure; the same drawing gives the same bytes.
+    """The SVG text of the figure that `draw` fills; the same drawing gives the same bytes.
 
-    kind: a class of the picture.  words: its text alternative, or sentences of it that `draw` fills in.  size: width
-    and height in pixels, as font sizes are; a legend of several rows makes it higher.  standalone: for a file of its
-    own, which has no page to take colours from.
+    kind: CSS class of the picture.  words: its text alternative, or sentences of it that `draw` fills in.  size: width
+    and height in pixels, like font sizes; a legend of several rows adds height.  standalone: for a file of its own,
+    which cannot take colours from a page.
     """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -115,7 +115,7 @@ def draw_svg(
     muted_keys = ("axes.titlecolor", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor", "legend.labelcolor")
     colours: Any = {"grid.color": COLOURS["line"], **dict.fromkeys(muted_keys, COLOURS["muted"])}
     with _LOCK, matplotlib.rc_context(colours, _STYLE), warnings.catch_warnings():
-        # Names that nobody should write: letters that the font lacks, and legends wider than the picture.
+        # Unusual names cause warnings: letters that the font lacks, and legends wider than the picture.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font|constrained_layout not applied")
         figure, buffer = Figure(figsize=(size[0] / 72, size[1] / 72)), io.StringIO()
         draw(figure)
@@ -127,12 +127,12 @@ def draw_svg(
 
 
 def tag(kind: str, title: str = "") -> str:
-    """The `gid` of an artist that becomes a group of this class with this tooltip."""
+    """The `gid` for an artist, whose SVG group then has the class `kind` and the tooltip `title`."""
     return f"{kind}:{visible(title)}"
 
 
 def shorten(text: str, max_length: int = 48) -> str:
-    """The text in a line, or its first letters with an ellipsis."""
+    """The text on one line, shortened to its first letters and an ellipsis if it is too long."""
     text = visible(" ".join(text.split()))
     return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
@@ -152,10 +152,10 @@ def set_axis(
     text: Callable[[float], str] = number_text,
     ticks: Sequence[tuple[float, str]] | None = None,
 ) -> None:
-    """Set the scale of an axis from ends[0] to ends[1], both above 0 where it is logarithmic.
+    """Set the scale of an axis from ends[0] to ends[1], both above 0 if it is logarithmic.
 
-    label: what is measured, with its unit.  ticks: (place, label); None for about five round numbers, as `text` writes
-    them.  log: whether it is logarithmic.
+    label: the measured quantity with its unit.  ticks: (position, label); None for about five round numbers, formatted
+    by `text`.  log: whether the axis is logarithmic.
     """
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
@@ -181,9 +181,9 @@ def set_axis(
 def annotate(
     axes: "Axes", text: str, place: tuple[float, float], offset: tuple[float, float], *, top: bool = False, **look: Any
 ) -> None:
-    """Write a text beside a place in the data, moved to the right and up by so many pixels.
+    """Write a text beside a point of the data, moved to the right and up by the given pixels.
 
-    top: whether the place's second coordinate is a share of the axes' height.  look: of matplotlib's text.
+    top: whether the point's second coordinate is a share of the axes' height.  look: arguments of matplotlib's text.
     """
     coordinates, look = ("data", "axes fraction") if top else "data", {"color": COLOURS["muted"]} | look
     axes.annotate(shorten(text, 64), place, offset, coordinates, "offset pixels", annotation_clip=False, **look)
@@ -192,8 +192,8 @@ def annotate(
 def span(values: Sequence[float], *, log: bool = False, pad: float = 0.04, least: float = 0.0) -> tuple[float, float]:
     """Ends (low, high) of an axis around the finite values (the positive ones, if logarithmic).
 
-    pad: added at both ends, as a share of the width.  least: width at least, in units of the axis; in decades, if
-    logarithmic. Without values it is (0, 1), or (1, 10) if logarithmic.
+    pad: added at both ends, as a share of the width.  least: least width, in units of the axis; in decades, if
+    logarithmic. Without values the ends are (0, 1), or (1, 10) if logarithmic.
     """
     finite_values = [value for value in values if math.isfinite(value) and (not log or value > 0)]
     if not finite_values:
@@ -218,12 +218,12 @@ def _add_legends(figure: "Figure", size: tuple[int, int]) -> None:
             axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=column_count)
             continue
         row_count = math.ceil(len(labels) / column_count)
-        figure.set_figheight((size[1] + _ROW * (row_count - 1)) / 72)  # no less room for the data
+        figure.set_figheight((size[1] + _ROW * (row_count - 1)) / 72)  # the data keeps its room
         figure.legend(handles, labels, loc="outside upper left", ncols=column_count)
 
 
 def _rewrite(svg: str, kind: str, words: str, standalone: bool) -> str:
-    """matplotlib's SVG as a picture of a page: its own ids, styles and namespaces go, classes and titles come in."""
+    """matplotlib's SVG as a picture of a page: without its ids, styles and namespaces, with classes and titles."""
     root = fromstring(svg)  # noqa: S314 - matplotlib wrote it a moment ago
     attrs = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": words, "style": "stroke-linejoin: round"}
     picture = Element("svg", {"class": f"picture {kind}", **attrs})
@@ -240,7 +240,7 @@ def _rewrite(svg: str, kind: str, words: str, standalone: bool) -> str:
 
 
 def _rewrite_element(element: Element) -> None:
-    """Take an element of matplotlib's SVG out of its namespace; a group with a `tag` as its id gets class and title."""
+    """Remove the namespace of an element of matplotlib's SVG; a group whose id is a `tag` gets its class and title."""
     element.tag, element.tail = element.tag.rpartition("}")[2], None
     element.text = element.text if element.tag in ("text", "title", "style") else None
     attributes = {name.rpartition("}")[2]: " ".join(value.split()) for name, value in element.attrib.items()}

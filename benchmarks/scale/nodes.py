@@ -54,7 +54,7 @@ def simulate(
     events: (second, what happens then), such as a move or an outage, not counted.  move_costs: requests and bytes of a
     node that found a move, beside its look.
     """
-    rng, found, moved_at = random.Random(seed), Traffic(), 0.0
+    rng, traffic, moved_at = random.Random(seed), Traffic(), 0.0
     random.seed(seed)
     queue = [(rng.uniform(0, node.interval_s), number) for number, node in enumerate(nodes)]
     heapq.heapify(queue)
@@ -75,13 +75,13 @@ def simulate(
         extra = 0
         if seen != node.last:
             extra, node.last = move_costs[0], seen
-            found.swaps += 1
-            found.slowest_s = max(found.slowest_s, now - moved_at)
-            found.kinds["GET"] += extra
-            found.received += move_costs[1]
-        found.kinds += sent.kinds
-        found.received += sent.received
-        found.by_second[int(now)] += sent.count + extra
-        found.by_region[node.region] += sent.count + extra
+            traffic.swaps += 1
+            traffic.slowest_s = max(traffic.slowest_s, now - moved_at)
+            traffic.kinds["GET"] += extra
+            traffic.received += move_costs[1]
+        traffic.kinds += sent.kinds
+        traffic.received += sent.received
+        traffic.by_second[int(now)] += sent.count + extra
+        traffic.by_region[node.region] += sent.count + extra
         heapq.heappush(queue, (now + pause_s(node.interval_s, node.failures), number))
-    return found
+    return traffic

@@ -26,14 +26,14 @@ def publish_version(store: Store, model: str, number: int, *, evidence: bool = T
     evidence: whether each engine has an attestation and a latency report before the channel moves.
     """
     entries = [engine(store, target, "fp16", data=f"{model} {number} {target}".encode() * 20) for target in TARGETS]
-    manifest = publish_engines(store, entries, number, channel=None, wanted=str(number), model=model).manifest
+    manifest = publish_engines(store, entries, number, channel=None, version=str(number), model=model).manifest
     if evidence:
         for entry in manifest.engines:
-            found = report(entry, "proven", host="node")
+            validation_report = report(entry, "proven", host="node")
             checks = tuple(
                 Check("engine", "sqnr_db", f"logits {index}", "golden", 60.0, 40.0, True) for index in range(CHECKS)
             )
-            attest(store, manifest, replace(found, checks=checks))
+            attest(store, manifest, replace(validation_report, checks=checks))
             timed = latency_report()
             timed = replace(timed, engine=str(entry.digest), unit=entry.unit)
             attach_latency(store, manifest, store.put_bytes(canonical_json(encode(timed))))

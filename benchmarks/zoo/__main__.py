@@ -2,6 +2,7 @@
 page.
 
     python -m benchmarks.zoo [--only NAME ...] [--again] [--backends onnxruntime ...] [--no-peers] [--longest 300]
+    python -m benchmarks.zoo --rehearse onnxruntime==1.32.0 [--only NAME ...]
     python -m benchmarks.zoo --write
 
 Packages are downloaded by pip into build/zoo, checked by digest, and only their graphs unpacked. Small ones come first.
@@ -25,6 +26,7 @@ from benchmarks.zoo import environment
 from benchmarks.zoo.building import FIRST, build, init, make_model, write_requests
 from benchmarks.zoo.packages import FOLDER, KNOWN
 from benchmarks.zoo.page import read, write_page
+from benchmarks.zoo.rehearsal import rehearse
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "zoo.md"
 
@@ -38,14 +40,22 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="also graphs that have a result")
     parser.add_argument("--backends", nargs="*", default=[FIRST], help="default: %(default)s; none: the peers alone")
     parser.add_argument("--no-peers", action="store_true", help="leave other quantizers out")
-    parser.add_argument("--longest", type=float, default=1800, help="seconds that a command may take")
+    limit_text = "seconds that a command may take; with --rehearse, that each `init` may take: the rest has no limit"
+    parser.add_argument("--longest", type=float, default=1800, help=limit_text)
+    parser.add_argument(
+        "--rehearse", nargs="+", metavar="NAME==VERSION", help="serve the graphs, and rehearse these versions"
+    )
     parser.add_argument("--write", action="store_true", help="build nothing, write docs/zoo.md of all results")
-    given = parser.parse_args()
-    if given.write:
+    options = parser.parse_args()
+    if options.write:
         write_page(PAGE)
+        return 0
+    names = _in_order(KNOWN["graphs"].keys() if options.only is None else options.only)
+    if options.rehearse:
+        rehearse(names, options.rehearse, options.longest)
     else:
-        for name in _in_order(KNOWN["graphs"].keys() if given.only is None else given.only):
-            take(name, KNOWN["graphs"][name], given.backends, not given.no_peers, given.again, given.longest)
+        for name in names:
+            take(name, KNOWN["graphs"][name], options.backends, not options.no_peers, options.again, options.longest)
     return int(any(_has_traceback(name) for name in KNOWN["graphs"]))
 
 

@@ -42,9 +42,9 @@ def write_requests(model: Path, graph: Mapping[str, Any]) -> None:
     """`requests.npz` and `unseen.npz` beside the model, of no sample in common."""
     model_facts = as_inputs(look_at_onnx(model, model.name))
     requests, unseen = graph.get("samples", (REQUESTS, UNSEEN))
-    made = make_inputs(graph, model_facts.inputs, _sizes(model_facts, graph), requests + unseen)
-    write_samples(model.with_name("requests.npz"), made[:requests])
-    write_samples(model.with_name("unseen.npz"), made[requests:])
+    samples = make_inputs(graph, model_facts.inputs, _sizes(model_facts, graph), requests + unseen)
+    write_samples(model.with_name("requests.npz"), samples[:requests])
+    write_samples(model.with_name("unseen.npz"), samples[requests:])
 
 
 def _sizes(model_facts: FoundModel, graph: Mapping[str, Any]) -> dict[str, int]:
@@ -60,7 +60,7 @@ def _sizes(model_facts: FoundModel, graph: Mapping[str, Any]) -> dict[str, int]:
 def init(model: Path, backends: Sequence[str], longest_s: float) -> dict[str, Any]:
     """What came of `enginesmith init`, which writes `spec.yaml`; nothing in the spec is edited but its backends."""
     command = ["init", model.name, "--from-requests", "requests.npz", "--out", "spec.yaml", "--force"]
-    result, _, _ = _run(command, model.parent, longest_s)
+    result, _, _ = _run_command(command, model.parent, longest_s)
     if result["code"] == 0:
         spec = model.with_name("spec.yaml")
         targets = ["cpu", *(TARGETS[backend] for backend in backends if backend in TARGETS)]
@@ -80,25 +80,26 @@ def build(folder: Path, backend: str, longest_s: float) -> dict[str, Any]:
     command += ["--backend", backend, "--target", TARGETS.get(backend, "cpu")]
     if backend != FIRST and backend not in TARGETS:
         command += ["--precision", _first_precision(folder)]
-    result, out, _ = _run(command, folder, longest_s)
+    result, out, _ = _run_command(command, folder, longest_s)
     try:
-        told = json.loads(out)
+        build_result = json.loads(out)
     except ValueError:
         return {"error": "nothing was said", **result}
-    return {**result, "units": told.get("engines", []), "version": told.get("version")}
+    return {**result, "units": build_result.get("engines", []), "version": build_result.get("version")}
 
 
 def _first_precision(folder: Path) -> str:
+    """The first precision of a folder's spec."""
     text = (folder / "spec.yaml").read_text(encoding="utf-8")
     return text.partition("\nprecisions: [")[2].partition("]")[0].split(",")[0]
 
 
-def _run(words: Sequence[str], folder: Path, longest_s: float) -> tuple[dict[str, Any], str, str]:
+def _run_command(words: Sequence[str], folder: Path, longest_s: float) -> tuple[dict[str, Any], str, str]:
     """A command's seconds, peak of all its processes' memory together (MiB), code and error; its stdout and stderr."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    said = folder / f"{words[0]}-stdout.txt", folder / f"{words[0]}-stderr.txt"
+    output_paths = folder / f"{words[0]}-stdout.txt", folder / f"{words[0]}-stderr.txt"
     began, peak = time.monotonic(), 0
-    with said[0].open("w") as out, said[1].open("w") as err:
+    with output_paths[0].open("w") as out, output_paths[1].open("w") as err:
         command = [sys.executable, "-m", "enginesmith", *words]
         process = subprocess.Popen(command, cwd=folder, env=environ, stdout=out, stderr=err)
         while process.poll() is None and time.monotonic() < began + longest_s:
@@ -110,7 +111,7 @@ def _run(words: Sequence[str], folder: Path, longest_s: float) -> tuple[dict[str
                 child.kill()
             process.kill()
             process.wait()
-    out_text, err_text = (path.read_text(encoding="utf-8", errors="replace") for path in said)
+    out_text, err_text = (path.read_text(encoding="utf-8", errors="replace") for path in output_paths)
     result: dict[str, Any] = {
         "seconds": round(time.monotonic() - began, 1),
         "peak_mib": round(peak / (1 << 20)),

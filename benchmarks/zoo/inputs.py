@@ -51,13 +51,13 @@ def _make(
         return (generator.standard_normal(shape) * 0.2).astype(spec.dtype)
     if kind == "normal" and spec.dtype.startswith(("int", "uint", "bool")):
         kind = "tokens"
-    made = KINDS[kind](generator, shape)
+    values = KINDS[kind](generator, shape)
     if kind in ("page", "seal", "table", "line", "photo", "turned"):
-        made = _scale(made, graph.get("scaling", "imagenet"))
+        values = _scale(values, graph.get("scaling", "imagenet"))
     if kind == "tokens":
         most, least = (graph.get(key, {}).get(spec.name, usual) for key, usual in (("most", 29), ("least", 1)))
-        made = made % (most - least + 1) + least
-    return made.astype(spec.dtype)
+        values = values % (most - least + 1) + least
+    return values.astype(spec.dtype)
 
 
 def _scale(pixels: Array, scaling: str) -> Array:
@@ -82,13 +82,13 @@ def _bytes(generator: np.random.Generator, shape: Shape) -> Array:
     import matplotlib
 
     here = (ROOT / name for name in ("pipeline", "docs", "charts"))
-    known: dict[str, list[Path]] = {}
+    byte_values: dict[str, list[Path]] = {}
     for place in (*here, Path(matplotlib.get_data_path()), Path(np.__file__).parent):
         for path in sorted(place.rglob("*")):
             if path.is_file() and path.stat().st_size > shape[-1] and path.suffix != ".pyc":
-                known.setdefault(path.suffix, []).append(path)
-    kinds = sorted(known)
-    chosen = [known[kinds[int(index)]] for index in generator.integers(0, len(kinds), shape[0])]
+                byte_values.setdefault(path.suffix, []).append(path)
+    kinds = sorted(byte_values)
+    chosen = [byte_values[kinds[int(index)]] for index in generator.integers(0, len(kinds), shape[0])]
     files = [paths[int(generator.integers(len(paths)))] for paths in chosen]
     return np.stack([np.frombuffer(file.read_bytes()[: shape[-1]], "u1") for file in files])
 
@@ -97,13 +97,13 @@ def _mel(generator: np.random.Generator, shape: Shape) -> Array:
     """Whisper's features of speech [n, bands, frames]: log10 of the energies, 25 ms at every 10, clipped and scaled."""
     count, bands, frames = shape
     hop, window = 160, np.hanning(400)
-    found = []
+    mel_frames = []
     for start in generator.integers(0, len(speech()) - hop * (frames + 3), count):
         parts = np.stack([speech()[start + hop * index :][:400] for index in range(frames)])
         power = np.abs(np.fft.rfft(parts * window)) ** 2
         logs = np.log10(np.maximum(power @ _mel_filters(bands, power.shape[1]), 1e-10))
-        found.append((np.maximum(logs, logs.max() - 8).T + 4) / 4)
-    return np.stack(found)
+        mel_frames.append((np.maximum(logs, logs.max() - 8).T + 4) / 4)
+    return np.stack(mel_frames)
 
 
 def _mel_filters(bands: int, bins: int) -> Array:

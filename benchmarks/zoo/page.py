@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.zoo import rehearsal
 from benchmarks.zoo.building import FIRST
 from benchmarks.zoo.packages import FOLDER, KNOWN
 
@@ -47,6 +48,12 @@ _OTHER_TEXT = """\
 What each backend builds or refuses, in the first precision of the spec. TensorRT for RTX builds every precision for
 sm_80 without a GPU, so its engines are unproven. An empty cell was not tried.
 """
+_REHEARSED_TEXT = """\
+What one `enginesmith rehearse --toolchain NAME==VERSION` says of graphs that one registry serves, each in the first
+precision of its spec (`python -m benchmarks.zoo --rehearse NAME==VERSION`). SQNR: the engine against its graph on
+golden inputs, old -> new toolchain. The table has {rehearsed} of {known} graphs. The others were not
+run or did not build.
+"""
 
 
 def write_page(path: Path) -> None:
@@ -74,6 +81,11 @@ def write_page(path: Path) -> None:
     parts += [*_table(_REASONS, reasons), "## Other backends\n", _OTHER_TEXT]
     parts += [*_table(_OTHERS, _join(old_tables.get(_OTHERS, ()), statuses, others))]
     parts += [*_table(_SAID, _join(old_tables.get(_SAID, ()), remarks, others))]
+    rehearsed = rehearsal.read()
+    rehearsed = _join(old_tables.get(rehearsal.HEAD, ()), rehearsed, {row[0] for row in rehearsed})
+    if rehearsed:
+        text = _REHEARSED_TEXT.format(rehearsed=len({row[0] for row in rehearsed}), known=len(KNOWN["graphs"]))
+        parts += ["## Another version of onnxruntime\n", text, *_table(rehearsal.HEAD, rehearsed)]
     path.write_text("\n".join(parts), encoding="utf-8")
 
 

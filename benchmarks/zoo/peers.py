@@ -119,8 +119,8 @@ def _olive(folder: Path, path: Path) -> None:
         "log_severity_level": 4,
     }
     run(config)
-    (found,) = (place / "out").rglob("*.onnx")
-    found.replace(path)
+    (onnx_path,) = (place / "out").rglob("*.onnx")
+    onnx_path.replace(path)
 
 
 PEERS: Mapping[str, Callable[[Path, Path], None]] = {
@@ -135,16 +135,16 @@ def judge(files: Mapping[str, Path | str], folder: Path) -> dict[str, dict[str, 
     golden = list(_samples(folder / _UNSEEN))
     reference = _open(folder / "model.onnx", ort.GraphOptimizationLevel.ORT_DISABLE_ALL)
     expected = [_run(reference, sample) for sample in golden]
-    found = dict[str, dict[str, Any]]()
+    judgement = dict[str, dict[str, Any]]()
     for name, file in files.items():
-        found[name] = {"error": file} if isinstance(file, str) else {}
+        judgement[name] = {"error": file} if isinstance(file, str) else {}
         if isinstance(file, Path):
             try:
                 session = _open(file)
-                found[name] |= _quality(expected, [_run(session, sample) for sample in golden])
+                judgement[name] |= _quality(expected, [_run(session, sample) for sample in golden])
             except Exception as error:  # of onnxruntime, which has no base class for its errors
-                found[name]["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    return found
+                judgement[name]["error"] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return judgement
 
 
 def _open(path: Path, level: Any = ort.GraphOptimizationLevel.ORT_ENABLE_ALL) -> ort.InferenceSession:

@@ -54,18 +54,18 @@ def _open_library() -> ctypes.CDLL:
 
 def _speak(library: ctypes.CDLL, text: str, voice: str) -> Array:
     """float32 [samples] at espeak-ng's rate."""
-    found = list[Array]()
+    clips = list[Array]()
     kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
 
     def receive(wave: "ctypes._Pointer[ctypes.c_short]", count: int, _: int) -> int:
         if wave and count:
-            found.append(np.ctypeslib.as_array(wave, (count,)).copy())
+            clips.append(np.ctypeslib.as_array(wave, (count,)).copy())
         return 0
 
     callback, data = kind(receive), text.encode()
     library.espeak_SetSynthCallback(callback)
     failed = library.espeak_SetVoiceByName(voice.encode())
     failed = failed or library.espeak_Synth(data, len(data) + 1, 0, 0, 0, _UTF8, None, None)
-    if failed or not found:
+    if failed or not clips:
         raise SystemExit(f"espeak-ng says nothing in the voice {voice!r} (error {failed}): {text[:60]!r}")
-    return np.concatenate(found).astype(np.float32) / 32768
+    return np.concatenate(clips).astype(np.float32) / 32768

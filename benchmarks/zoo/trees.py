@@ -58,8 +58,8 @@ def write_module(row: Mapping[str, Any], path: Path) -> None:
         for key, shape in row["takes"].items()
     }
     axes = {key: {0: "batch"} for key in arrays}
-    given = (arrays,) if "config" in row else tuple(arrays.values())  # transformers takes them by name
-    torch.onnx.export(module.eval(), given, path, input_names=list(axes), dynamic_axes=axes, dynamo=False)
+    arguments = (arrays,) if "config" in row else tuple(arrays.values())  # transformers takes them by name
+    torch.onnx.export(module.eval(), arguments, path, input_names=list(axes), dynamic_axes=axes, dynamo=False)
 
 
 if __name__ == "__main__":

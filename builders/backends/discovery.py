@@ -164,7 +164,7 @@ def check_toolchain(backend: Backend, planned: BuildRequest) -> None:
             f"{name} {versions.get(name, 'absent')}, not {planned_versions.get(name, 'absent')}" for name in wrong_names
         )
         raise EnginesmithError(
-            f"{platform.node()} has {differences}, which the plan was made for; install the same versions on every node"
+            f"{platform.node()} differs from the plan: it has {differences}; install the same versions on every node"
         )
 
 
@@ -212,9 +212,9 @@ def check_compatible(backend: Backend, engine: Engine) -> None:
         raise EnginesmithError(f"{engine.path.name}: {reason}")
     size = engine.path.stat().st_size if engine.path.exists() else None
     if size != engine.size_bytes:
-        size_text = "is not there" if size is None else f"has {size} bytes"
+        size_text = "does not exist" if size is None else f"has {size} bytes"
         raise IntegrityError(
-            f"{engine.path} {size_text}, the engine has {engine.size_bytes}; pull it again, or build it anew"
+            f"{engine.path} {size_text}, but the engine has {engine.size_bytes}; pull it or build it again"
         )
 
 

@@ -83,7 +83,8 @@ def _recurrent(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
 
 
 def _average(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
-    """Averages with ceil_mode, of windows that reach beyond the padding, or begin there."""
+    """'REASON; REMEDY' for an AveragePool with ceil_mode whose windows end beyond the padding, or begin behind the last
+    entry."""
     attributes = attributes_of(node)
     if not attributes.get("ceil_mode") or attributes.get("auto_pad", b"NOTSET") != b"NOTSET":
         return
@@ -143,7 +144,7 @@ def _interpolation(node: "onnx.NodeProto") -> str:
 
 
 def _summed(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
-    """A CumSum beside one along another axis, or in another direction."""
+    """'REASON; REMEDY' for a CumSum if the model has another one along another axis, or with other attributes."""
 
     def how(other_node: "onnx.NodeProto") -> tuple[object, ...]:
         axis, attributes = scope.array(other_node.input[1]), attributes_of(other_node)
@@ -195,7 +196,8 @@ def _integers(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
 
 
 def dequantize_integers(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
-    """A DequantizeLinear of an int32 constant of rank 0 or 1, a bias, as what it computes; None of another one."""
+    """The nodes or the constant that replace a DequantizeLinear of an int32 constant of rank 0 or 1 (a bias); None for
+    other nodes."""
     from onnx import TensorProto, helper, numpy_helper
 
     if not any(_integers(write.node, scope)):
@@ -230,9 +232,10 @@ def _always(words: str) -> "Rule":
 
 
 def gather_samples(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
-    """Linear GridSample of images as gathers of the four pixels around each point, in float32; None of another one.
+    """The nodes that replace a linear GridSample of images: they gather the four pixels around each point, and
+    interpolate in float32. None for other nodes, and with reflected borders.
 
-    The pixels of [N, C, H, W] become rows of [N, H * W, C], of which GatherND reads one a point.
+    The pixels of [N, C, H, W] become rows of [N, H * W, C]; GatherND reads one row per point.
     """
     from onnx import TensorProto
 
@@ -285,13 +288,13 @@ Rule = Callable[["onnx.NodeProto", Scope], Iterator[str]]
 
 @dataclass(frozen=True)
 class KnownFault:
-    """A row. operator: of the nodes that `find` looks at, for which it gives 'REASON; REMEDY' where the fault is.
+    """A row. find: gives 'REASON; REMEDY' for each fault of a node of type `operator`.
 
-    compilers: backend -> the first and the last version that was reported; '' where none was.
-    source: public threads, or how it was found.  write: what takes the node's place; None if it is refused, or noted.
-    generations, precisions: those that were reported, and those that can have it; () are all.
-    mended_in: backend -> the first version that was seen to be right.
-    name: of the row, for messages.  note_only: whether the engine is built all the same, with a note.
+    compilers: backend -> the first and the last version with a report of the fault; '' is no bound.
+    source: public threads, or how it was found.  write: makes the nodes that replace it; None: it is refused or noted.
+    generations: the reported ones.  precisions: those that can have the fault.  () means all.
+    mended_in: backend -> the first version that was seen to compile the node correctly.
+    name: the row's name in messages.  note_only: whether the engine is still built, with a note.
     """
 
     name: str
@@ -386,9 +389,9 @@ def find_faults(model: "onnx.ModelProto", compiler: str) -> Iterator[tuple[Known
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of checking a graph for one compiler. refusal: why it is not built; None if it is.
+    """The result of checking a graph for one compiler. refusal: why it cannot be built; None if it can.
 
-    notes: what is written otherwise, and what is told.  written: names of the rows that are.
+    notes: the replaced nodes, and remarks.  written: names of the rows whose nodes are replaced.
     """
 
     refusal: str | None = None
@@ -418,7 +421,7 @@ def judge_faults(findings: Iterable[tuple[str, str]], request: BuildRequest) -> 
 
 
 def _is_reported(fault: KnownFault, request: BuildRequest) -> bool | None:
-    """Whether a fault was reported of this version and generation; None where it cannot be there."""
+    """Whether a fault was reported for the request's compiler version and GPU; None if the request cannot have it."""
     low, high = (numbers(version) for version in fault.compilers[request.backend])
     release = max((numbers(text) for name, text in request.toolchain if name.startswith(request.backend)), default=())
     mended_version = numbers(fault.mended_in.get(request.backend, ""))
@@ -445,8 +448,8 @@ def list_faults(path: Path, compiler: str) -> list[tuple[str, str]]:
 
 
 def without_faults(request: BuildRequest, path: Path, workdir: Path) -> tuple[Path, tuple[str, ...]]:
-    """The graph in a file, or where nodes are written otherwise WORKDIR/mended.onnx, and notes. Raises ModelError for
-    a graph that the request's compiler is known to make something else of."""
+    """The path of the graph to compile, `path` or, if faulty nodes were replaced, WORKDIR/mended.onnx; and notes.
+    Raises ModelError for a graph that the request's compiler is known to compile wrongly."""
     from onnx import shape_inference
 
     from builders.onnx_graphs.outline import write_graph

@@ -54,8 +54,8 @@ class Refitting(Protocol):
 class NodeTime:
     """One node of the graph that the runtime executes, after its own fusions.
 
-    seconds: mean over the runs, without what the profiler adds to it where that is known.
-    inputs, outputs: types and shapes in the run, of weights too; empty where the runtime tells only the time.
+    seconds: mean over the runs, without the profiler's overhead if that is known.
+    inputs, outputs: types and shapes in the run, including weights; empty if the runtime reports only the time.
     """
 
     name: str
@@ -67,9 +67,9 @@ class NodeTime:
 
 @dataclass(frozen=True)
 class RunProfile:
-    """The nodes in the order of their execution.
+    """Times of the nodes, in the order of their execution.
 
-    runs: number of runs that the times are means of.  seconds: of a whole run, with the time that the profiler takes.
+    runs: number of runs averaged.  seconds: of a whole run, including the profiler's overhead.
     """
 
     nodes: Sequence[NodeTime]
@@ -110,7 +110,7 @@ def element_name(element_type: int) -> str:
 
 
 def type_name(name: str) -> str:
-    """numpy's name for ONNX's name of an element type, which is in small letters; that itself where numpy has none."""
+    """numpy's name of an element type. name: ONNX's, in small letters; returned as it is if numpy has no such type."""
     return _TYPES.get(name, name)
 
 
@@ -123,7 +123,8 @@ class TimingCached(Protocol):
     """
 
     def timing_place(self) -> tuple[str, str] | None:
-        """Product (GPU or CPU) and compiler's version that a cache from here is good for; None without tuning."""
+        """The product (GPU or CPU) and compiler version for which a cache of this machine is valid; None if nothing is
+        tuned here."""
 
     def merge_timing(self, older: bytes, newer: bytes) -> bytes:
-        """One cache with what both know. Raises EnginesmithError when they do not go together."""
+        """One cache with the measurements of both. Raises EnginesmithError if they cannot be merged."""

@@ -33,12 +33,13 @@ def profiles(inputs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[Shap
 
 
 def unbounded(profiles: Sequence[ShapeProfile]) -> tuple[ShapeProfile, ...]:
-    """What is left of profiles for an engine that takes any size: the multiples that sizes must be of, if any."""
+    """The profiles without their ranges, for an engine that accepts any size: only the multiples, each set once."""
     return tuple({ShapeProfile((), profile.multiples): None for profile in profiles if profile.multiples})
 
 
 def refusal(request: BuildRequest, title: str) -> str | None:
-    """Why an engine cannot be held to the shapes of this request; None when it can. title: the compiler's name."""
+    """Why the compiler `title` cannot serve this request's shapes: too many profiles to check inputs against, or an
+    input or output without elements. None if it can."""
     if len(request.profiles) > MOST_PROFILES:
         return f"the buckets combine to more than {MOST_PROFILES} profiles, which {title} holds inputs to; use fewer"
     for spec in (*request.inputs, *request.outputs):
@@ -48,7 +49,8 @@ def refusal(request: BuildRequest, title: str) -> str | None:
 
 
 def sum_refusal(request: BuildRequest, title: str) -> str | None:
-    """Why a compiler that gives each open size a symbol of its own cannot take one that is a sum of others."""
+    """Why a compiler with a separate symbol for each open size cannot compile a size that is a sum of others, or None.
+    title: the compiler's name."""
     for spec, _, total in list_sums(request.inputs):
         return f"input {spec.name!r} is as long as {total}, and {title} takes open sizes apart; use onnxruntime"
     return None
@@ -68,7 +70,7 @@ def sizes(request: BuildRequest) -> dict[str, tuple[int, int]]:
 
 
 def check_choice(backend: Backend, option: str, choices: Collection[str]) -> None:
-    """Raise InputError where an option has another value than these."""
+    """Raise InputError if the value of an option is not one of `choices`."""
     if (value := getattr(backend, option)) not in choices:
         raise InputError(f"backends.{backend.name}.{option}: {value!r} is not one of {', '.join(map(repr, choices))}")
 
@@ -134,7 +136,7 @@ def checked_outputs(
         )
         if not is_matching or array.dtype.name != spec.dtype:
             raise EnginesmithError(
-                f"{title} answers {spec.name!r} with {array.dtype.name} {array.shape}, which should be {spec.dtype} "
-                f"{spec.shape} where {sizes}; its answers for this model cannot be used, take another backend"
+                f"{title} gives output {spec.name!r} as {array.dtype.name} {array.shape}, not {spec.dtype} "
+                f"{spec.shape} where {sizes}; its answers for this model cannot be used: use another backend"
             )
     return arrays

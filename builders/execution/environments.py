@@ -93,6 +93,6 @@ def _install(environment: Path, places: Sequence[str], pins: Mapping[str, str], 
             newest_text = ", ".join(versions_match[1].split(", ")[-3:])
             reason = f"there is no such version; the newest that pip finds are {newest_text}"
         raise UnavailableError(
-            f"pip cannot install {', '.join(requirements)}: {reason}; install it yourself, and give that "
-            "interpreter as --python"
+            f"pip cannot install {', '.join(requirements)}: {reason}; install it yourself, and give the "
+            "interpreter that has it as --python"
         )

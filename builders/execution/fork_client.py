@@ -15,11 +15,11 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from threading import Lock
 
-from builders.execution.process import PYTHON, Child, Ended, Start, environment, is_readable, spawn
+from builders.execution.process import Child, Ended, Start, environment, is_readable, module_command, spawn
 
 # Of one message between the two, in bytes: a path, or a status.
 MOST_BYTES = 1 << 16
@@ -40,31 +40,35 @@ def fork_server(modules: Sequence[str]) -> Iterator[Start]:
 
 
 @cache
-def keep_fork_server(modules: tuple[str, ...]) -> Start:
-    """`fork_server` with a server that ends with this process."""
-    return _server_of(modules).start if hasattr(os, "pidfd_open") else spawn
+def keep_fork_server(modules: tuple[str, ...], python: Path | None = None) -> Start:
+    """`fork_server` with a server that ends with this process. python: as in `spawn`."""
+    return _server_of(modules, python).start if hasattr(os, "pidfd_open") else partial(spawn, python=python)
 
 
-def _server_of(modules: Sequence[str]) -> "ForkServer":
-    return ForkServer(lambda theirs, _: _start(theirs, modules))
+def _server_of(modules: Sequence[str], python: Path | None = None) -> "ForkServer":
+    return ForkServer(lambda theirs, _: _start(theirs, modules, python), python)
 
 
-def _start(theirs: socket.socket, modules: Sequence[str]) -> Callable[[], object]:
-    arguments, null_stream = ("builders.execution.fork_server", str(theirs.fileno()), *modules), subprocess.DEVNULL
+def _start(theirs: socket.socket, modules: Sequence[str], python: Path | None) -> Callable[[], object]:
+    null_stream = subprocess.DEVNULL
     return subprocess.Popen(
-        [*PYTHON, "-m", "enginesmith.rooms", *arguments], stdin=null_stream, stdout=null_stream, stderr=null_stream,
-        env=environment(), pass_fds=(theirs.fileno(),), start_new_session=True,
+        [*module_command(python), "builders.execution.fork_server", str(theirs.fileno()), *modules],
+        stdin=null_stream, stdout=null_stream, stderr=null_stream, env=environment(python),
+        pass_fds=(theirs.fileno(),), start_new_session=True,
     ).wait  # fmt: skip
 
 
 class ForkServer:
     """The server's process, if there is one, and the socket to it.
 
-    begin: starts it with its end of the socket (the other is ours), and returns what waits for its end.
+    begin: starts the process, given the server's end of the socket and ours, and returns a function that waits until
+    the process has ended.  python: the interpreter of the server and of jobs that are spawned, as in `spawn`.
     """
 
-    def __init__(self, begin: Callable[[socket.socket, socket.socket], Callable[[], object]]) -> None:
-        self._begin, self._lock = begin, Lock()
+    def __init__(
+        self, begin: Callable[[socket.socket, socket.socket], Callable[[], object]], python: Path | None = None
+    ) -> None:
+        self._begin, self._python, self._lock = begin, python, Lock()
         self._wait: Callable[[], object] | None = None
         self._socket: socket.socket | None = None
         self._environment: Mapping[str, str] = {}
@@ -77,10 +81,10 @@ class ForkServer:
             if pid:
                 with suppress(ProcessLookupError):  # the server is gone, and it with that
                     return _Forked(int(pid[0]), os.pidfd_open(int(pid[0])), self)
-        return spawn(workdir, lifeline)
+        return spawn(workdir, lifeline, self._python)
 
     def ask(self, message: Mapping[str, object], files: Sequence[int] = ()) -> list[float]:
-        """The server's answer; [] where it has none, because it cannot or is gone."""
+        """The numbers that the server answers to a message; [] if it cannot or has ended. files: descriptors sent."""
         with self._lock, suppress(OSError, ValueError):
             if self._socket is not None:
                 socket.send_fds(self._socket, [json.dumps(message).encode()], files)
@@ -99,11 +103,11 @@ class ForkServer:
         """Whether there is a server whose jobs find what spawned ones would; starts it with the first job."""
         with self._lock:
             if self._wait is None:
-                self._environment = environment()
+                self._environment = environment(self._python)
                 self._socket, server_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with server_socket:
                     self._wait = self._begin(server_socket, self._socket)
-        return self._environment == environment()
+        return self._environment == environment(self._python)
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,10 @@ def main(control: socket.socket, modules: list[str]) -> None:
 
 @contextmanager
 def fork_here() -> Iterator[Start]:
-    """A `Start` that forks from a copy of this process as it is now: for a job that has a process within its own.
+    """A `Start` that forks from a copy of the current process, made on entry: for a job that starts another process.
 
-    It spawns where that cannot be (not on Linux, this process has other threads). The copy ends with the context, and
-    is killed with this process.
+    It spawns instead on systems other than Linux, if this process has other threads, and if its environment variables
+    or module path have changed since. The copy ends with the context, and is killed with this process.
     """
     if not (hasattr(os, "pidfd_open") and _has_one_thread()):
         yield spawn
@@ -118,8 +118,8 @@ def _run_job(workdir: Path, lifeline: int, log: int) -> NoReturn:
         os.environ.update(variables_of(workdir))
         tempfile.tempdir = None
         child.main(workdir, lifeline, parent)
-    except SystemExit as ended:
-        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:

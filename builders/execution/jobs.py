@@ -22,7 +22,7 @@ class Usage:
     """Resources that a job's processes used, even if they failed: wall-clock seconds, and peak memory in MiB without
     mapped files.
 
-    cpu_s: seconds of CPU time, user and system, of the process and those that it waited for; None where not known.
+    cpu_s: user and system CPU seconds of the process and the child processes that it waited for; None if unknown.
     """
 
     seconds: float
@@ -115,9 +115,9 @@ class Needs:
 
     labels: node labels, e.g. {"enginesmith/sm": "sm_89"}.
     required: whether the node must have all of them; else a node that has them is preferred.
-    gpus: how many no other job may use while it runs.
-    memory_mib: what a scheduler sets aside for it; it may use more, up to its limit.
-    alone: whether no other job of a local executor may run at the same time, so that none slows down what it times.
+    gpus: number of GPUs that no other job may use while it runs.
+    memory_mib: MiB that a scheduler reserves for it; it may use more, up to its limit.
+    alone: whether no other job of a local executor may run at the same time, so that none affects its timings.
     """
 
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -129,9 +129,9 @@ class Needs:
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """Where a request is run. workdir: an empty folder of its own, which is removed afterwards.
+    """Where a request is run. workdir: an empty folder for this request, removed afterwards.
 
-    store: URI of the artifact store that digests name blobs of; '' for requests that read none.
+    store: URI of the artifact store with the blobs whose digests the request has; '' if it reads no blobs.
     """
 
     workdir: Path
@@ -145,7 +145,7 @@ class Request(Protocol[Result_co]):
     """
 
     def run(self, context: WorkerContext) -> Result_co:
-        """Do it, in the process that calls this. Raises EnginesmithError."""
+        """The result of the work, which is done in the calling process. Raises EnginesmithError."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +159,10 @@ class ReducedRequest(Generic[Result_co]):
 
 @dataclass(frozen=True)
 class Job(Generic[Result_co]):
-    """A request to be run in a process of its own. store: as in `WorkerContext`.
+    """A request to run in a separate process. store: as in `WorkerContext`.
 
-    reduced: what is run instead at a second try, when memory ran out; None when nothing can be saved.
-    limits: of its process.  needs: what the node must have.
+    reduced: the request for a second try after memory ran out; None if no request needs less memory.
+    limits: limits of the process.  needs: requirements on the node.
     """
 
     name: str

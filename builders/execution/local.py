@@ -38,10 +38,10 @@ def workdir() -> Iterator[Path]:
 
 
 def require_plain(folder: Path, title: str) -> None:
-    """Raise UnavailableError for a path with white space, for compilers that give their linker a line of words."""
+    """Raise UnavailableError if the path has white space, which breaks the linker command of the compiler `title`."""
     if any(char.isspace() for char in str(folder)):
         raise UnavailableError(
-            f"{title} cannot work in {str(folder)!r}, whose path has a space; set TMPDIR to one without"
+            f"{title} cannot work in {str(folder)!r}, whose path has a space; set TMPDIR to a folder without one"
         )
 
 
@@ -78,10 +78,10 @@ ALONE = "the jobs that run here, to be timed alone"
 
 
 class LocalExecutor:
-    """An `Executor` of local processes. jobs: how many run at once, by default as many as there are CPUs.  start: how
-    they come to be.
+    """An `Executor` of local processes. jobs: how many run at once; by default the number of CPUs.  start: starts their
+    processes.
 
-    Of `Job.needs` GPUs count, of which there is one here: jobs that hold it run one after the other; and `alone`.
+    It uses only `gpus` and `alone` of `Job.needs`, and one GPU: jobs that need GPUs run one after the other.
     """
 
     def __init__(self, jobs: int | None = None, start: Start = spawn) -> None:

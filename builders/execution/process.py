@@ -138,7 +138,7 @@ class Child(Protocol):
         """The process's number, which is also that of its group. Until `end` no other process gets it."""
 
     def has_ended(self, within_s: float = 0.0) -> bool:
-        """Whether it has ended by itself, or does within a time."""
+        """Whether the process has ended by itself, or does so within `within_s` seconds."""
 
     def end(self) -> Ended:
         """Kill the remaining processes of its group, and read its status."""
@@ -154,20 +154,24 @@ def spawn(workdir: Path, lifeline: int, python: Path | None = None) -> Child:
 
     python: the interpreter of another environment, which finds its modules by itself; None for this one's.
     """
-    arguments = ("builders.execution.child", str(workdir), str(lifeline), str(os.getpid()))
-    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} if python else environment()
+    command = [*module_command(python), "builders.execution.child", str(workdir), str(lifeline), str(os.getpid())]
     with (workdir / "job.log").open("wb") as log:
         process = subprocess.Popen(
-            [str(python or PYTHON[0]), *PYTHON[1:], "-m", "enginesmith.rooms", *arguments], stdin=subprocess.DEVNULL,
-            stdout=log, stderr=subprocess.STDOUT, cwd=workdir, env={**variables, **variables_of(workdir)},
-            pass_fds=(lifeline,), start_new_session=True,
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=workdir,
+            env={**environment(python), **variables_of(workdir)}, pass_fds=(lifeline,), start_new_session=True,
         )  # fmt: skip
     return _Spawned(process, _descriptor(process.pid))
 
 
-def environment() -> dict[str, str]:
-    """This process's environment variables, with what has a child find the modules that this process finds."""
-    return {**os.environ, "PYTHONPATH": module_path()}
+def module_command(python: Path | None = None) -> list[str]:
+    """The start of a command line that runs a module; the module's name and its arguments follow."""
+    return [str(python or PYTHON[0]), *PYTHON[1:], "-m", "enginesmith.rooms"]
+
+
+def environment(python: Path | None = None) -> dict[str, str]:
+    """This process's environment variables, with its module path as PYTHONPATH; for another `python` without it."""
+    variables = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return variables if python else {**variables, "PYTHONPATH": module_path()}
 
 
 def variables_of(workdir: Path) -> dict[str, str]:
@@ -181,10 +185,8 @@ def module_path() -> str:
 
 
 def is_readable(descriptor: int, within_s: float | None) -> bool:
-    """Whether a file can be read, or can be within a time; a process's own (`os.pidfd_open`) when that has ended.
-
-    within_s: None waits for ever.
-    """
+    """Whether a descriptor is readable, now or within `within_s` seconds; that of a process (`os.pidfd_open`) is
+    readable when the process has ended. within_s: None waits for ever."""
     poller = select.poll()  # `select` takes no descriptor above 1023
     poller.register(descriptor, select.POLLIN)
     return bool(poller.poll(within_s if within_s is None else within_s * 1000))
@@ -237,7 +239,7 @@ class _Spawned:
 # address space (RLIMIT_AS) would be exact, but CUDA and torch reserve far more of it than they use. Pages that forked
 # children share are counted more than once.
 
-# Seconds between two looks at a job.
+# Seconds between two polls of a job.
 TICK_S = 0.05
 # The end of a job's output that an error carries.
 LOG_TAIL_BYTES = 16_384
@@ -286,7 +288,7 @@ def run_job(
 
 
 def enter_phase(name: str) -> None:
-    """Say what the job does now, in the job's own process. Elsewhere, and on a full disk, nothing happens."""
+    """Report the phase that the job enters, in the job's process. Does nothing elsewhere, and on a full disk."""
     if folder := os.environ.get(FOLDER_VARIABLE):
         with suppress(OSError):
             part_path = Path(folder) / "job.phase.part"
@@ -295,9 +297,9 @@ def enter_phase(name: str) -> None:
 
 
 def heed_stop() -> Callable[[], bool]:
-    """Promise that this job ends by itself soon after it is asked to; returns a function: whether it was asked.
+    """Promise that this job ends soon after it is asked to; returns a function that tells whether it was asked.
 
-    For the job's own process; elsewhere that function always gives False.
+    Call it in the job's process; elsewhere the function always returns False.
     """
     folder = os.environ.get(FOLDER_VARIABLE)
     if folder is None:

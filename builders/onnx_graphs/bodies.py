@@ -217,7 +217,7 @@ def check_model(model: Path) -> None:
     try:
         onnx.checker.check_model(str(model))
     except Exception as error:  # the checker raises protobuf's, its own and the standard library's classes alike
-        raise ModelError(f"{model.name} is no valid ONNX model: {error}; export it again") from error
+        raise ModelError(f"{model.name} is not a valid ONNX model: {error}; export it again") from error
 
 
 def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
@@ -241,10 +241,10 @@ def plain(model: Path) -> "tuple[onnx.ModelProto, Names]":
 
 
 def lift(model: "onnx.ModelProto", lowest: int) -> "onnx.ModelProto":
-    """The model in opset `lowest` where it was older and onnx's converter can lift it, else as it is.
+    """The model converted to opset `lowest` if it is older and onnx's converter can do it, else the model itself.
 
-    Importers know the operators of old opsets only in part, and shape inference follows no sizes through them. A model
-    with graphs inside of nodes, or with weights in files, stays as it is: the converter does not convert those.
+    Importers support only some operators of old opsets, and shape inference follows no sizes through them. A model
+    with graphs inside nodes, or with weights in files, is returned as it is: the converter does not convert those.
     """
     import onnx
     import onnx.version_converter
@@ -338,17 +338,17 @@ def list_libraries(path: Path) -> Libraries:
 
 
 def list_shards(path: Path) -> tuple[str, ...]:
-    """The digests of the shards and of the libraries that the graph in a file names, sorted; none of a graph in one
-    piece, and none of another file, of which its reader says more. Raises ModelError for weights in a file that is no
-    shard, and as `list_libraries`."""
+    """The digests of the shards and of the libraries that the graph in a file names, sorted; () for a graph in one
+    piece, and for a file that is no graph, whose reader reports the error. Raises ModelError for weights in a file
+    that is no shard, and as `list_libraries` does."""
     shard_names = list_weight_files(path)
     if bad_names := [name for name in shard_names if not is_digest(name)]:
-        raise ModelError(f"{path.name} keeps weights in {bad_names[0][:80]!r}, which is no shard; build it again")
+        raise ModelError(f"{path.name} keeps weights in {bad_names[0][:80]!r}, which is not a shard; build it again")
     return tuple(sorted({*shard_names, *list_libraries(path).digests}))
 
 
 def list_weight_files(path: Path) -> tuple[str, ...]:
-    """The files that the weights of a graph lie in, as it names them, sorted; () of what is no graph or not there."""
+    """The names, in the graph, of the files with its weights, sorted; () for a missing file or one without a graph."""
     try:
         with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as buffer:
             return tuple(sorted(set(_locations(buffer))))

@@ -48,11 +48,11 @@ _Parts = list[bytes | memoryview]
 
 
 def load_outline(path: Path, least_bytes: int = OUTLINED_BYTES, lists: bool = False) -> ModelProto:
-    """The model in a file; of one of `least_bytes` or more, large weights stay in the file, as external tensors. Those
-    in files beside it stay there. lists: whether long lists stay in the file too, as in `load_without_lists`.
+    """The model in a file. If the file has `least_bytes` or more, large weights stay in it, as external tensors;
+    weights in other files stay there. lists: whether long lists stay in the file too, as in `load_without_lists`.
 
-    It is for reading: written, its weights would still lie in that file, which is no file of weights. Raises as
-    `weights.load_graph`.
+    Only read this model, do not write it: its weights would still lie in `path`, which is no file of weights. Raises
+    as `weights.load_graph` does.
     """
     spans = list[Field | None]()
 
@@ -67,8 +67,8 @@ def load_outline(path: Path, least_bytes: int = OUTLINED_BYTES, lists: bool = Fa
 
 
 def load_without_lists(path: Path, least_bytes: int = OUTLINED_BYTES) -> ModelProto:
-    """The model in a file, whatever it says of files beside it; of one of `least_bytes` or more, the long lists of its
-    graph's nodes stay in the file, and `save_with_lists` alone writes it. Raises what `onnx.load` raises."""
+    """The model in a file, without reading files beside it. If the file has `least_bytes` or more, long lists of the
+    graph's nodes stay in it, and only `save_with_lists` can write the model. Raises what `onnx.load` raises."""
     light_bytes = _cut_file(path, least_bytes, lambda data, graph: _cut(data, graph, _lists(data, path)))
     if light_bytes is None:
         return onnx.load(path, format="protobuf", load_external_data=False)
@@ -81,8 +81,8 @@ def lacks_lists(model: ModelProto) -> bool:
 
 
 def save_with_lists(model: ModelProto, path: Path) -> None:
-    """Write a graph with the lists that it lacks, which are copied as they are. Raises ModelError where the file that
-    they lie in has changed."""
+    """Write a graph to `path`, with the lists that `load_without_lists` left in the file that it read, copied from
+    there. Raises ModelError if that file has changed."""
     proto_bytes, mapped_files = model.SerializeToString(deterministic=True), dict[str, mmap.mmap]()
 
     def restore(attribute: Field) -> _Parts:

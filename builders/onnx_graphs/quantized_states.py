@@ -38,7 +38,7 @@ def quantize_states(model: ModelProto, states: Iterable[QuantizedState]) -> None
 
 
 def with_int8_states(model: ModelProto, states: Iterable[QuantizedState]) -> None:
-    """Make the ends of a graph that `quantize_states` changed int8, in place."""
+    """Change state inputs and outputs to int8, in place, in a graph that `quantize_states` has changed."""
     for state in states:
         # Feed the input, as int8, to what dequantizes it.
         _set_int8(model.graph.input, state.input)
@@ -104,7 +104,7 @@ def _producer(graph: GraphProto, tensor: str) -> tuple[int, NodeProto]:
     for index, node in enumerate(graph.node):
         if tensor in node.output:
             return index, node
-    raise ModelError(f"{tensor!r} cannot be a state of int8: no node gives it; remove the state's dtype")
+    raise ModelError(f"{tensor!r} cannot be a state of int8: no node computes it; remove the state's dtype")
 
 
 def _set_int8(ends: Iterable[ValueInfoProto], name: str) -> None:

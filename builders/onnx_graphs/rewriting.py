@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class Scope:
-    """Known facts of the values that a graph reads, by name: `TypeProto.Tensor`, and `TensorProto` for constants.
+    """Known facts about the values that a graph can read.
 
-    true_names: of values that are always true, or whole numbers other than 0.  makers: the node behind each value of
-    this graph alone.  inputs: names of its inputs that are no constants.  types: of tensors.  arrays: the constants.
+    types: name -> `TypeProto.Tensor`.  arrays: name -> `TensorProto`, of constants.  true_names: names of values that
+    are always true, or integers other than 0.  makers: name -> the node that computes it, of this graph only.  inputs:
+    names of this graph's inputs that are no constants.
     """
 
     opset: int = 0
@@ -148,9 +149,9 @@ Writing = Callable[[Writer, Scope], "list[onnx.NodeProto] | None"]
 def rewrite(
     graph: "onnx.GraphProto", opset: int, rules: Mapping[str, Writing], outer_scope: Scope | None = None
 ) -> None:
-    """Write the nodes of a graph whose shapes are inferred otherwise, inner graphs included, in place.
+    """Replace nodes of a graph with inferred shapes by the nodes that the rules make, in place and in inner graphs too.
 
-    rules: by operator.  outer_scope: what is known around an inner graph; None for the model's own.
+    rules: operator -> rule.  outer_scope: known facts around an inner graph; None for the model's graph.
     """
     scope = (outer_scope or Scope(opset)).inside(graph)
     new_nodes: list[onnx.NodeProto] = []

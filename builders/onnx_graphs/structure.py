@@ -82,8 +82,8 @@ def _makes_floats(node: NodeProto, graph: GraphProto, result_names: set[str]) ->
 def select_needed(
     nodes: Sequence[NodeProto], tensor_names: Iterable[str], boundary: Collection[str] = ()
 ) -> list[NodeProto]:
-    """Those of the sorted `nodes` that the tensors `tensor_names` depend on, in their order. boundary: names of tensors
-    that are given, so that nothing behind them is needed."""
+    """The nodes among the sorted `nodes` that the tensors `tensor_names` depend on, in order. boundary: names of
+    tensors with given values, so that the nodes before them are not needed."""
     names, dependencies = set(tensor_names), []
     for node in reversed(nodes):
         if names.intersection(node.output):
@@ -125,8 +125,8 @@ _SELECTING = {"Gather": ((1, 0),), "GatherElements": ((1, 0),), "EmbedLayerNorma
 
 
 def find_dependences(graph: GraphProto) -> dict[str, Dependence]:
-    """By output, what it depends on: 'constant' where no value of an input reaches it (it may follow from their
-    sizes), 'handed on' where it is an input, moved or cast, else 'computed'."""
+    """Output -> its dependence: 'constant' if it depends on no input's values (it may depend on their sizes), 'handed
+    on' if it is an input, moved or cast, else 'computed'."""
     producers = {name: node for node in graph.node for name in node.output if name}
     input_names = {value.name for value in graph.input} - {tensor.name for tensor in graph.initializer}
     return {value.name: _find_dependence(value.name, producers, input_names) for value in graph.output}
@@ -138,7 +138,7 @@ def find_source(graph: GraphProto, name: str) -> str:
 
 
 def find_tables(graph: GraphProto) -> dict[str, int]:
-    """Rows of the smallest constant table that indices select from, by the input that they are, moved or cast."""
+    """Source of indices (see `find_source`) -> rows of the smallest constant table that they select from."""
     producers = {name: node for node in graph.node for name in node.output if name}
     dims = {tensor.name: tensor.dims for tensor in graph.initializer}
     tables: dict[str, int] = {}
@@ -308,9 +308,9 @@ _PARAMETERS = {
 
 
 def differs(before: Path, after: Path) -> str | None:
-    """The first thing besides weights in which two models differ, in words; None when there is none.
+    """The first difference between two models other than their weights' values, in words; None for none.
 
-    Of what lies in files beside a model only the weights' shapes are read. Raises what `onnx.load` raises.
+    Files beside a model are not read. Raises what `onnx.load` raises.
     """
     old_model, new_model = (onnx.load(str(path), load_external_data=False) for path in (before, after))
     return _compare_constants(old_model.graph, new_model.graph) or _compare_rest(old_model, new_model)
@@ -326,7 +326,7 @@ def _compare_constants(old: "onnx.GraphProto", new: "onnx.GraphProto") -> str | 
         if (tensor.data_type, tuple(tensor.dims)) != (new_tensor.data_type, tuple(new_tensor.dims)):
             return f"constant {name!r} is of another type or shape: {_form(tensor)} and {_form(new_tensor)}"
         if (name in parameter_names or not _is_weight(tensor)) and _content(tensor) != _content(new_tensor):
-            return f"constant {name!r} has other values, and is no weight: kernels may be made for it"
+            return f"constant {name!r} has other values, and is not a weight: kernels may be made for it"
     return None
 
 

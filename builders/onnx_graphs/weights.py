@@ -60,9 +60,9 @@ def load_graph(path: Path, folder: Path | None = None, content: bytes | None = N
             name, offset, length = place_of(tensor)
             file = (folder or path.parent) / name
             if Path(name).name != name or name in ("", "..") or file.is_symlink() or not file.is_file():
-                raise ModelError(f"{path.name}: weight {tensor.name!r} lies in {name!r}, which is no file beside it")
+                raise ModelError(f"{path.name}: weight {tensor.name!r} lies in {name!r}, which is not a file beside it")
             if offset + length > file.stat().st_size:
-                raise ModelError(f"{path.name}: weight {tensor.name!r} ends behind its file {name!r}; copy both again")
+                raise ModelError(f"{path.name}: weight {tensor.name!r} is cut off in {name!r}; copy both again")
             set_place(tensor, str(file.absolute()), offset, length)
     return model
 
@@ -83,7 +83,7 @@ def _number(entries: dict[str, str], key: str) -> int:
     """A number of bytes of an external entry; 0 without one. Raises ValueError."""
     number = int(entries.get(key, 0))
     if not 0 <= number < 1 << 62:
-        raise ValueError(f"{key} is {entries[key][:80]}, and no number of bytes")
+        raise ValueError(f"{key} is {entries[key][:80]}, which is not a number of bytes")
     return number
 
 
@@ -168,7 +168,8 @@ def to_array(tensor: TensorProto) -> Array:
 
 
 def from_array(values: Array, name: str, source: TensorProto) -> TensorProto:
-    """A constant made out of `source`. A large one lies in a file beside that of `source`, where that is external."""
+    """A constant of these values, made from the weight `source`. If `source` is external, a large constant lies in a
+    new file beside its file."""
     tensor = numpy_helper.from_array(values, name)
     if is_external(source) and may_lie_outside(tensor):
         file = Path(place_of(source)[0]).with_name(f"{LOOSE}{secrets.token_hex(8)}")
@@ -234,7 +235,8 @@ _HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def with_dequantized_weights(model: Path, workdir: Path) -> Path:
-    """The model, or where it has such weights WORKDIR/dequantized.onnx. model: one that onnx's checker has passed."""
+    """The path `model`, or WORKDIR/dequantized.onnx if `dequantize_stored_weights` replaced something; a model with
+    external tensors stays. model: passed by onnx's checker."""
     proto = onnx.load(model, load_external_data=False)
     if has_external(proto) or not dequantize_stored_weights(proto):
         return model
@@ -244,7 +246,7 @@ def with_dequantized_weights(model: Path, workdir: Path) -> Path:
 
 
 def dequantize_stored_weights(model: ModelProto) -> int:
-    """Rewrite a model in place; the number of its weights that were."""
+    """Replace Cast (and Mul) of int8 weights by DequantizeLinear, in place; returns how many, 0 before opset 13."""
     graph = model.graph
     if opset_of(model) < _PER_AXIS:
         return 0

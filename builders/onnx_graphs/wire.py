@@ -52,7 +52,7 @@ def fields(data: mmap.mmap | bytes, place: int, end: int) -> Iterator[Field]:
             case _:
                 raise ValueError("a wire type that ONNX does not have")
         if place > end or tag < 8:
-            raise ValueError("a field that leaves its message")
+            raise ValueError("a field that extends beyond its message")
         yield Field(tag >> 3, value, payload_start, place)
 
 

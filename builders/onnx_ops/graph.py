@@ -94,11 +94,12 @@ class Step:
         ]
         if missing_names:
             raise ModelError(
-                f"{node}: it has no attribute {missing_names[0]!r}, which ONNX asks for; export the model again"
+                f"{node}: it has no attribute {missing_names[0]!r}, which ONNX requires; export the model again"
             )
         max_inputs = None if row.variadic else len(row.kinds)
         if not row.needed <= len(node.inputs) or (max_inputs is not None and len(node.inputs) > max_inputs):
-            raise ModelError(f"{node}: it has {len(node.inputs)} inputs, where {max_inputs or row.needed} are known")
+            supported_text = f"at least {row.needed}" if max_inputs is None else f"{row.needed} to {max_inputs}"
+            raise ModelError(f"{node}: it has {len(node.inputs)} inputs; {supported_text} are supported")
         defaults = {key: default for key, default in row.attributes.items() if default is not _REQUIRED}
         self._attributes = {**defaults, **node.attributes}
         self.last_use: tuple[str, ...] = ()

@@ -85,7 +85,7 @@ def read_model(model: ModelProto, operators: Collection[str]) -> Body:
         raise ModelError(f"opset {opset} is not in 1..{NEWEST_OPSET}; use onnx.version_converter")
     for value in (*model.graph.input, *model.graph.output):
         if value.type.WhichOneof("value") != "tensor_type":
-            raise ModelError(f"{value.name!r} is no tensor; only tensors can be inputs and outputs")
+            raise ModelError(f"{value.name!r} is not a tensor; only tensors can be inputs and outputs")
     if model.graph.sparse_initializer:
         raise ModelError("the model has sparse tensors; export it with dense ones")
     return _body(_inline_functions(model, operators).graph, opset, {})
@@ -146,14 +146,14 @@ def _elements(graph: GraphProto) -> dict[str, int]:
 def _constant(node: NodeProto) -> NumpyArray:
     name = node.attribute[0].name if node.attribute else ""
     if name not in ("value", "value_float", "value_floats", "value_int", "value_ints"):
-        raise ModelError(f"constant {node.output[0]!r} is no tensor of numbers; export the model without it")
+        raise ModelError(f"constant {node.output[0]!r} is not a tensor of numbers; export the model without it")
     value = helper.get_attribute_value(node.attribute[0])
     return numpy_helper.to_array(value) if name == "value" else np.array(value, _SCALARS[name.rstrip("s")])
 
 
 def _attribute(node: NodeProto, attribute: AttributeProto, opset: int, elements: Mapping[str, int]) -> Any:
     if attribute.ref_attr_name:
-        raise ModelError(f"node {node.name!r}: attribute {attribute.name} refers to a function's; inline the functions")
+        raise ModelError(f"node {node.name!r}: attribute {attribute.name} comes from a function; inline the functions")
     value = helper.get_attribute_value(attribute)
     if attribute.type == AttributeProto.GRAPH:
         return _body(value, opset, elements)

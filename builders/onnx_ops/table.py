@@ -12,8 +12,6 @@ import numpy as np
 
 from enginesmith.core.errors import ModelError
 
-# An array library, PyTorch or JAX, under the names that the operators use.
-
 # A size, or what was computed from sizes: a Python number, or one of the library's symbolic ones.
 Number = int | float
 DType = object

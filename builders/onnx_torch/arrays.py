@@ -78,10 +78,10 @@ def ends(of: torch.dtype) -> tuple[int, int]:
 
 
 def exact_dtype(terms: object) -> torch.dtype:
-    """The type in which sums of this many products of two 8-bit integers are exact.
+    """The dtype in which sums of `terms` products of two 8-bit integers are exact.
 
-    Torch has no fast integer product; 256 of them (255 * 255 at most each) sum to less than 2^24, up to which float32
-    is exact.
+    Torch has no fast integer product. 256 products (at most 255 * 255 each) sum to less than 2^24, and float32 is exact
+    below that.
     """
     return torch.float32 if isinstance(terms, int) and terms <= 256 else torch.float64
 
@@ -120,10 +120,10 @@ def scan(step: Callable[[Where, Where], tuple[Where, Tensor]], state: Where, xs:
         return state, torch.stack(outputs)
     sample_output = step(state, tuple(x[0] for x in xs))[1]  # for its shape; nothing reads it
 
-    def run(at: Tensor, made: Tensor, *before: Tensor) -> Where:
+    def run(at: Tensor, rows: Tensor, *before: Tensor) -> Where:
         index = at.reshape(1)
         next_state, output = step(before, tuple(torch.index_select(x, 0, index)[0] for x in xs))
-        return at + 1, torch.index_copy(made, 0, index, output.unsqueeze(0)), *next_state
+        return at + 1, torch.index_copy(rows, 0, index, output.unsqueeze(0)), *next_state
 
     carry = torch.zeros((), dtype=torch.int64), torch.zeros([count, *sample_output.shape], dtype=sample_output.dtype)
     loop: Untyped = while_loop
@@ -138,7 +138,7 @@ def cut(x: Tensor, axis: int, start: Any, end: Any, step: int = 1) -> Tensor:
 
 
 def pad_axes(x: Tensor, widths: Sequence[tuple[Any, Any]], value: float) -> Tensor:
-    """x with a value added before and after each axis; negative widths cut."""
+    """x padded with `value`. widths: elements to add before and after each axis; a negative width cuts elements."""
     pads = [width for pair in reversed(widths) for width in pair]
     while pads and isinstance(pads[-1], int) and isinstance(pads[-2], int) and pads[-1] == pads[-2] == 0:
         del pads[-2:]
@@ -150,7 +150,8 @@ def pad_axes(x: Tensor, widths: Sequence[tuple[Any, Any]], value: float) -> Tens
 
 
 def top_k(x: Tensor, k: int, axis: int, largest: bool) -> tuple[Tensor, Tensor]:
-    """Values and indices; of equals the lower index first, which torch.topk does not promise."""
+    """The k greatest or least values along an axis, and their indices; of equal values the lower index first, which
+    torch.topk does not promise."""
     values, indices = torch.sort(x, dim=axis, descending=largest, stable=True)
     return values.narrow(axis, 0, k), indices.narrow(axis, 0, k)
 
@@ -169,7 +170,7 @@ def take_along(x: Tensor, indices: Tensor, axis: int) -> Tensor:
 
 
 def put(x: Tensor, where: Where, updates: Tensor, reduction: str) -> Tensor:
-    """The tensor with x[where] replaced, or with `reduction` added to and the like."""
+    """The tensor with x[where] replaced by `updates`, or combined with them by `reduction`."""
     if reduction == "none":
         return x.index_put(where, updates)
     linear_index = torch.zeros_like(where[0])
@@ -182,7 +183,7 @@ def put(x: Tensor, where: Where, updates: Tensor, reduction: str) -> Tensor:
 
 
 def scatter(x: Tensor, axis: int, indices: Tensor, updates: Tensor, reduction: str) -> Tensor:
-    """The tensor with elements along an axis replaced, or added to and the like."""
+    """The tensor with elements at `indices` of an axis replaced by `updates`, or combined with them by `reduction`."""
     if reduction == "none":
         return x.scatter(axis, indices, updates)
     return x.scatter_reduce(axis, indices, updates, _REDUCTIONS[reduction], include_self=True)

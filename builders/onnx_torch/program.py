@@ -20,8 +20,6 @@ from builders.onnx_torch.arrays import DTYPES, NARROW, TORCH, asarray, dtype
 from enginesmith.core.errors import ModelError
 from enginesmith.core.types import BuildRequest
 
-# A `torch.nn.Module` that runs an ONNX graph, node by node.
-
 Given = TypeVar("Given")
 Made = TypeVar("Made")
 
@@ -116,9 +114,6 @@ def _safe_names(names: Sequence[str]) -> Iterator[tuple[str, str]]:
             safe_name = f"{prefix}_{count}"
         used_names.add(safe_name)
         yield name, safe_name
-
-
-# Exports a module with the dynamic dimensions of a build request.
 
 
 def ranges_of(request: BuildRequest) -> dict[str, tuple[int, int]]:

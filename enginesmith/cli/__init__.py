@@ -21,7 +21,7 @@ from enginesmith.core.errors import EnginesmithError, InputError, SpecError
 from enginesmith.core.text import visible, write_line
 from enginesmith.rooms import ROOMS
 
-# Where a command is, as MODULE:FUNCTION, and what it does.
+# Each command's place, as MODULE:FUNCTION, and its description.
 Table = Mapping[str, tuple[str, str]]
 
 SECTIONS: Mapping[str, Table] = {
@@ -105,10 +105,10 @@ GROUPS: Mapping[str, Table] = {
         "serve": ("pipeline.cli.registry.site:serve", "Serve the website on a port."),
     },
 }
-# Called by KServe, and shown in no list.
+# KServe calls it; it is in no list.
 HIDDEN: Table = {"initialize": ("enginesmith.cli.registry:initialize", "Pull the engines of KServe's storage URIs.")}
 
-# Where the root context keeps the command's words.
+# The key of the command's words in the root context.
 _COMMAND = "command"
 
 
@@ -144,7 +144,7 @@ class LazyGroup(Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Note the words of the command that is called."""
+        """Record the words of the command that is called."""
         name, command, other_args = super().resolve_command(ctx, args)
         settings = ctx.find_root().ensure_object(dict)
         settings[_COMMAND] = f"{settings.get(_COMMAND, '')} {name}".strip()
@@ -179,10 +179,10 @@ def enginesmith() -> None:
     """
 
 
-# Commands of which nothing is kept when they are interrupted.
+# Commands that store no result when they are interrupted.
 _KEEP_NOTHING = frozenset({"profile", "traffic capacity", "traffic show"})
-# The packages that each extra installs, as far as anything here imports them (`google.protobuf` comes
-# with onnx, `google.cloud` does not). tests/enginesmith/cli/test_extras.py holds it to pyproject.toml.
+# The packages that each extra installs, as far as Enginesmith imports them (`google.protobuf` comes with onnx,
+# `google.cloud` does not). tests/enginesmith/cli/test_extras.py compares this with pyproject.toml.
 _PACKAGES = {
     "build": ("PIL google jinja2 junitparser matplotlib ml_dtypes numpy onnx onnx_ir onnxruntime prometheus_client "
               "pydantic pydantic_core safetensors tensorrt_rtx"),
@@ -198,7 +198,7 @@ _PACKAGES = {
     "hf": "huggingface_hub",
     **{name: name for name in ("azure", "iree", "kubernetes", "ray", "tensorrt")},
 }  # fmt: skip
-# Those of the distribution `enginesmith`; all others are of `enginesmith-pipeline`.
+# Extras of the distribution `enginesmith`; all others belong to `enginesmith-pipeline`.
 _CLIENT_EXTRAS = frozenset({"azure", "gcs", "nvml", "serve", "signing"})
 _EXTRAS = {package: extra for extra, packages in _PACKAGES.items() for package in packages.split()}
 
@@ -207,9 +207,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line (None: the process's own arguments) and exit."""
     prepare_streams()
     if arguments is None:
-        # Without this the interpreter collects garbage before it ends, an eighth of the time of a cached build.
+        # Otherwise the interpreter collects garbage before it ends, an eighth of the time of a cached build.
         atexit.register(gc.freeze)
-        # Imports make objects that stay; collections at every 700 of them are a twentieth of the time of a plan.
+        # Imports create objects that stay; collections at every 700 of them are a twentieth of the time of a plan.
         gc.set_threshold(10_000, 20, 20)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     status = 0
@@ -245,7 +245,7 @@ def _call(arguments: Sequence[str] | None, settings: dict[str, str]) -> int:
     """Run the command line, and return its exit code. Raises InputError for text that is not UTF-8, and for a current
     folder that was deleted."""
     try:
-        # Not standalone: click then returns the code of ctx.exit() instead of leaving by itself.
+        # Not standalone: click then returns the code of ctx.exit() instead of exiting itself.
         return enginesmith(arguments, standalone_mode=False, obj=settings) or 0
     except UnicodeEncodeError as error:
         if "surrogate" not in error.reason:
@@ -292,7 +292,7 @@ def _remedy(error: ModuleNotFoundError) -> str | None:
 
 
 def extra_of(module: str) -> str | None:
-    """The extra that installs a module ('google.cloud.storage'); None where none does."""
+    """The extra that installs a module ('google.cloud.storage'); None if none does."""
     segments = module.split(".")
     module_names = (".".join(segments[:count]) for count in range(len(segments), 0, -1))
     return next((_EXTRAS[name] for name in module_names if name in _EXTRAS), None)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from enginesmith.client.layouts.triton import Triton
     from enginesmith.core.hardware.machine import Machine
 
-# Options that mean something for one layout alone.
+# Options that are valid for one layout only.
 FOR_TRITON = ("max_batch_size", "max_queue_delay", "warmup")
 FOR_KSERVE = ("image", "car")
 
@@ -61,7 +61,7 @@ class LayoutOptions:
     ] = None
 
     def of_several(self) -> "Triton | ModelPackage":
-        """The layout, of several engines, that the options ask for."""
+        """The layout for several engines that the options select."""
         from enginesmith.client.layouts.model_package import ModelPackage
         from enginesmith.client.layouts.triton import Triton
         from enginesmith.client.layouts.triton_config import DynamicBatching
@@ -82,7 +82,7 @@ def write_objects(
     stated: Mapping[str, str],
     as_json: bool,
 ) -> None:
-    """Write DEST/MODEL.yaml: the objects of a cluster that serves the version. Nothing is downloaded.
+    """Write DEST/MODEL.yaml: the Kubernetes objects that serve the version in a cluster. Downloads nothing.
 
     stated: further options of the cluster's `pull`.
     """
@@ -123,7 +123,7 @@ def write_objects(
 
 
 def show_placed(placed: "Placed", config: str, as_json: bool) -> None:
-    """Print what a repository serves now, or what a package holds. config: the name of the file that says what."""
+    """Print the engines in a repository or package. config: the name of the file that lists them."""
     from enginesmith.client.resolve import list_targets
 
     for pull in placed.pulled:
@@ -155,7 +155,7 @@ def show_placed(placed: "Placed", config: str, as_json: bool) -> None:
         for rejection in pull.resolution.rejected
         if rejection[0] not in chosen_units
     ]
-    # Of several reasons the one of the machine that the engine was built for is the last.
+    # If there are several reasons, the one for the machine that the engine was built for is last.
     reasons = dict(sorted(rejections, key=lambda row: not row[1].startswith("built for ")))
     units_by_reason: dict[str, list[str]] = {}
     for unit, reason in reasons.items():

@@ -26,11 +26,11 @@ Callback = TypeVar("Callback", bound=Callable[..., object])
 P = ParamSpec("P")
 
 LOG_FORMATS = ("text", "json")
-# Where the command's root context keeps it.
+# The key of the global options in the root context.
 LOG_FORMAT = "log_format"
 _UNITS = {"d": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 
-# Types of options. A function is one too: it takes the text, or a default of its own type.
+# Types of options. A type may be a function of the text, or of a default of its own type.
 COUNT = click.IntRange(1)
 POSITIVE = click.FloatRange(0, min_open=True)
 FILE = click.Path(path_type=Path, dir_okay=False)
@@ -38,12 +38,12 @@ PRESENT_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 def duration(value: object) -> timedelta:
-    """'7d', '12h', '30m', '0s'. Raises click's usage error for another text."""
+    """Parse a duration: '7d', '12h', '30m', '0s'. Raises click's usage error for another text."""
     if isinstance(value, timedelta):
         return value
     match = re.fullmatch(r"([0-9]{1,6})([dhms])", str(value))
     if match is None:
-        raise click.BadParameter(f"{value!r} is no duration; give a number and d, h, m or s, as in 7d")
+        raise click.BadParameter(f"{value!r} is not a duration; give a number and d, h, m or s, as in 7d")
     length = timedelta(**{_UNITS[match[2]]: int(match[1])})
     if length > LONGEST:
         raise click.BadParameter(f"{value!r} is longer than {LONGEST.days}d")
@@ -51,7 +51,7 @@ def duration(value: object) -> timedelta:
 
 
 def address(value: object) -> HttpAddress:
-    """'127.0.0.1:8080', '[::]:8080'; ':8080' is of 127.0.0.1. Raises click's usage error for another text."""
+    """Parse '127.0.0.1:8080', '[::]:8080'; ':8080' means 127.0.0.1. Raises click's usage error for another text."""
     try:
         return value if isinstance(value, HttpAddress) else parse_address(str(value), "127.0.0.1")
     except InputError as error:
@@ -59,17 +59,17 @@ def address(value: object) -> HttpAddress:
 
 
 def percent(value: object) -> float:
-    """'20%': 0.2. Raises click's usage error for another text; from 0 % to below 100 %."""
+    """Parse '20%' to 0.2, from 0 % to below 100 %. Raises click's usage error for another text."""
     if isinstance(value, float):
         return value
     match = re.fullmatch(r"(\d{1,2}(?:\.\d{1,6})?)%", str(value))
     if match is None:
-        raise click.BadParameter(f"{value!r} is no share from 0% to below 100%; give such as 20%")
+        raise click.BadParameter(f"{value!r} is not a share from 0% to below 100%; give a number and %, as in 20%")
     return float(match[1]) / 100.0
 
 
 class ShortTime(click.ParamType[float]):
-    """'50ms', '200us', '1.5s': seconds. above: whether 0 is refused."""
+    """A time in seconds, as text: '50ms', '200us', '1.5s'. above: whether 0 is refused."""
 
     name = "time"
 
@@ -77,12 +77,12 @@ class ShortTime(click.ParamType[float]):
         self._above = above
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds. Raises click's usage error for another text."""
+        """Convert a text to seconds. Raises click's usage error for another text."""
         if isinstance(value, float):
             return value
         match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)(us|µs|ms|s)", str(value))
         if match is None:
-            self.fail(f"{value!r} is no time; give a number and us, ms or s, as in 50ms", param, ctx)
+            self.fail(f"{value!r} is not a time; give a number and us, ms or s, as in 50ms", param, ctx)
         seconds = float(match[1]) * {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]]
         if self._above and not seconds:
             self.fail(f"{value!r}: must be above 0 s", param, ctx)
@@ -105,9 +105,9 @@ _REF = "NAME@VERSION, NAME:CHANNEL, or NAME: channel stable if it exists, else c
 reference_argument = _argument("reference", "REF", _REF)
 # `REF...`, passed as `references: tuple[str, ...]`.
 references_argument = _argument("references", "REF...", _REF, nargs=-1, required=True)
-# `[REF]...`, where there may be none, passed as `references: tuple[str, ...]`.
+# `[REF]...`, possibly none, passed as `references: tuple[str, ...]`.
 optional_references_argument = _argument("references", "[REF]...", _REF, nargs=-1, required=False)
-# `REF` where it may be left out, passed as `reference: str | None`.
+# An optional `REF`, passed as `reference: str | None`.
 optional_reference_argument = _argument("reference", "[REF]", _REF, required=False)
 # `NAME:CHANNEL`, passed as `where: str`.
 channel_argument = _argument("where", "NAME:CHANNEL", "a model and its channel, such as digits:stable.")
@@ -116,21 +116,21 @@ _SPEC = (
     "a file, a file in a bucket (s3://bucket/specs/model.yaml), or a spec in the registry (registered:MODEL[@DIGEST])."
 )
 spec_argument = _argument("spec", "SPEC", _SPEC)
-# `[SPEC]` where it may be left out, passed as `spec: str | None`.
+# An optional `[SPEC]`, passed as `spec: str | None`.
 optional_spec_argument = _argument("spec", "[SPEC]", _SPEC, required=False)
 
 
 def number_option(
     name: str, kind: click.ParamType[Any], default: float | None, meaning: str, default_text: bool | str = True
 ) -> Callable[[Callback], Callback]:
-    """An option for a number. kind: its range.  default_text: what help says of the default, or whether it says it."""
+    """An option for a number. kind: its range.  default_text: the default in help, or whether help shows it."""
     return click.option(
         name, type=kind, default=default, show_default=default_text, help=meaning, callback=check_finite
     )
 
 
 def listen_option(default: str) -> Callable[[Callback], Callback]:
-    """--listen: the address that a server gets, HOST:PORT."""
+    """The option --listen: the address of a server, HOST:PORT."""
     help_text = "Address to listen on; port 0: any free port; host 0.0.0.0: all interfaces, as a pod needs."
     return click.option(
         "--listen", type=address, metavar="HOST:PORT", default=default, show_default=True, help=help_text
@@ -147,7 +147,7 @@ def check_finite(_: click.Context, __: click.Parameter, value: float | None) -> 
 def path_option(
     name: str, meaning: str, default_text: bool | str = False, default: Path | None = None, **kind: bool
 ) -> Callable[[Callback], Callback]:
-    """An option for a path. default_text: what help says is taken without it.  kind: settings of `click.Path`."""
+    """An option for a path. default_text: the default in help.  kind: settings of `click.Path`."""
     path_type = click.Path(path_type=Path, **kind)
     return click.option(name, type=path_type, default=default, show_default=default_text, help=meaning)
 
@@ -157,7 +157,7 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 class _Picture(click.Path):
-    """A file that a picture is written into; of another format than .svg it is a usage error."""
+    """A file for a picture. A suffix other than .svg is a usage error."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path: Any = super().convert(value, param, ctx)
@@ -169,13 +169,13 @@ class _Picture(click.Path):
 SVG = _Picture(path_type=Path, dir_okay=False)
 
 
-# The options that every command takes, before its name and after it. Root contexts keep their values in `ctx.obj`,
-# and under this name which of them were typed.
+# The options that every command takes, before its name and after it. Root contexts store their values in `ctx.obj`, and
+# under this key which of them were typed.
 _TYPED = "typed"
 
 
 def _keep_global(ctx: click.Context, option: click.Parameter, value: object) -> None:
-    """Keep the value of a global option, unless a word of the command line before this one gave another."""
+    """Store the value of a global option, unless an earlier word of the command line gave another one."""
     settings = ctx.ensure_object(dict)
     is_typed = ctx.get_parameter_source(str(option.name)) is click.core.ParameterSource.COMMANDLINE
     if is_typed or option.name not in settings:
@@ -191,7 +191,7 @@ class GlobalOption(click.Option):
         super().__init__(flags, expose_value=False, callback=_keep_global, **settings)
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Its line in the help of the root; None in the help of any other command."""
+        """The option's line in the help of the root; None in the help of other commands."""
         return None if ctx.parent else super().get_help_record(ctx)
 
 
@@ -227,7 +227,7 @@ GLOBAL_OPTIONS = (
         help="Format of the messages on stderr; json: one object per line.",
     ),
 )
-# Those that would be wrong to ignore where a command has no use for them, and what to do then.
+# Options that a command without a use for them must not ignore, and the remedy.
 _REFUSED = {
     "as_json": "prints no JSON: leave out --json",
     "trust": "takes no --trust: leave it out, or set ENGINESMITH_TRUST_POLICY, which holds wherever engines are read",
@@ -237,16 +237,16 @@ _REFUSED = {
 class TakesGlobals(click.Command):
     """A command that takes the global options.
 
-    Its function gets those that it has parameters for: `registry: str` (the default where none is given),
+    Its function gets those that it has parameters for: `registry: str` (by default the default registry),
     `stated_registry: str | None`, `trust: Path | None`, `as_json: bool` and `quiet: bool`.
     """
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Its own, and the global ones."""
+        """The command's own options, and the global ones."""
         return [*super().get_params(ctx), *GLOBAL_OPTIONS]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Add the values that its function takes to those of its own options. Raises click's usage error."""
+        """Add the global values that its function takes to those of its own options. Raises click's usage error."""
         other_args = super().parse_args(ctx, args)
         parameters = inspect.signature(inspect.unwrap(self.callback)).parameters if self.callback else {}
         settings = ctx.ensure_object(dict)
@@ -254,16 +254,16 @@ class TakesGlobals(click.Command):
             if getattr(self, "invoke_without_command", True):
                 raise click.UsageError(f"`{ctx.command_path}` {_REFUSED[name]}", ctx)
         if (registry := settings["registry"]) == "":
-            raise click.UsageError("--registry is empty: give a place, or leave the option out", ctx)
+            raise click.UsageError("--registry is empty; give a path or a URI, or leave the option out", ctx)
         values = {**settings, "registry": registry or DEFAULT_REGISTRY, "stated_registry": registry}
         ctx.params.update({name: values[name] for name in _PASSED if name in parameters})
         for text in ctx.params.values():
             if isinstance(text, str):
-                text.encode()  # UnicodeEncodeError, of which `main` makes a message, before anything is written
+                text.encode()  # UnicodeEncodeError, for which `main` prints a message, before anything is written
         return other_args
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Say where the global options are explained."""
+        """Write where the global options are explained."""
         super().format_epilog(ctx, formatter)
         if ctx.parent:
             formatter.write(f"\nGlobal options: {ctx.find_root().info_name} --help\n")
@@ -283,15 +283,15 @@ class Group(TakesGlobals, click.Group):
 
 
 def command(name: str | None = None) -> Callable[[Callable[..., object]], Command]:
-    """A decorator that makes a command of a function."""
+    """A decorator that makes a command from a function."""
     return click.command(name, cls=Command)
 
 
 class Option:
     """Annotation of a field with click's settings other than name, type and default.
 
-    meaning: for help.  name: where it is not the field's.  shown: what help says is taken without it.  settings: of
-    `click.option`, in place of those that the field's type gives.
+    meaning: for help.  name: if it is not the field's.  shown: the default in help.  settings: of `click.option`,
+    instead of those from the field's type.
     """
 
     def __init__(self, meaning: str, *, name: str | None = None, shown: str | None = None, **settings: Any) -> None:
@@ -359,7 +359,7 @@ def _options_of(kind: type[Any]) -> Sequence[Callable[[Any], Any]]:
 
 
 def _collect(kind: type[Any], settings: dict[str, Any]) -> Any:
-    """The dataclass of its options' values, which are taken out of `settings`."""
+    """Take the options' values out of `settings`, and return them as the dataclass."""
     hints = get_type_hints(kind)
     values = {}
     for field in fields(kind):
@@ -372,9 +372,9 @@ TARGET = "Target: cpu, a kind of CPU (avx512-vnni), a GPU product (l4), compute 
 
 
 def several(name: str, meaning: str, default_text: str | None) -> Option:
-    """The option of a text that takes several names, with commas or repeated, as one text with commas.
+    """An option for several names, separated by commas or repeated, as one text with commas.
 
-    default_text: what is taken without it, for help; None: it is required.
+    default_text: the default, for help; None: the option is required.
     """
     return Option(
         f"{meaning}; repeat it, or separate several with commas.",
@@ -395,7 +395,7 @@ _PRECISIONS = f"Precision: {', '.join(PRECISIONS)}"
 _BACKENDS = "Compiler, by its name in `enginesmith backends list`"
 _ALL = "all in the spec"
 Precisions = Annotated[str | None, several("precision", _PRECISIONS, _ALL)]
-# Of a command that takes all installed ones.
+# For commands whose default is all installed backends.
 InstalledBackends = Annotated[str | None, several("backend", _BACKENDS, "all installed")]
 Target = Annotated[str, Option(f"{TARGET}; auto: this machine.", metavar="TARGET")]
 Jobs = Annotated[
@@ -419,7 +419,7 @@ def precision_option(default_text: str) -> Option:
 
 @dataclass(frozen=True)
 class EngineChoice:
-    """Which of a version's engines."""
+    """The choice of one of a version's engines."""
 
     target: Target = "auto"
     precision: Annotated[str | None, precision_option("the precision that fits best")] = None
@@ -443,20 +443,20 @@ random_inputs_option = click.option(
 
 
 def log_format() -> str:
-    """The format of stderr that the running command was asked for: 'text' or 'json'."""
+    """The running command's format of stderr: 'text' or 'json'."""
     click_context = click.get_current_context(silent=True)
     settings = click_context.find_object(dict) if click_context else None
     return str((settings or {}).get(LOG_FORMAT, "text"))
 
 
 def emit_json(value: object) -> None:
-    """Print a JSON value on stdout, in ASCII unless that is UTF-8. Raises ValueError for NaN, which JSON lacks."""
+    """Print a JSON value on stdout; escapes non-ASCII characters unless stdout is UTF-8. Raises ValueError for NaN."""
     is_ascii = (sys.stdout.encoding or "utf-8").lower() != "utf-8"
     echo(visible_json(json.dumps(value, indent=2, ensure_ascii=is_ascii, allow_nan=False)))
 
 
 def emit(as_json: bool, document: object, show: Callable[P, object], *arguments: P.args, **named: P.kwargs) -> None:
-    """Print a result on stdout: its JSON document, or what `show` prints of the arguments."""
+    """Print a result on stdout: its JSON document, or the output of `show` for the arguments."""
     if as_json:
         emit_json(document)
     else:
@@ -464,7 +464,7 @@ def emit(as_json: bool, document: object, show: Callable[P, object], *arguments:
 
 
 def say(text: str) -> None:
-    """Write a remark on stderr, in the command's log format; stdout holds the result alone."""
+    """Write a remark to stderr, in the command's log format; stdout contains only the result."""
     if log_format() == "json":
         write_line("remark", message=text)
     else:
@@ -472,7 +472,7 @@ def say(text: str) -> None:
 
 
 def _read_runtimes(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    """{package: version} of 'tensorrt-rtx=1.3'. Raises click's usage error for another text."""
+    """Parse 'tensorrt-rtx=1.3' to {package: version}. Raises click's usage error for another text."""
     versions = {}
     for text in texts:
         name, separator, version = text.partition("=")

@@ -1,4 +1,4 @@
-"""`enginesmith pull`: the engine that fits a serving node, and why; or a channel that is followed."""
+"""`enginesmith pull`: pulls the engine that fits a serving node, with the reason, or follows a channel."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from enginesmith.client.resolve import EngineRanking
     from enginesmith.client.watching.watch import Swap
 
-# The --target of every compute capability that a version has engines for.
+# The --target for every compute capability that a version has engines for.
 _ALL = "all"
-# The --report of a node that reports nothing.
+# The --report of a node without reports.
 _NO_REPORT = "none"
 
 
@@ -67,17 +67,17 @@ class MachineOptions:
     memory: Annotated[float | None, Option("GPU memory of the target machine, in GiB.", type=POSITIVE)] = None
 
     def machines(self) -> "list[Machine] | AllGenerations":
-        """The targets of a Triton repository. Raises click's usage error for 'all' beside others."""
+        """The targets of a Triton repository. Raises click's usage error for 'all' together with others."""
         from enginesmith.client.layouts.base import ALL_GENERATIONS
 
         if _ALL not in self.targets:
             return [self.machine_of(target) for target in self.targets]
         if len(self.targets) > 1:
-            raise click.UsageError("--target all is all of them: leave out the others")
+            raise click.UsageError("--target all includes every target; leave out the others")
         return ALL_GENERATIONS
 
     def one_machine(self) -> "Machine":
-        """The one target of a layout that holds one engine. Raises click's usage error for several."""
+        """The one target of a layout for one engine. Raises click's usage error for several."""
         if len(self.targets) > 1 or _ALL in self.targets:
             raise click.UsageError(
                 "this layout holds the engine of one target; give --layout triton, or name one target"
@@ -96,7 +96,7 @@ class MachineOptions:
 
 @dataclass(frozen=True)
 class FollowOptions:
-    """How a channel is followed, and how the node reports what it serves."""
+    """How a channel is followed, and how the node reports the engine that it serves."""
 
     follow: Annotated[
         bool, Option("Keep running: pull each new version of the channel REF; DEST/current links to its engine.")
@@ -145,7 +145,7 @@ class FollowOptions:
         elif self.report == _NO_REPORT:
             receiver = False
             if self.health:
-                raise click.UsageError("what --health finds is reported; leave out --report none")
+                raise click.UsageError("--health sends its results as reports; leave out --report none")
         else:
             receiver = ReportUrl(self.report)
         health = None if self.health is None else (HealthUrl if _is_url(self.health) else HealthCommand)(self.health)
@@ -213,19 +213,19 @@ class PullOptions:
 
 
 def follow(client: "Client", references: tuple[str, ...], options: PullOptions, as_json: bool) -> None:
-    """Follow the channels until SIGTERM or Ctrl-C; the engines that are served stay. Raises click's usage error for a
-    layout that follows no channel or only one, and without references."""
+    """Follow the channels until SIGTERM or Ctrl-C; the served engines stay. Raises click's usage error for a layout
+    that follows no channel or only one, and without references."""
     from enginesmith.client.layouts.base import Plain
     from enginesmith.client.watching.server import INTERVAL_S
 
     layout, follow_options = options.layout.layout, options.following
     if layout == "kserve":
-        raise click.UsageError("--layout kserve writes objects once; a cluster follows no channel by them")
+        raise click.UsageError("--layout kserve writes objects once and follows no channel; leave out --follow")
     if layout == "ortpackage":
         raise click.UsageError("--layout ortpackage writes the package of a version once; leave out --follow")
     is_single, is_triton = len(references) == 1, layout == "triton"
     if is_triton and not is_single:
-        raise click.UsageError("--layout triton follows one channel for each folder; watch each into its own")
+        raise click.UsageError("--layout triton follows one channel; run pull for each channel, with its own --dest")
     if not references:
         raise click.UsageError("give a channel to follow, as in digits:stable")
     machine = options.machine.machines() if is_triton else options.machine.one_machine()
@@ -247,7 +247,7 @@ def follow(client: "Client", references: tuple[str, ...], options: PullOptions, 
 
 
 def check_options(layout: str, *, follows: bool) -> None:
-    """Raise click's usage error for an option of another layout, and for one that goes with --follow."""
+    """Raise click's usage error for options of another layout, and for options that require --follow."""
     context = click.get_current_context()
     for names, is_right, choice in (
         (FOR_TRITON, layout == "triton", "--layout triton"),
@@ -256,7 +256,7 @@ def check_options(layout: str, *, follows: bool) -> None:
     ):
         for name in names:
             if not is_right and context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
-                raise click.UsageError(f"--{name.replace('_', '-')} goes with {choice}")
+                raise click.UsageError(f"--{name.replace('_', '-')} needs {choice}")
 
 
 @command()
@@ -274,16 +274,14 @@ def pull(
     client = options.client(registry, trust)
     if options.following.follow:
         if options.explain:
-            raise click.UsageError("--explain looks at one REF once: leave out --follow")
+            raise click.UsageError("--explain explains one REF once; leave out --follow")
         follow(client, references, options, as_json)
         return
     if len(references) != 1:
-        raise click.UsageError("give one REF; several go with --follow")
+        raise click.UsageError("give one REF; only --follow takes several")
     reference = references[0]
     if layout == "kserve" and "auto" in options.machine.targets:
-        raise click.UsageError(
-            "--layout kserve: name the --target of the cluster's nodes; this machine is none of them"
-        )
+        raise click.UsageError("--layout kserve needs the --target of the cluster's nodes; this machine is not one")
     if options.explain:
         _explain(_rank_targets(client, reference, options), as_json)
         return
@@ -306,7 +304,7 @@ def pull(
 
 def _rank_targets(client: "Client", reference: str, options: PullOptions) -> "list[EngineRanking]":
     """For each target the ranking of the engines that the layout's server opens. Raises as `Client.resolve`, and
-    UnknownNameError for all generations where no engine is for a GPU."""
+    UnknownNameError for all generations if no engine is for a GPU."""
     if options.layout.layout == "plain":
         return [client.resolve(reference, options.machine.machine_of(name)) for name in options.machine.targets]
     from enginesmith.client.layouts.base import rank_each
@@ -318,7 +316,7 @@ def _rank_targets(client: "Client", reference: str, options: PullOptions) -> "li
 
 
 def _explain(answers: "list[EngineRanking]", as_json: bool) -> None:
-    """Print what fits each machine, as one document in JSON, and exit."""
+    """Print the engines that fit each machine, as one document in JSON, and exit."""
     if as_json:
         rankings = [answer.to_json() for answer in answers]
         emit_json(rankings if len(rankings) > 1 else rankings[0])

@@ -134,7 +134,7 @@ def list_models(
     """
     if model is None:
         if before is not None:
-            raise click.UsageError("--before pages through versions: name a MODEL")
+            raise click.UsageError("--before lists versions of one model; name a MODEL")
         _list_models(registry, as_json, limit, after)
     else:
         _list_versions(registry, model, as_json, limit, before, after)
@@ -156,7 +156,7 @@ def _list_models(registry: str, as_json: bool, limit: int, after: str | None) ->
 
 def _list_versions(registry: str, model: str, as_json: bool, limit: int, before: str | None, after: str | None) -> None:
     rows = index.list_versions(open_store(registry), model, limit=limit + 1, before=before, after=after)
-    # One more than is shown was asked for, to know whether there are more: the newest with `after`, else the oldest.
+    # One more than is shown is requested, to know whether there are more: with `after` the newest, else the oldest.
     has_more, rows = len(rows) > limit, rows[:limit] if after is not None else rows[-limit:]
     if has_more:
         ends = f"older ones add --before {rows[0].version}", f"newer ones add --after {rows[-1].version}"
@@ -210,7 +210,7 @@ def pin(reference: str, remove: bool, why: str, registry: str, as_json: bool) ->
     """Protect the version REF from garbage collection until the pin is removed."""
     if remove:
         if why:
-            raise click.UsageError("--why is kept with a pin: leave it out with --remove")
+            raise click.UsageError("--why is stored with a pin; leave it out with --remove")
         version_reference = parse_reference(reference)
         if version_reference.version is None:
             raise UnknownNameError(f"{reference!r} names no version; give {version_reference.model}@VERSION")
@@ -278,7 +278,7 @@ def attach(
     store = open_store(registry)
     manifest = locate(store, parse_reference(reference)).manifest
     if measure and kind != COMPILE_CACHE:
-        raise click.UsageError(f"--measure is for --kind {COMPILE_CACHE}")
+        raise click.UsageError(f"--measure works only with --kind {COMPILE_CACHE}")
     start_times: dict[str, float] = {}
     if measure:
         from enginesmith.compile_caches.loading import measure_start
@@ -286,7 +286,7 @@ def attach(
         start_times = measure_start(measure, file).to_json()
     if not file.is_file():
         remedy = "; --measure MODULE:FUNCTION creates it" if kind == COMPILE_CACHE else ""
-        raise InputError(f"{file} is no file{remedy}")
+        raise InputError(f"{file} is not a file{remedy}")
     attachment = Attachment(
         name=file.name,
         kind=kind,

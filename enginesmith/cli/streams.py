@@ -1,7 +1,7 @@
-"""The standard streams of the command line: closed, full, or with a reader that has gone.
+"""The standard streams of the command line: closed, full, or with a reader that has exited.
 
-A command has done its work whether or not its output can be written: output that is lost gives one message and an exit
-code instead of a traceback.
+A command has done its work whether or not its output can be written: lost output gives one message and an exit code
+instead of a traceback.
 """
 
 import io
@@ -23,8 +23,8 @@ class _Checked(io.FileIO):
     error: OSError | None = None
 
     def write(self, data: "ReadableBuffer") -> int:
-        """Write as `FileIO` does, and keep the error. After the reader has gone (`| head`), output is dropped and the
-        command goes on."""
+        """Write as `FileIO` does, and store any error. After the reader has exited (`| head`), output is dropped and
+        the command continues."""
         try:
             return super().write(data)
         except BrokenPipeError as error:
@@ -36,10 +36,10 @@ class _Checked(io.FileIO):
 
 
 def prepare_streams() -> None:
-    """Open the null device for each standard stream that is closed, and have stdout and stderr keep their errors.
+    """Open the null device for each standard stream that is closed, and make stdout and stderr store their errors.
 
-    Without the first, the next file that is opened would get the stream's number, and prints would go into that file.
-    Streams that were replaced in Python are left as they are.
+    Otherwise the next file that is opened would get the stream's number, and prints would go into that file. Streams
+    that were replaced in Python are left as they are.
     """
     for descriptor, (name, mode) in enumerate(_STREAMS):
         if getattr(sys, name) is None:
@@ -59,13 +59,13 @@ def code_of_lost(error: OSError) -> int:
 
 
 def write_stderr(text: str) -> None:
-    """Write a line to stderr, if that can be written."""
+    """Write a line to stderr, if possible."""
     with suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 def leave(code: int) -> NoReturn:
-    """Flush and exit; with `UNWRITABLE` instead of 0 where the output is lost.
+    """Flush and exit; with `UNWRITABLE` instead of 0 if output is lost.
 
     A reader that closed our stdout early (`| head`) is no error.
     """
@@ -86,7 +86,7 @@ def _check(stream: io.TextIOWrapper) -> io.TextIOWrapper:
     return io.TextIOWrapper(
         file if stream.write_through else io.BufferedWriter(file),
         encoding=stream.encoding,
-        errors="backslashreplace",  # what the locale cannot write
+        errors="backslashreplace",  # characters that the locale cannot encode
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )

@@ -1,4 +1,4 @@
-"""Output for people: tables, and the bar of a download."""
+"""Output for people: tables, and the progress bar of a download."""
 
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ _WIDEST_BAR, _SHORTEST_BAR = 40, 4
 
 @contextmanager
 def download_bar(quiet: bool = False) -> Iterator["Progress"]:
-    """A bar that is gone when it is done; nothing where stderr is no terminal."""
+    """A progress bar that disappears when it is done; none if stderr is no terminal."""
     if quiet or not sys.stderr.isatty():
         yield silent
         return
@@ -68,14 +68,14 @@ if TYPE_CHECKING:
 
 _PIPE_COLUMNS = 240
 _GAP = 2
-# A column of sentences is at least so wide; one of names, numbers or states is not broken at all.
+# The minimum width of a column of sentences; one of names, numbers or states is never broken.
 _LEAST_PROSE = 24
-# A text with a bracket that is longer than this is a sentence, and not a value with its interval.
+# A text with a bracket that is longer than this is a sentence, not a value with its interval.
 _LONGEST_BRACKET = 40
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Write a line on stdout (err: on stderr), with the control characters in it made visible."""
+    """Write a line on stdout (err: on stderr), with visible control characters."""
     click.echo(visible(text), err=err, nl=nl)
 
 
@@ -89,12 +89,12 @@ def print_table(
     red: Collection[int] = (),
     pipe_columns: int = _PIPE_COLUMNS,
 ) -> None:
-    """Print a table that fits the terminal: sentences are wrapped, then brackets get a line of their own; where that
-    does not fit either, each row becomes a block of lines 'column  value'. In a pipe it is as wide as it needs to be,
-    and no line ends in blanks.
+    """Print a table that fits the terminal: sentences are wrapped, then brackets get their own line; if that does not
+    fit either, each row becomes a block of lines 'column  value'. In a pipe it has its natural width, and no line ends
+    with blanks.
 
-    columns: headings; none are printed where all are empty.  note: a line below.  styles: rich's style by the text of a
-    cell.  red: indices of rows in red.  pipe_columns: how wide it may at least be in a pipe.
+    columns: headings; none are printed if all are empty.  note: a line below.  styles: rich's style by the text of a
+    cell.  red: indices of rows in red.  pipe_columns: the minimum width limit in a pipe.
     """
     from rich.console import Console
     from rich.text import Text
@@ -122,7 +122,7 @@ def print_table(
     text = console_output.get()
     if not console.is_terminal:
         text = "\n".join(line.rstrip() for line in text.split("\n"))
-    click.echo(text, nl=False, color=console.is_terminal or None)  # a terminal by FORCE_COLOR, too
+    click.echo(text, nl=False, color=console.is_terminal or None)  # a terminal because of FORCE_COLOR, too
 
 
 def _least_widths(headings: "Cells", rows: "Sequence[Cells]") -> list[int]:
@@ -195,7 +195,7 @@ STYLES = {
 
 
 def print_engines(engines: "Sequence[tuple[EngineEntry, Mapping[str, float]]]", title: str = "") -> None:
-    """The engines of a version, each with its task metrics, as build, show and validate print them."""
+    """Print the engines of a version, each with its task metrics, for build, show and validate."""
     metric_texts = [
         ({} if engine.sqnr_db is None else {"SQNR": format_metric("sqnr_db", engine.sqnr_db)})
         | {name: format_metric(name, value) for name, value in sorted(values.items())}

@@ -51,20 +51,20 @@ if TYPE_CHECKING:
 
 
 def warn(text: str) -> None:
-    """Tell of a place that does not answer by Python's own warnings."""
+    """Report an unreachable place with Python's `warnings`."""
     warnings.warn(text, stacklevel=3)
 
 
 @dataclass(frozen=True)
 class Client:
-    """A registry, and how its engines come to this machine.
+    """A registry, and how engines come from it to this machine.
 
     registry: a path, file://, s3://, gs://, az:// or http:// URI, or several with commas, read from the first that
-    answers (`enginesmith.registry.store.nearest`); opened at first use.  say: called when a place of several stops to
-    answer, or answers again.  cache: a folder (with `cache_bytes` as its bound); 'auto' is this machine's
-    (ENGINESMITH_CACHE, ENGINESMITH_CACHE_BYTES; none for a registry on this machine); None is none.
-    policy: what is accepted.  rehash: read every file again instead of believing that it was not written since.
-    node: who asks, for rollouts in waves; by default this host (`ServingNode.from_environment`).
+    answers (`enginesmith.registry.store.nearest`); opened on first use.  say: called when one of several places stops
+    answering, or answers again.  cache: a folder (with `cache_bytes` as its limit); 'auto' is this machine's
+    (ENGINESMITH_CACHE, ENGINESMITH_CACHE_BYTES; none for a registry on this machine); None means no cache.
+    policy: which engines are accepted.  rehash: read every file again instead of trusting its unchanged times.
+    node: this node, for rollouts in waves; by default this host (`ServingNode.from_environment`).
     Raises InputError for a registry that is neither text nor a path.
     """
 
@@ -85,8 +85,8 @@ class Client:
     def resolve(self, reference: str, target: Machine | str = AUTO) -> EngineRanking:
         """Rank the engines of 'name', 'name@VERSION' or 'name:CHANNEL' for a machine, with the reasons of rejections.
 
-        target: a `Machine`, or a target's name ('auto' is this one). Downloads no engine; no compatible engine is no
-        error. Raises UnknownNameError for an unknown reference or target.
+        target: a `Machine`, or a target's name ('auto' is this machine). Downloads no engine; if no engine is
+        compatible, the ranking is empty. Raises UnknownNameError for an unknown reference or target.
         """
         return self._rank(reference, target)[1]
 
@@ -94,12 +94,12 @@ class Client:
         self, reference: str, dest: str | Path, *, target: Machine | str = AUTO, progress: Progress = silent
     ) -> Pulled:
         """Download the best compatible engine into the folder `dest`, verified, with a JSON description beside it, and
-        the version's attachments that fit into `dest`/attachments (`pull.with_attachments`).
+        the version's attachments that fit the machine into `dest`/attachments (`pull.with_attachments`).
 
         progress: called with the downloaded and the total bytes.
         reference: 'name', 'name@VERSION' or 'name:CHANNEL'.
         target: a `Machine`, or a target's name ('auto' is this machine).
-        Raises UnknownNameError when no engine is compatible (with each rejection), IntegrityError, UnavailableError.
+        Raises UnknownNameError if no engine is compatible (with each rejection), IntegrityError, UnavailableError.
         """
         located_version, ranking = self._rank(reference, target, sure=False)
         store, fetcher = self._locator.store, self._fetcher(progress)
@@ -111,9 +111,9 @@ class Client:
     def pull_all(
         self, reference: str, dest: str | Path, *, target: Machine | str = AUTO, progress: Progress = silent
     ) -> list[Pulled]:
-        """Download every compatible engine of a version into the folder `dest`, best first, as `pull` does one, with
-        its latency on record for machines of this kind: for `enginesmith.Router`, and with Policy(fallback="onnx") the
-        version's graph behind them.
+        """Download every compatible engine of a version into the folder `dest`, best first, each as in `pull`, with its
+        recorded latency on machines of this kind: for `enginesmith.Router`. With Policy(fallback="onnx") the version's
+        graph comes last.
 
         Raises as `pull`, and IntegrityError for a damaged latency report.
         """
@@ -142,12 +142,12 @@ class Client:
         keep: int = 2,
         progress: Progress = silent,
     ) -> "Placed":
-        """Have the folder `dest` serve a version in a layout, `Triton()`, for a machine or several; once, as `watch`
-        does at each move. target: several, or ALL_GENERATIONS, where each has a compute capability of its own.
-        keep: versions that stay beside it.
+        """Put a version into the folder `dest` in a layout, such as `Triton()`, for one machine or several; once, as
+        `watch` does at each move. target: several, or ALL_GENERATIONS; each must have its own compute capability. keep:
+        number of older versions that stay.
 
-        Raises as `pull`, InputError for what the layout cannot hold, UnavailableError while another process writes
-        there.
+        Raises as `pull`, InputError if the layout cannot hold the version, UnavailableError while another process
+        writes there.
         """
         from enginesmith.client.layouts.base import hold, rank_each
 
@@ -179,18 +179,18 @@ class Client:
         """Follow the channel 'name:CHANNEL' until `stop` is set: the link `dest`/current points to its engine's folder.
 
         reference: 'name:CHANNEL'; nothing else can be followed.
-        dest: the folder for the engines' folders and the link to the one that is served.
-        target: what the engine is for; with `Triton()` several, or ALL_GENERATIONS.
-        layout: None is a folder for each version; `Triton()` follows in a model repository of Triton's.
-        interval_s: seconds between two looks; None is `watching.server.INTERVAL_S`.
-        hook: called after each swap: `Command`, `Post`, or a function of the facts of what is served.
-        once: check once, raise any error, and return what is served.
+        dest: the folder for the engines' folders and the link to the served one.
+        target: the machine of the engine; with `Triton()` several, or ALL_GENERATIONS.
+        layout: None is a folder for each version; `Triton()` is a model repository of Triton's.
+        interval_s: seconds between polls; None is `watching.server.INTERVAL_S`.
+        hook: called after each swap: `Command`, `Post`, or a function of the served engine's facts.
+        once: poll once, raise any error, and return the served engine.
         keep: number of older folders that stay.
         stop: set by another thread to end this call; None: only an exception, such as Ctrl-C, ends it.
-        say: called with a message when something happens.
+        say: called with a message about each event.
         progress: called with the downloaded and the total bytes.
-        health: tells whether the server is well, for rollouts; None: it is well after each swap.
-        report: where reports of what is served go; True: to the registry, False: nowhere.
+        health: health check of the server, for rollouts; None: it counts as healthy after each swap.
+        report: where the node's reports go; True: to the registry, False: nowhere.
         Raises InputError for a reference that is no channel (`watching.watch.ChannelWatcher`).
         """
         from enginesmith.client.layouts.base import Plain
@@ -225,9 +225,9 @@ class Client:
         """Follow several channels as `watch` does one, each into `dest`/MODEL/CHANNEL (`watching.watch.GroupWatcher`).
 
         references: the channels, each as 'name:CHANNEL'.
-        target: what all the engines are for; one machine.
-        interval_s: seconds between two looks at all of them; None is `watching.server.INTERVAL_S` for each channel.
-        hook, once, keep, stop, say, progress, health, report: as of `watch`, for every channel.
+        target: the machine of all engines.
+        interval_s: seconds between polls of all channels; None is `watching.server.INTERVAL_S` times their number.
+        hook, once, keep, stop, say, progress, health, report: as in `watch`, for every channel.
         Raises InputError without references.
         """
         from enginesmith.client.watching.watch import GroupWatcher
@@ -245,7 +245,7 @@ class Client:
     def _watchers(
         self, hook: "Hook | None", keep: int, say: Callable[[str], object], progress: Progress
     ) -> "Callable[..., ChannelWatcher]":
-        """`ChannelWatcher`, with what all channels of a call share."""
+        """`ChannelWatcher`, with the arguments that all channels of a call share."""
         from enginesmith.client.watching.watch import ChannelWatcher
 
         return partial(
@@ -260,7 +260,7 @@ class Client:
 
     @cached_property
     def store(self) -> Store:
-        """The registry, opened. Raises InputError and UnavailableError, and tries again next time."""
+        """The registry, opened. Raises InputError and UnavailableError; the next access then tries again."""
         return self._open(check=True)
 
     def _open(self, *, check: bool) -> Store:
@@ -272,7 +272,7 @@ class Client:
 
     @cached_property
     def _locator(self) -> VersionLocator:
-        """Where versions are found. A bucket is not asked whether it is a registry before a channel was looked for."""
+        """The locator of versions. It checks whether a bucket is a registry only after a channel was not found."""
         store = self.__dict__.get("store") or self._open(check=False)
         return VersionLocator.for_store(store, self._blob_cache(store), self.node)
 
@@ -309,15 +309,15 @@ def pull(
     """Download the best engine for `target` into the folder `dest`, verified, with a JSON description beside it.
 
     reference: 'name', 'name@VERSION' or 'name:CHANNEL'.
-    registry: as of `Client`.
+    registry: as in `Client`.
     target: a `Machine`, or a target's name; 'auto' is this machine.
-    precision: only engines of this one, as 'int8'; None is any.
-    proven_only: no engine that never ran on its hardware.
-    fallback: 'onnx' takes the version's ONNX model where no engine fits; None is an error then.
-    trust: a trust policy's file; None is the one that ENGINESMITH_TRUST_POLICY names, if any.
-    allow_unsigned: as in `Policy`, of attachments that are code.
-    Raises UnknownNameError when nothing fits (each rejection with its reason), IntegrityError (UntrustedError without
-    the signatures that the trust policy asks for), UnavailableError.
+    precision: only engines of this precision, as 'int8'; None means any.
+    proven_only: only engines proven on real inputs on this kind of machine.
+    fallback: 'onnx' downloads the version's ONNX model if no engine fits; None raises an error.
+    trust: a trust policy's file; None is the one in ENGINESMITH_TRUST_POLICY, if any.
+    allow_unsigned: as in `Policy`, for attachments that are code.
+    Raises UnknownNameError if no engine fits (each rejection with its reason), IntegrityError (UntrustedError without
+    the signatures that the trust policy requires), UnavailableError.
     """
     policy = Policy(precision, proven_only=proven_only, fallback=fallback, trust=trust, allow_unsigned=allow_unsigned)
     return Client(registry, policy=policy).pull(reference, dest, target=target)
@@ -345,7 +345,7 @@ def _machine(target: Machine | str) -> Machine:
 
 
 def _reporter(health: "Health | None", report: "ReportUrl | bool", say: Callable[[str], object]) -> "Reporter | None":
-    """One per channel, because it remembers the last report."""
+    """The reporter of one channel, which stores its last report."""
     from enginesmith.client.watching.server import Reporter
 
     return Reporter(None if report is True else report, health, say=say) if report else None

@@ -1,11 +1,11 @@
-"""Locates the version that a reference stands for, in as few requests as it takes, and says which of its engines may be
-used: trusted, proven, compatible with a machine, there.
+"""Locates the version that a reference means, in as few requests as possible, and lists its usable engines: trusted,
+proven, compatible with a machine, not lost.
 
-Of a channel the state is read (one request, conditional where it was read before), and its snapshot, a blob, which a
-machine's cache keeps. Where the snapshot is lost or damaged, the version's documents are read one by one from the
-registry, with the same answer.
+For a channel the state is read (one request, conditional if it was read before), and its snapshot, a blob, which a
+machine's cache keeps. If the snapshot is lost or damaged, the version's documents are read one by one from the
+registry, with the same result.
 
-A rollout may bring a version to a part of the nodes (`registry.rollouts`): then the answer depends on the node.
+A rollout may bring a version to a part of the nodes (`registry.rollouts`): then the result depends on the node.
 """
 
 import json
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class DocumentMemory:
-    """The last content of documents that change, with their tags, for conditional requests; also in files of `folder`,
-    if it is not None, for the next process."""
+    """The last content of documents that change, with their tags, for conditional requests; also stored in files of
+    `folder`, if it is not None, for the next process."""
 
     folder: Path | None = None
     documents: dict[str, tuple[str, bytes]] = field(default_factory=dict)
 
     def read(self, store: Store, key: str) -> bytes | None:
-        """A document's content, None if it is absent; one conditional request."""
+        """A document's content, None if it is absent; sends one conditional request."""
         file_name = digest_of_bytes(f"{store.uri} {key}".encode())
         tag, old_content = self.documents.get(file_name) or self._load(file_name)
         content, new_tag = store.read_if_changed(key, tag)
@@ -58,7 +58,7 @@ class DocumentMemory:
         self.documents[file_name] = new_tag, content
         if self.folder is not None:
             new_path = self.folder / f".{secrets.token_hex(8)}"
-            with suppress(OSError, UnicodeDecodeError):  # it is asked for without a condition next time
+            with suppress(OSError, UnicodeDecodeError):  # the next request has no condition
                 make_folder(self.folder)
                 new_path.write_text(json.dumps([new_tag, content.decode()]))
                 new_path.replace(self.folder / file_name)
@@ -76,7 +76,7 @@ class DocumentMemory:
 class VersionLocator:
     """Locates versions in one registry. cache: for snapshots; None for none.  memory: of channels.
 
-    node: the one that asks; None is one that no rollout reaches, which gets what the channel serves.
+    node: this node; None means a node that no rollout reaches, which gets the channel's version.
     """
 
     store: Store
@@ -87,7 +87,7 @@ class VersionLocator:
 
     @classmethod
     def for_store(cls, store: Store, cache: "BlobCache | None", node: ServingNode | None = None) -> "VersionLocator":
-        """The locator with a machine's cache; without one for a registry on this machine."""
+        """The locator with a machine's cache; without a cache for a registry on this machine."""
         if cache is None or store.near:
             return cls(store, node=node)
         return cls(store, cache, DocumentMemory(cache.folder / "channels"), node)
@@ -100,7 +100,7 @@ class VersionLocator:
     def locate(self, reference: Reference) -> lookup.Located:
         """`lookup.locate` for this node. `Located.documents` come from the snapshot, if there is one.
 
-        Raises as `lookup.locate`, and UnavailableError where no registry is.
+        Raises as `lookup.locate`, and UnavailableError if there is no registry.
         """
         if reference.version is None:
             for name in (reference.channel,) if reference.channel else lookup.DEFAULT_CHANNELS:
@@ -110,7 +110,7 @@ class VersionLocator:
         return lookup.locate(self.store, reference)
 
     def locate_in(self, channel: Channel, reference: Reference) -> lookup.Located:
-        """The version that a state of a channel leads this node to. Raises IntegrityError as `lookup.locate`."""
+        """The version that a channel's state gives this node. Raises IntegrityError as `lookup.locate`."""
         channel_state = replace(channel, move=channel.served_to(self.node))
         if digest := channel.snapshots.get(channel_state.manifest):
             with suppress(IntegrityError):  # lost or damaged: its documents are read one by one
@@ -133,7 +133,7 @@ class VersionLocator:
             self.checked = True
 
     def read_blob(self, digest: str, max_bytes: int) -> bytes:
-        """A small blob's bytes, verified, from the cache or through it. max_bytes, errors: as of `Store.read_blob`."""
+        """A small blob's bytes, verified, from the cache or through it. max_bytes, errors: as in `Store.read_blob`."""
         if self.cache is None:
             return self.store.read_blob(digest, max_bytes)
 
@@ -155,11 +155,11 @@ class VersionLocator:
 def rank_located(
     store: Store, located: lookup.Located, machine: Machine, policy: Policy, *, sure: bool = True
 ) -> tuple[lookup.Located, EngineRanking]:
-    """The version with its signers, and its engines ranked for a machine; those whose blobs are lost are rejected.
+    """The version with its signers, and its engines ranked for a machine; engines whose blobs are lost are rejected.
     Reads no engine.
 
-    sure: whether to look for the blobs, one request each, though a download of the best engine would show that it is
-        lost; always done in a folder, where a look costs nothing.
+    sure: whether to check the blobs, one request each, although a download of the best engine would detect a lost one;
+    always done in a folder, where a check costs nothing.
     Raises IntegrityError, and UntrustedError without the signatures that the trust policy requires.
     """
     located, entries = judge_located(store, located, policy)
@@ -183,7 +183,7 @@ def rank_located(
 
 
 def _find_lost_graphs(store: Store, manifest: Manifest, entries: Sequence[EngineEntry]) -> dict[str, str]:
-    """Engines of an ensemble of which an engine of a graph is lost: digest -> which, and why."""
+    """Engines of an ensemble that lack a graph's engine: digest -> the lost engine and the reason."""
     loss_reasons: dict[str, str] = {}
     for entry in entries:
         engines_by_digest = {
@@ -201,7 +201,7 @@ def judge_located(
 ) -> tuple[lookup.Located, tuple[EngineEntry, ...]]:
     """A located version with its signers, and its engines with their current status.
 
-    Where a snapshot has not the signatures that the trust policy requires, the registry is asked for newer ones.
+    If a snapshot lacks the signatures that the trust policy requires, newer ones are read from the registry.
     """
     try:
         return _judge(store, located, policy)
@@ -227,7 +227,7 @@ def _judge(store: Store, located: lookup.Located, policy: Policy) -> tuple[looku
 
 
 def _fallback(store: Store, manifest: Manifest) -> tuple[EngineEntry, ...]:
-    """The version's ONNX model as if it were an engine."""
+    """The entry of the version's ONNX model, as an engine."""
     digest = manifest.sources.get("onnx")
     if digest is None:
         return ()

@@ -1,7 +1,7 @@
 """From a reference and a machine to a verified engine on disk, with a JSON description for the server that loads it.
 
-The engine is written first and its description last; each appears whole or not at all, and the description names the
-engine's digest. So a server that waits for the description never loads an incomplete engine.
+The engine is written first and its description last; each file appears whole or not at all, and the description names
+the engine's digest. So a server that waits for the description never loads an incomplete engine.
 """
 
 import errno
@@ -37,16 +37,16 @@ if TYPE_CHECKING:
     from enginesmith.registry.store.cache import BlobCache, VerificationCache
 
 # A blob of a remote registry is downloaded into the cache, once for all processes, over several connections, and
-# resumed where a killed download ended; then the path becomes a hard link to it, or a copy on another file system.
-# Without a cache it is downloaded beside the path. A file appears whole and verified, or not at all. Several blobs, as
-# the shards of a large model are, come side by side and share the connections and the memory of one.
+# resumed after a killed download; then the path becomes a hard link to it, or a copy on another file system. Without a
+# cache it is downloaded beside the path. A file appears whole and verified, or not at all. Several blobs, such as the
+# shards of a large model, are downloaded in parallel and share the connections and the memory of one.
 
-# Source of the bytes: the file was there already, this machine's cache, or the registry.
+# Source of the bytes: the existing file, this machine's cache, or the registry.
 Origin = Literal["there", "cache", "registry"]
 # Called with the downloaded and the total bytes.
 Progress = Callable[[int, int], object]
 
-# Blobs that are downloaded at the same time: each of the four connections that a single one begins with has its own.
+# Blobs that are downloaded at the same time: each has one of the four connections that a single download begins with.
 SIDE_BY_SIDE = 4
 
 _PARTIAL = ".enginesmith-partial-"
@@ -60,7 +60,7 @@ def silent(_done: int, _total: int) -> None:
 
 @dataclass(frozen=True)
 class Wanted:
-    """A blob to be written to `dest`. size_bytes: as the manifest says."""
+    """A blob to be written to `dest`. size_bytes: from the manifest."""
 
     blob: files.BlobDigest
     size_bytes: int
@@ -70,7 +70,7 @@ class Wanted:
 @dataclass(frozen=True)
 class BlobFetcher:
     """Downloads blobs. cache: None for none.  progress: called with downloaded and total bytes.  rehash: read local
-    files again instead of trusting the verification cache.  beside: how many of them run at the same time."""
+    files again instead of trusting the verification cache.  beside: number of simultaneous fetchers."""
 
     cache: "BlobCache | None" = None
     progress: Progress = silent
@@ -80,8 +80,8 @@ class BlobFetcher:
     def fetch(self, store: Store, blob: files.BlobDigest, size_bytes: int, dest: Path) -> Origin:
         """Write the blob to `dest`, verified and atomically, and return where its bytes came from.
 
-        Raises IntegrityError when the registry sends other bytes or has lost the blob, UnavailableError when registry
-        or disk are out of reach; the next call resumes the download.
+        Raises IntegrityError if the registry sends other bytes or has lost the blob, UnavailableError if registry or
+        disk are unavailable; the next call resumes the download.
         """
         with files.reachable(f"writing {dest}"):
             files.make_folder(dest.parent)
@@ -97,10 +97,10 @@ class BlobFetcher:
             return self._through(self.cache, store, blob, size_bytes, dest)
 
     def fetch_all(self, store: Store, downloads: Sequence[Wanted]) -> None:
-        """Write several blobs as `fetch` writes one, at most `SIDE_BY_SIDE` at a time; the listener gets their sums.
+        """Write several blobs as `fetch` does one, at most `SIDE_BY_SIDE` at a time; the listener gets their sums.
 
-        Once one of them fails the others stop, and what has come of them is kept for the next call. Raises what the
-        first raised, as `fetch`.
+        If one fails, the others stop, and downloaded parts are kept for the next call. Raises the first error, as
+        `fetch`.
         """
         if not downloads:
             return
@@ -134,7 +134,7 @@ class BlobFetcher:
         except OSError as error:
             if error.errno not in _UNUSABLE:
                 raise
-            # A cache that is full, read-only or another user's is no reason to fail: download without it.
+            # Download without a cache that is full, read-only or another user's, instead of failing.
             cache.give_up(blob)
             self._direct(store, blob, size_bytes, dest)
             return "registry"
@@ -151,9 +151,9 @@ class BlobFetcher:
     def _download(self, store: Store, blob: files.BlobDigest, size_bytes: int, partial: Path) -> str:
         """Download a blob to `partial` and return its digest, the expected one.
 
-        Other bytes are downloaded again from the start: of a list of places from what is left of it, ever shorter; of
-        any other store once more, since a resumed part or the network may have been at fault. Then IntegrityError is
-        raised.
+        Wrong bytes are downloaded again from the start: with a list of places from a list that is shorter each time;
+        from any other store once more, since a resumed part or the network may have been at fault. Then IntegrityError
+        is raised.
         """
         for source in (store, *getattr(store, "list_rests", lambda: [store])()):
             actual_digest = download(
@@ -181,7 +181,7 @@ class _StoppedError(Exception):
 
 @dataclass
 class _Meter:
-    """The bytes that several downloads have brought together, told to one listener. total: of all, in bytes."""
+    """Adds up the bytes of several downloads for one listener. total: of all, in bytes."""
 
     progress: Progress
     total: int
@@ -211,7 +211,7 @@ def _is_there(dest: Path, blob: files.BlobDigest, size_bytes: int, verifications
 
 
 def _place(cached_path: Path, blob: files.BlobDigest, dest: Path, verifications: "VerificationCache") -> None:
-    """Make `dest` a hard link to a cached blob, or a verified copy where the file system refuses links."""
+    """Make `dest` a hard link to a cached blob, or a verified copy if the file system refuses links."""
     new_link = dest.with_name(f".enginesmith-link-{secrets.token_hex(8)}")
     try:
         os.link(cached_path, new_link)
@@ -253,8 +253,8 @@ def folder_name(located: Located, engine: EngineEntry) -> str:
 
 
 def stem_of(manifest: Manifest, engine: EngineEntry) -> str:
-    """The file name of an engine and its description, without the suffix; with the backend where the version has
-    engines of several for one target and precision."""
+    """The file name of an engine and its description, without the suffix; with the backend if the version has engines
+    of several for one target and precision."""
     stem = f"{manifest.model}-{manifest.version}-{engine.target}-{engine.precision}"
     target_engines = (sibling for sibling in manifest.engines if sibling.digest and sibling.target == engine.target)
     if len({sibling.backend for sibling in target_engines if sibling.precision == engine.precision}) > 1:
@@ -263,7 +263,7 @@ def stem_of(manifest: Manifest, engine: EngineEntry) -> str:
 
 
 def weights_name(manifest: Manifest, engine: EngineEntry) -> str | None:
-    """The file name of the model beside an engine that holds its weights; None where it has them itself."""
+    """The file name of the model with the weights beside an engine; None if the engine contains its weights."""
     return f"{stem_of(manifest, engine)}.weights.onnx" if engine.is_stripped else None
 
 
@@ -306,14 +306,14 @@ def describe(located: Located, engine: EngineEntry, file: str) -> dict[str, obje
     return origin | description | {key: value for key, value in encode(engine).items() if key != "checks"}
 
 
-# Of a file of a function's code.
+# The role of a file of a function's code.
 MOST_CODE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class PulledAttachment:
     """An attachment on disk. description: the document about it, beside it.  signed_by: the trust policy's names of the
-    signers of that document; empty where no signature was asked for."""
+    signers of that document; empty if no signature was required."""
 
     path: Path
     description: Path
@@ -323,11 +323,11 @@ class PulledAttachment:
 
 @dataclass(frozen=True, repr=False)
 class Pulled:
-    """An engine on disk. path: the engine.  description: the JSON beside it.  origin: where its bytes came from.
+    """An engine on disk. path: the engine.  description: the JSON beside it.  origin: the source of its bytes.
 
-    weights: the ONNX model beside it that holds the weights of an engine whose own file leaves them out.
-    latency: the newest report on machines of this kind, where it was looked for (`Client.pull_all`) and is there.
-    attachments: of the version, those that were pulled (`Client.pull`).  left_out: name -> why it was not.
+    weights: the ONNX model beside it with the weights of an engine whose own file has none.
+    latency: the newest report on machines of this kind, if `Client.pull_all` found one.
+    attachments: those that `Client.pull` pulled.  left_out: name -> the reason why it was not pulled.
     """
 
     path: Path
@@ -341,7 +341,7 @@ class Pulled:
     left_out: tuple[tuple[str, str], ...] = ()
 
     def __repr__(self) -> str:
-        """One line: the file, what it is of, and its status."""
+        """One line: the file, its unit and version, and its status."""
         reference, engine = self.located.manifest.reference, self.engine
         return f"Pulled({self.path.name!r}: {engine.unit} of {reference}, {engine.status})"
 
@@ -351,23 +351,23 @@ class Pulled:
 
     @property
     def cached(self) -> bool:
-        """Whether the engine was there already, and intact."""
+        """Whether the engine was already there, and intact."""
         return self.origin == "there"
 
     @property
     def engine(self) -> EngineEntry:
-        """The engine that was chosen, with the status it has today."""
+        """The chosen engine, with its current status."""
         return self.resolution.chosen
 
     @property
     def warning(self) -> str | None:
-        """The warning to show before the engine is used; None when it is proven."""
+        """The warning to show before the engine is used; None if it is proven."""
         if self.engine.status == "proven":
             return None
         if self.engine.target == FALLBACK:
             return f"FALLBACK: no engine of this version fits this machine; this is {self.engine.reason}"
         if not self.engine.is_measured or self.engine.status != "unproven":
-            return f"UNPROVEN: {self.engine.unit} is not proven: {self.engine.reason}"
+            return f"{self.engine.status.upper()}: {self.engine.unit} is not proven: {self.engine.reason}"
         return (
             f"UNPROVEN: {self.engine.unit} is not proven on this kind of machine ({self.engine.reason}); "
             f"run `enginesmith validate {self.located.manifest.reference}` there first"
@@ -383,7 +383,7 @@ class Pulled:
 def download_best(ranking: EngineRanking, download: Callable[[Resolution], Pulled]) -> Pulled:
     """Call `download` for the best engine; if it raises IntegrityError, for the next one.
 
-    Raises what `download` raises for the last one, and as `EngineRanking.resolution`.
+    Raises the error of the last one, and as `EngineRanking.resolution`.
     """
     while True:
         resolution = ranking.resolution()
@@ -400,12 +400,12 @@ def download_engine(
 ) -> Pulled:
     """Download the chosen engine into the folder `dest`, verified, with a JSON description beside it.
 
-    An engine without weights of its own gets the model that holds them beside it, and one whose weights lie in shards
-    gets these, side by side, before the engine itself. Of an ensemble the engines and functions come into a folder of
-    this version, in it a folder for each, before the description of the whole.
-    file: the engine's name there; '' for one that tells model, version, target and precision. Raises IntegrityError for
-    other bytes than were published, UnavailableError when registry or disk are out of reach, and InputError where
-    another version's engine has the file's name.
+    The model with the weights is downloaded beside an engine without weights, and shards, in parallel, before the
+    engine itself. The engines and functions of an ensemble go to a folder of this version, with one folder for each,
+    before the description of the whole.
+    file: the engine's name there; '' for one with model, version, target and precision. Raises IntegrityError for other
+    bytes than were published, UnavailableError if registry or disk are unavailable, and InputError if another version's
+    engine has the file's name.
     """
     engine, manifest = resolution.chosen, located.manifest
     if manifest.graphs:
@@ -469,12 +469,12 @@ def _download_graphs(
 
 
 def _check_owner(description: Path, manifest: Manifest) -> None:
-    """Raise InputError where another version's description has this name: 'a-1' of version 2 and 'a' of '1-2' have."""
+    """Raise InputError if another version's description has this name, like 'a-1' version 2 and 'a' version '1-2'."""
     with suppress(OSError, IntegrityError):
         document = parse_json(description.read_bytes(), MAX_BYTES)
         if (document.get("model"), document.get("version")) != (manifest.model, manifest.version):
             raise InputError(
-                f"{description} is of {document.get('model')}@{document.get('version')}; give another folder"
+                f"{description} belongs to {document.get('model')}@{document.get('version')}; give another folder"
             )
 
 
@@ -485,9 +485,9 @@ ATTACHMENTS = "attachments"
 def with_attachments(pulled: Pulled, store: Store, ranking: EngineRanking, dest: Path, fetcher: BlobFetcher) -> Pulled:
     """A pulled engine with the attachments of its version that fit the machine, each verified, in `dest`/attachments.
 
-    Of several with one name the newest that may be pulled counts. Without the signatures that the trust policy needs
-    none is pulled, and a kind that is code not without any, unless `Policy.allow_unsigned` says so. What is damaged or
-    lost is left out: the engine does not depend on it. Raises UnavailableError.
+    Of several with one name the newest allowed one is pulled. Without the signatures that the trust policy requires
+    none is pulled, and code never without any signature, unless `Policy.allow_unsigned` permits it. Damaged or lost
+    attachments are left out: the engine does not depend on them. Raises UnavailableError.
     """
     documents, manifest = pulled.located.documents or store, pulled.located.manifest
     if not any(True for _ in documents.list(evidence_prefix("attachments", manifest.model, manifest.version))):
@@ -512,9 +512,9 @@ def with_attachments(pulled: Pulled, store: Store, ranking: EngineRanking, dest:
         description_path = path.with_name(f"{name}{DESCRIPTION}")
         try:
             with suppress(OSError, IntegrityError):
-                if (old_attachment := read_attachment(description_path.read_bytes())).model != manifest.model:
+                if (attached := read_attachment(description_path.read_bytes())).model != manifest.model:
                     raise InputError(
-                        f"{description_path} is of {old_attachment.model}@{old_attachment.version}; give another folder"
+                        f"{description_path} belongs to {attached.model}@{attached.version}; give another folder"
                     )
             fetcher.fetch(store, files.BlobDigest(attachment.digest), attachment.size_bytes, path)
         except (InputError, IntegrityError) as error:
@@ -527,7 +527,7 @@ def with_attachments(pulled: Pulled, store: Store, ranking: EngineRanking, dest:
 
 
 def _refusal(attachment: "Attachment", ranking: EngineRanking, needs_signature: bool, is_signed: bool) -> str:
-    """Why an attachment is not pulled; '' where it is. needs_signature: whether the trust policy asks for some."""
+    """The reason why an attachment is not pulled; '' if it is. needs_signature: whether the policy requires one."""
     machine = ranking.machine.with_installed(attachment.requires)
     unmet_reasons = [finding.words for finding in evaluate(attachment.requires, machine) if finding.rules_out]
     if unmet_reasons:
@@ -541,7 +541,7 @@ def _refusal(attachment: "Attachment", ranking: EngineRanking, needs_signature: 
         )
     if attachment.is_code:
         return (
-            f"a {attachment.kind} is code, and no signature of it was asked for; pull with a trust policy, or with "
+            f"a {attachment.kind} is code, and no signature of it was checked; pull with a trust policy, or with "
             "--allow-unsigned (allow_unsigned=True) if whoever can write to the registry may run code here"
         )
     return ""

@@ -1,17 +1,17 @@
-"""Ranks the engines of a version for a machine, and says why each of the others is rejected.
+"""Ranks the engines of a version for a machine, and gives the reason of each rejection.
 
-Engines are ordered by these rules, the first that tells two apart decides:
+Engines are ordered by these rules; the first that distinguishes two decides:
 
-1. by fit: built for the very product; for the same compute capability; for another product of that capability (it runs,
+1. by fit: built for the same product; for the same compute capability; for another product of that capability (it runs,
    tuned for other clocks and memory); for another capability with hardware compatibility (`core.requirements`);
    portable (target `gpu`); the ONNX model, if the policy allows it;
-2. proven before unproven; a CPU engine has the status that it has on the machine's kind of CPU (`JudgedEntry.on_cpu`);
-3. by speed, where one was shown to be faster on a machine of this kind (`evidence.latencies`), else the more accurate
-   one (`core.reports.latency`);
+2. proven before unproven; a CPU engine has the status for the machine's kind of CPU (`JudgedEntry.on_cpu`);
+3. by speed, if one is measurably faster on a machine of this kind (`evidence.latencies`), else by accuracy
+   (`core.reports.latency`);
 4. by the order in the manifest, which is that of the spec's backends.
 
-A proof says nothing about another compute capability: where only proven engines may be used, a compatible engine of
-another capability is rejected.
+A proof is not valid for another compute capability: if only proven engines are allowed, a compatible engine of another
+capability is rejected.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from enginesmith.core.requirements import Cpu, Gpu, hardware_of
 from enginesmith.core.text import join_first
 from enginesmith.core.types import accuracy_order
 from enginesmith.registry.evidence.attestations import JudgedEntry
-from enginesmith.registry.manifest import EngineEntry
+from enginesmith.registry.manifest import ON_RANDOM, EngineEntry
 
 PORTABLE = "gpu"
 # The target of the version's ONNX model.
@@ -50,12 +50,13 @@ def list_targets(units: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Policy:
-    """Engines that a client accepts. precision: only this one.  proven_only: no engine that never ran on its hardware.
+    """Engines that a client accepts. precision: only this one.  proven_only: only those proven on real inputs on this
+    kind of machine.
 
-    fallback: 'onnx' takes the version's ONNX model, to be run by onnxruntime, where no engine fits.
-    allow_unsigned: whether attachments that are code are pulled without a signature where no trust policy asks for one.
-    trust: whose signatures a version needs: a trust policy, or its file, which is then read each time; None is the one
-    that ENGINESMITH_TRUST_POLICY names, if any.
+    fallback: 'onnx' uses the version's ONNX model, run by onnxruntime, if no engine fits.
+    allow_unsigned: whether attachments that are code are pulled without a signature if no trust policy requires one.
+    trust: the signers that a version needs: a trust policy, or its file, which is then read each time; None is the one
+    in ENGINESMITH_TRUST_POLICY, if any.
     """
 
     precision: str | None = None
@@ -67,10 +68,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class EngineCandidate:
-    """A compatible engine. fit: how well it matches the machine, in words.  remarks: what could not be checked, or
-    differs.
+    """A compatible engine. fit: describes how well it matches the machine.  remarks: facts that could not be checked,
+    or differ.
 
-    speed: as measured on a machine of this kind; None where it was not measured.
+    speed: measured on a machine of this kind; None if it was not measured.
     """
 
     entry: EngineEntry
@@ -88,10 +89,10 @@ class EngineCandidate:
 
 @dataclass(frozen=True)
 class EngineRanking:
-    """Which of a version's engines a machine can use, best first, and why not each of the others (unit, reason).
+    """The engines of a version that a machine can use, best first, and the reason for each rejection (unit, reason).
 
-    what: the version, as in 'digits@3'.  lost: those of the rejected that would do, and whose bytes are lost.
-    kinds: of the rejections, by unit.  remedy: of engines that a server does not open.
+    what: the version, as in 'digits@3'.  lost: rejected engines that would fit, but whose bytes are lost.
+    kinds: of the rejections, by unit.  remedy: for engines that a server does not open.
     """
 
     what: str
@@ -112,8 +113,8 @@ class EngineRanking:
         return replace(self, candidates=engines, rejected=(*self.rejected, *losses), lost=(*self.lost, *losses))
 
     def rejecting(self, reject: Callable[[EngineEntry], str | None], remedy: str) -> "EngineRanking":
-        """The ranking without engines that a server cannot open. reject: gives the reason, None for one that it opens.
-        remedy: to get one that it opens."""
+        """The ranking without engines that a server cannot open. reject: returns the reason, or None for an engine that
+        it opens. remedy: how to get one that it opens."""
         reasons = {c.entry.unit: reason for c in self.candidates if (reason := reject(c.entry))}
         engines = tuple(engine for engine in self.candidates if engine.entry.unit not in reasons)
         kinds: dict[str, RejectionKind] = {**self.kinds, **dict.fromkeys(reasons, "unopened")}
@@ -121,8 +122,8 @@ class EngineRanking:
         return replace(self, candidates=engines, rejected=rejections, kinds=kinds, remedy=remedy)
 
     def resolution(self) -> "Resolution":
-        """The best engine with the reasons. Raises UnknownNameError with every rejection when no engine is compatible,
-        IntegrityError when all compatible ones are lost."""
+        """The best engine with the reasons. Raises UnknownNameError with every rejection if no engine is compatible,
+        IntegrityError if all compatible ones are lost."""
         if not self.candidates and self.lost:
             loss_lines = [f"  {unit}: {reason}" for unit, reason in self.lost]
             remedy = f"restore their blobs, or build again; `enginesmith registry fsck {self.what}` says more"
@@ -135,7 +136,7 @@ class EngineRanking:
         return Resolution(ranked_entries[0], _why(self.candidates), ranked_entries, self.rejected, remarks, self.lost)
 
     def _explain_lack(self) -> str:
-        """Why nothing fits: the rejection that comes nearest and its remedy, and the others in a line."""
+        """The reason why no engine fits: the closest rejection and its remedy, and the others in one line."""
         target_text = self.machine.name + (f" in {self.policy.precision}" if self.policy.precision else "")
         if not self.rejected:
             return f"{self.what} has no engine for {target_text}: it has no engines at all; build it"
@@ -151,7 +152,9 @@ class EngineRanking:
         remedies: dict[RejectionKind, str] = {
             "unopened": self.remedy,
             "unmet": "give such a machine what it lacks, or build for it as it is",
-            "unproven": f"`enginesmith validate {self.what}` on such a machine proves what never ran there",
+            "unproven": "build again with real inputs in golden.data"
+            if ON_RANDOM in nearest_text
+            else f"`enginesmith validate {self.what}` on such a machine proves what never ran there",
             "not built": "change that and build again",
             "precision": f"add {self.policy.precision} to the precisions of its spec and build, or ask for another one",
             "hardware": f"add {self.machine.target.name} to the targets of its spec and build, or name another target",
@@ -162,7 +165,7 @@ class EngineRanking:
         return f"{message}\n  also: {other_reasons}" if other_reasons else message
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON: the machine, the policy, candidates best first, and the rejected."""
+        """The ranking as JSON: the machine, the policy, candidates best first, and the rejected."""
         return {
             "what": self.what,
             "machine": {"target": self.machine.target.name, **asdict(self.machine)},
@@ -176,7 +179,7 @@ class EngineRanking:
 class Resolution:
     """The chosen engine and the reason. ranked: all compatible engines, best first.  rejected: (unit, reason).
 
-    remarks: what could not be checked of the chosen one.  lost: see `EngineRanking`.
+    remarks: facts about the chosen one that could not be checked.  lost: see `EngineRanking`.
     """
 
     chosen: EngineEntry
@@ -196,7 +199,7 @@ def rank_engines(
 ) -> EngineRanking:
     """Rank a version's engines with their current status (`registry.evidence.attestations.judge_entries`).
 
-    what: the version, for messages.  timed: gives engines' speeds by digest; called only where they decide.
+    what: the version, for messages.  timed: gives engines' speeds by digest; called only if they decide.
     """
     machine = machine.with_installed(requirement for entry in entries for requirement in entry.requires)
     machine_entries = [entry.on_cpu(machine.cpu) if isinstance(entry, JudgedEntry) else entry for entry in entries]
@@ -217,20 +220,20 @@ def rank_engines(
 
 
 def _reject(entry: EngineEntry, machine: Machine, policy: Policy) -> tuple[RejectionKind, str] | None:
-    """Why an engine is incompatible with the machine or the policy; None if it is compatible."""
+    """The reason why an engine is incompatible with the machine or the policy; None if it is compatible."""
     unmet_findings = [finding for finding in evaluate(entry.requires, machine) if finding.rules_out]
     processor = hardware_of(entry.requires)
     if mismatch := next((finding for finding in unmet_findings if finding.requirement is processor), None):
-        # Of another kind of CPU the words say what this one lacks.
+        # For another kind of CPU the reason names what this one lacks.
         return "unmet" if isinstance(processor, Cpu) and machine.is_cpu else "hardware", mismatch.words
     if policy.precision is not None and entry.precision != policy.precision:
         return "precision", f"precision {entry.precision}, not {policy.precision}"
     if not entry.usable:
         return "not built", f"{entry.status}: {entry.reason}"
-    if unmet_findings:  # before a missing proof: no proof could be made there
+    if unmet_findings:  # before a missing proof: it cannot be proven there
         return "unmet", unmet_findings[0].words
     if policy.proven_only and entry.status != "proven":
-        return "unproven", f"unproven, and only proven engines may be used: {entry.reason}"
+        return "unproven", f"{entry.status}, and only proven engines may be used: {entry.reason}"
     if policy.proven_only and _is_foreign(entry, machine):
         reason = f"proven on {entry.hardware.sm} and not on {machine.target.sm}, and only proven engines may be used"
         return "unproven", reason
@@ -238,7 +241,7 @@ def _reject(entry: EngineEntry, machine: Machine, policy: Policy) -> tuple[Rejec
 
 
 def remarks(entry: EngineEntry, machine: Machine, speed: "MeasuredSpeed | None" = None) -> tuple[str, ...]:
-    """Remarks on a compatible engine: what could not be checked, or differs without rejecting it."""
+    """Remarks on a compatible engine: facts that could not be checked, or differ without rejecting it."""
     texts = [finding.words for finding in evaluate(entry.requires, machine) if not finding.rules_out]
     if _is_foreign(entry, machine):
         texts.append(f"{entry.status} on {entry.hardware.sm}, and not tried on {machine.target.sm}")
@@ -248,7 +251,7 @@ def remarks(entry: EngineEntry, machine: Machine, speed: "MeasuredSpeed | None" 
 
 
 def _is_foreign(entry: EngineEntry, machine: Machine) -> bool:
-    """Whether it was built for another compute capability than this machine's, and not for any."""
+    """Whether it was built for another compute capability than this machine's, and is not portable."""
     return entry.compute_capability not in (None, machine.compute_capability)
 
 
@@ -271,7 +274,7 @@ def _fit(entry: EngineEntry, machine: Machine) -> tuple[int, str]:
 
 
 def _reach(entry: EngineEntry) -> str:
-    """Which GPUs an engine runs on beside its own: 'every generation from Ampere on'."""
+    """Which other GPUs an engine runs on: 'every generation from Ampere on'."""
     processor = hardware_of(entry.requires)
     if not isinstance(processor, Gpu) or processor.match == "family":
         return "its family"
@@ -282,7 +285,7 @@ def _reach(entry: EngineEntry) -> str:
 def _by_speed(
     ranked: Sequence[EngineEntry], machine: Machine, speeds: "Mapping[str, MeasuredSpeed]"
 ) -> Iterator[EngineEntry]:
-    """The engines, those that are alike but for their precision by evidence of their speed, then by accuracy."""
+    """The engines; those with equal fit and proof are ordered by measured speed, then by accuracy."""
 
     if not speeds:
         yield from ranked
@@ -297,7 +300,7 @@ def _by_speed(
 
 
 def is_faster_by_evidence(one: "MeasuredSpeed | None", other: "MeasuredSpeed | None") -> bool:
-    """Whether an engine was shown to be faster than another, at the same sizes."""
+    """Whether an engine was measurably faster than another, at the same sizes."""
     if one is None or other is None or one.buckets != other.buckets:
         return False
     from enginesmith.core.reports.latency import is_shorter
@@ -306,14 +309,14 @@ def is_faster_by_evidence(one: "MeasuredSpeed | None", other: "MeasuredSpeed | N
 
 
 def _rank(entry: EngineEntry, machine: Machine) -> tuple[int, bool, int, bool, str]:
-    """The place of an engine by the rules that need no speeds."""
+    """The rank of an engine by the rules that need no speeds."""
     is_foreign = entry.cpu != machine.cpu
     accuracy = accuracy_order(entry.precision)
     return _fit(entry, machine)[0], entry.status != "proven", accuracy, is_foreign, entry.target
 
 
 def _why(candidates: Sequence[EngineCandidate]) -> str:
-    """Why the first candidate was chosen: its fit, precision and status, and how it compares with the others."""
+    """The reason why the first candidate was chosen: its fit, precision and status, compared with the others."""
     leader, other_entries = candidates[0], [candidate.entry for candidate in candidates[1:]]
     summary = f"{leader.fit}; {leader.entry.precision}, {leader.entry.status}"
     if not other_entries:
@@ -324,8 +327,8 @@ def _why(candidates: Sequence[EngineCandidate]) -> str:
 
 
 def _comparison(candidates: Sequence[EngineCandidate]) -> str | None:
-    """How much faster the first is than those that are its equals otherwise, and which of them it is preferred to for
-    its accuracy; None where there is none."""
+    """How much faster the first is than the otherwise equal ones, and which of them it is preferred to for its
+    accuracy; None if there are none."""
     leader = candidates[0]
     peers = [peer for peer in candidates[1:] if (peer.fit, peer.entry.status) == (leader.fit, leader.entry.status)]
     speeds = {peer.entry.unit: peer.speed for peer in peers if is_faster_by_evidence(leader.speed, peer.speed)}

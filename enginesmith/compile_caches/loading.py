@@ -1,10 +1,10 @@
-"""A compile cache of torch: a zip of Inductor's cache folder and of what a machine needs to use it. A process compiles
-out of it (a warm start), and what that saves is measured.
+"""A compile cache of torch: a zip of Inductor's cache folder with its requirements on a machine. A process compiles
+with it (a warm start), and the saved time is measured.
 
-A cache is code of whoever published it: torch unpickles graphs and loads shared libraries out of it. So nothing of it
-is read before its publisher is known (a trust policy whose signatures held when it was pulled, or the caller's word)
-and its bytes have the digest that was published. torch finds a cached graph by the graph itself: for another model than
-it was made from, a cache costs time and gives no other answers.
+A cache contains code of its publisher: torch unpickles graphs and loads shared libraries from it. So no part of it is
+read before its publisher is known (a trust policy whose signatures were valid at the pull, or the caller's word) and
+its bytes have the published digest. torch finds a cached graph by the graph itself: for another model, a cache costs
+time and does not change results.
 """
 
 import atexit
@@ -57,7 +57,7 @@ class StaleCacheError(EnginesmithError):
 
 
 def pack(folder: Path, requires: tuple[Requirement, ...], path: Path) -> None:
-    """Write the files of a cache folder, and what they require, to the zip `path`; equal files give equal bytes."""
+    """Write the files of a cache folder and their requirements to the zip `path`; equal files give equal bytes."""
     with zipfile.ZipFile(path, "w") as archive:
 
         def write(name: str, data: bytes | str) -> None:
@@ -86,14 +86,14 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
                 raise IntegrityError(f"its files take more than {MOST_BYTES >> 30} GiB")
             yield archive
     except (*DAMAGED, KeyError, IntegrityError) as error:
-        raise document_error(f"{path} is no compile cache", error, "measure one with --measure") from error
+        raise document_error(f"{path} is not a compile cache", error, "measure one with --measure") from error
 
 
 @dataclass(frozen=True)
 class WarmStart:
-    """A cache that this process compiles out of. folder: its files, removed at exit.  kernels: shared libraries in it.
+    """A cache that this process compiles with. folder: its files, removed at exit.  kernels: its shared libraries.
 
-    The folder is Inductor's cache for the whole process: what is compiled beside the cache goes there as well.
+    The folder is Inductor's cache for the whole process: other compilations write there as well.
     """
 
     folder: Path
@@ -115,18 +115,18 @@ class WarmStart:
 
 
 def warm_start(pulled: "Pulled | PulledAttachment | Path | str", *, allow_unsigned: bool = False) -> WarmStart:
-    """Have this process compile out of a cache. Call it before the first torch.compile.
+    """Make this process compile with a cache. Call it before the first torch.compile.
 
-    pulled: what `pull` gave, the newest of its compile caches, or the document (NAME.attachment.json) beside a cache's
-    file. allow_unsigned: whether its code may run without a signature that a trust policy asked for, since everybody
-    who can write to the registry (or, of a document, to its folder) may run code here.
+    pulled: the result of `pull`, whose newest compile cache is used, or the document (NAME.attachment.json) beside a
+    cache's file. allow_unsigned: whether its code may run without a signature that a trust policy requires: then
+    everybody who can write to the registry (or, for a document, to its folder) can run code here.
     Raises UntrustedError before anything is read, IntegrityError for other bytes than were published, StaleCacheError
-    with what differs on this machine, InputError for what is no compile cache.
+    with the differences of this machine, InputError if there is no compile cache.
     """
     cache = _cache_of(pulled)
     if not cache.signed_by and not allow_unsigned:
         raise UntrustedError(
-            f"{cache.path.name} is code (pickles and shared libraries), and no signature of it was asked for; pull it "
+            f"{cache.path.name} is code (pickles and shared libraries), and no signature of it was checked; pull it "
             "with a trust policy, or give allow_unsigned=True if whoever can write to the registry may run code here"
         )
     is_for_gpu = isinstance(hardware_of(cache.attachment.requires), Gpu)
@@ -138,7 +138,7 @@ def warm_start(pulled: "Pulled | PulledAttachment | Path | str", *, allow_unsign
 
 
 def _cache_of(pulled: "Pulled | PulledAttachment | Path | str") -> PulledAttachment:
-    """The compile cache that was pulled. Raises InputError where there is none, with the reason."""
+    """The compile cache that was pulled. Raises InputError with the reason if there is none."""
     if isinstance(pulled, Pulled):
         cache = next(
             (candidate for candidate in pulled.attachments if candidate.attachment.kind == COMPILE_CACHE), None
@@ -154,17 +154,17 @@ def _cache_of(pulled: "Pulled | PulledAttachment | Path | str") -> PulledAttachm
         try:
             attachment = read_attachment(path.read_bytes())
         except (OSError, Malformed) as error:
-            raise InputError(f"{path} is no document of a compile cache (NAME{DESCRIPTION}): {error}") from error
+            raise InputError(f"{path} is not a document of a compile cache (NAME{DESCRIPTION}): {error}") from error
         pulled_cache = PulledAttachment(path.with_name(attachment.name), path, attachment)
     if pulled_cache.attachment.kind != COMPILE_CACHE:
         raise InputError(
-            f"{pulled_cache.path} is a {pulled_cache.attachment.kind} and no compile cache ({COMPILE_CACHE})"
+            f"{pulled_cache.path} is a {pulled_cache.attachment.kind}, not a compile cache ({COMPILE_CACHE})"
         )
     return pulled_cache
 
 
 def open_cache(path: Path, digest: str) -> WarmStart:
-    """Have this process compile out of the cache file `path`, whose publisher is trusted; raises as `warm_start`."""
+    """Make this process compile with the cache file `path`, whose publisher is trusted; raises as `warm_start`."""
     try:
         actual_digest = digest_of_file(path)
     except OSError as error:
@@ -182,8 +182,8 @@ def open_cache(path: Path, digest: str) -> WarmStart:
 
 
 def use_folder(folder: Path, threads: int | None = None) -> None:
-    """Make `folder` Inductor's cache in this process. threads: that compile: one where nothing is left to do, since the
-    pool of compiling processes is started even then; None leaves torch's default."""
+    """Make `folder` Inductor's cache in this process. threads: of compilation: 1 if nothing has to be compiled, since
+    the pool of compiling processes is started even then; None is torch's default."""
     os.environ[FOLDER_VARIABLE] = str(folder)
     _answer_probes(folder / "probes.json")
     if threads:
@@ -193,8 +193,8 @@ def use_folder(folder: Path, threads: int | None = None) -> None:
 
 
 def _answer_probes(record: Path) -> None:
-    """Have Inductor's probes of vector instructions answered from a file, and their answers written to it: each starts
-    a process that imports torch, even where its library is there (torch 2.13, `_inductor.cpu_vec_isa.VecISA`)."""
+    """Make Inductor's probes of vector instructions read their answers from a file, and write them to it. Each probe
+    starts a process that imports torch, even if its library exists (torch 2.13, `_inductor.cpu_vec_isa.VecISA`)."""
     from torch._inductor.cpu_vec_isa import VecISA
 
     answers: dict[str, bool] = json.loads(record.read_bytes()) if record.exists() else {}
@@ -206,24 +206,24 @@ def _answer_probes(record: Path) -> None:
             record.write_text(json.dumps(answers))
         return answers[name]
 
-    if probe:  # else a torch that probes in another way does so
-        setattr(VecISA, "_probe_load", answer)  # noqa: B010 - mypy knows no assignment to a method
+    if probe:  # other versions of torch probe in other ways
+        setattr(VecISA, "_probe_load", answer)  # noqa: B010 - mypy accepts no assignment to a method
 
 
 def _count_kernels(folder: Path) -> int:
     return sum(1 for _ in folder.rglob("*.so"))
 
 
-# What a cache saves: two fresh processes start as a server does, import torch, make the model, compile it and call it,
-# one with an empty folder and one out of the cache. CPU seconds are compared, which other load changes less.
+# The time that a cache saves: two fresh processes import torch, make the model, compile it and call it, one with an
+# empty folder and one with the cache. CPU seconds are compared, because other load changes them less.
 
 
 @dataclass(frozen=True)
 class MeasuredStart:
-    """Seconds of a process, with those that it waited for, until its first answer: of its CPUs, and by the clock.
+    """Seconds of a process and its children until its first answer: CPU time, and wall clock time.
 
-    compiled_again: how many graphs and kernels the warm process compiled, at all calls.
-    cold_cpu_s, warm_cpu_s: of the CPUs, without the cache and with it.  cold_s, warm_s: by the clock, likewise.
+    compiled_again: number of graphs and kernels that the warm process compiled in all calls.
+    cold_cpu_s, warm_cpu_s: CPU time, without the cache and with it. cold_s, warm_s: wall clock time, likewise.
     """
 
     cold_cpu_s: float
@@ -233,17 +233,17 @@ class MeasuredStart:
     compiled_again: int
 
     def to_json(self) -> dict[str, float]:
-        """What the document of an attachment says of it. warm_of_cold: the ratio of the CPU seconds."""
+        """The measurements in an attachment's document. warm_of_cold: the ratio of the CPU seconds."""
         figures = {**asdict(self), "warm_of_cold": self.warm_cpu_s / self.cold_cpu_s}
         return {name: round(value, 3) for name, value in figures.items() if math.isfinite(value)}
 
 
 def measure_start(entry_point: str, cache: Path) -> MeasuredStart:
-    """The first answer of a fresh process, cold, and out of the file `cache`, which is made where it is not there.
+    """Measure the first answer of a fresh process, cold, and with the file `cache`, which is created if it is missing.
 
-    entry_point: 'MODULE:FUNCTION', found from the working folder. The function gives what torch.compile gave, as the
-    server calls it, and the inputs of a call (a tuple, or a mapping by name), or a list of them, one for each size.
-    Raises InputError where it does not, ModelError for a process that fails, and where the answers of the two differ.
+    entry_point: 'MODULE:FUNCTION', found from the working folder. The function returns the result of torch.compile, as
+    the server calls it, and the inputs of a call (a tuple, or a mapping by name), or a list of them, one for each size.
+    Raises InputError if it does not, ModelError if a process fails or the results of the two differ.
     """
     with tempfile.TemporaryDirectory(prefix="enginesmith-start-") as folder:
         cold_times = _start("cold", entry_point, cache, Path(folder))
@@ -254,7 +254,7 @@ def measure_start(entry_point: str, cache: Path) -> MeasuredStart:
 
 
 def _start(side: Literal["cold", "warm"], entry_point: str, cache: Path, folder: Path) -> dict[str, float]:
-    """Run one process. folder: for the cold one's files and answers."""
+    """Run one process. folder: for the cold process's files and answers."""
     program = f"from {__name__} import run_once; run_once()"
     command = [sys.executable, "-c", program, side, entry_point, str(cache.absolute()), str(folder)]
     command.append(repr(time.monotonic()))
@@ -269,8 +269,8 @@ def _start(side: Literal["cold", "warm"], entry_point: str, cache: Path, folder:
 
 
 def run_once() -> None:
-    """What a process of `measure_start` does: sys.argv has the side, the entry point, the cache, the folder, and
-    the time of its start by the monotonic clock, which all processes of a machine share."""
+    """The main function of a process of `measure_start`. sys.argv has the side, the entry point, the cache, the folder,
+    and the start time on the monotonic clock, which all processes of a machine share."""
     import torch
 
     start_kind, entry_point, cache, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4])
@@ -299,7 +299,7 @@ def load_entry_point(entry_point: str) -> tuple[Callable[..., Any], list[Any]]:
     """The compiled model of an entry point, and the inputs of its calls. Raises InputError."""
     import torch
 
-    torch.manual_seed(0)  # weights that are not loaded are the same in both processes
+    torch.manual_seed(0)  # random weights must be the same in both processes
     module, separator, function = entry_point.partition(":")
     try:
         result = getattr(import_module(module), function)() if separator else ()
@@ -307,7 +307,7 @@ def load_entry_point(entry_point: str) -> tuple[Callable[..., Any], list[Any]]:
         raise InputError(f"{entry_point}: {error}; give MODULE:FUNCTION, found from {Path.cwd()}") from error
     model, inputs = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
     if not callable(model):
-        raise InputError(f"{entry_point} must give what torch.compile gave, and the inputs of a call")
+        raise InputError(f"{entry_point} must return the result of torch.compile, and the inputs of a call")
     return model, inputs if isinstance(inputs, list) else [inputs]
 
 

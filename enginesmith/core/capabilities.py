@@ -1,6 +1,6 @@
-"""What a backend can do, as data: its `capabilities`, beside the methods of `enginesmith.core.types.Backend`.
+"""The capabilities of a backend, as data; `enginesmith.core.types.Backend` has its methods.
 
-Code outside a backend's own folder uses neither its class nor its name, and decides by these fields.
+Code outside a backend's folder uses neither its class nor its name, and decides by these fields.
 """
 
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ Determinism = Literal["bytes", "outputs", "budget"]
 
 @dataclass(frozen=True)
 class SharedOptions:
-    """Names of a backend's options whose meaning is the same in every backend that has them; '' where it has none.
+    """The names of the options that mean the same in every backend; '' where a backend has no such option.
 
-    workspace_mib: scratch memory of the compiler in MiB, 0 for no limit. It is lowered for a second build where the
-    first ran out of memory.
+    workspace_mib: scratch memory of the compiler in MiB, 0 for no limit. A build that runs out of memory is repeated
+    with less.
     cuda_graphs: whether a session replays CUDA graphs; both settings are measured.
-    cpu_level: the level of x86-64 that code for CPUs is compiled for, or 'host' (`enginesmith.core.hardware.machine`).
-    wide_profile: (option, value) with which a request has one optimization profile over all buckets, not one for each.
+    cpu_level: the x86-64 level of code for CPUs, or 'host' (`enginesmith.core.hardware.machine`).
+    wide_profile: option and value that give a request one optimization profile over all buckets, not one each.
     """
 
     workspace_mib: str = ""
@@ -28,9 +28,9 @@ class SharedOptions:
 
 @dataclass(frozen=True)
 class SupportMatrix:
-    """What a vendor's table lists. source: which table, for people.  capabilities: the compute capabilities in it.
+    """A vendor's table of supported hardware. source: its name.  capabilities: the compute capabilities in it.
 
-    without: (compute capability, precision) pairs that it leaves out of these.
+    without: (compute capability, precision) pairs that the table excludes.
     """
 
     source: str
@@ -38,7 +38,8 @@ class SupportMatrix:
     without: tuple[tuple[tuple[int, int], str], ...] = ()
 
     def explain_absence(self, capability: tuple[int, int] | None, precision: str) -> str:
-        """'sm_80 is not in NVIDIA's support matrix (...)'; '' for a pair that it lists, and for CPUs."""
+        """The reason why a pair is unsupported: 'sm_80 is not in NVIDIA's support matrix (...)'; '' if listed, and for
+        CPUs."""
         if capability is None:
             return ""
         name = "sm_{}{}".format(*capability)
@@ -49,20 +50,20 @@ class SupportMatrix:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a compiler, its engines and its sessions can do, whatever the options are set to.
+    """What a compiler, its engines and its sessions can do, for any value of its options.
 
-    determinism: what two builds of one request share: 'bytes' of the engine, or the 'outputs' bit by bit, or no more
-    than outputs within the budgets ('budget').
-    tunes_on_target: whether `build` measures kernels on a GPU of its target: it then needs a node that has one, and
-    that GPU for itself. Else it builds on hosts without its target's hardware.
-    thread_safe: whether several threads may run one session at once, which proofs and conformance try with two. Any
-    other is run by the thread that opened it.
-    rounds_activations: whether products with weights in blocks round their activations to 8 bits, block by block.
-    shards: whether it compiles graphs whose weights lie in files beside them, as those of over 1 GiB do.
-    library_entries: functions of which a shared library with custom operators has one; none where it opens none.
-    options: names of options that others may read or set.
-    opened_by: servers and runtimes that open its engines, as people call them; empty where only its session does.
-    matrix: the vendor's table of supported hardware; None where none was read.
+    determinism: what two builds of one request have in common: 'bytes' (the engine's bytes), 'outputs' (equal outputs)
+    or 'budget' (outputs within the limits).  tunes_on_target: whether `build` measures kernels on a GPU of its target.
+    It then needs a node with such a GPU, which runs nothing else. If False, a build runs on hosts without the target's
+    hardware.  thread_safe: whether several threads may run one session at once, which proofs and conformance tests try
+    with two. If False, only the thread that opened a session runs it.
+    rounds_activations: whether products with block-quantized weights round their activations to 8 bits, block by block.
+    shards: whether it compiles graphs whose weights lie in files beside them, as those over 1 GiB do.
+    library_entries: the entry functions, one of which a library with custom operators must have; empty if none can be
+    loaded.
+    options: the names of the options that other code may read or set.
+    opened_by: servers and runtimes that open its engines, by their usual names; empty if only its session does.
+    matrix: the vendor's table of supported hardware; None if none was read.
     """
 
     determinism: Determinism

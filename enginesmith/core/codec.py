@@ -1,16 +1,16 @@
-"""Values as JSON and back, by the types of their fields: the one codec of documents, requests and results.
+"""Converts values to JSON and back, by the types of their fields. All documents, requests and results use this codec.
 
 A value is a frozen dataclass of plain values, paths, times, tuples, mappings and such dataclasses, whose annotations
-can be resolved at run time. annotated-types limit a field (docs/decisions/0028-annotated-types.md):
-`Annotated[float, Ge(0)]`, or `Annotated[str, Predicate(is_digest), doc("a SHA-256 in hexadecimal")]`, whose `doc` is
-what errors ask for. The members of a union are told apart by a field that is a `Literal` in each of them, or else tried
-in order. What the types cannot say, a class checks in `check_fields`, which is called on a value that was read, and not
-on one that is made.
+can be resolved at run time. annotated-types limit a field (docs/decisions/0028-annotated-types.md): `Annotated[float,
+Ge(0)]`, or `Annotated[str, Predicate(is_digest), doc("a SHA-256 in hexadecimal")]`, whose `doc` describes the expected
+value in errors. The type in a union is found by a field that is a `Literal` in each of its classes; without such a
+field the types are tried in order. A class checks other rules in `check_fields`, which is called for values that were
+read, not for values that code constructs.
 
-A field that is missing has its default. A field with `init=False`, which `__post_init__` sets, is written, and computed
-again when it is read. JSON has no NaN and no infinities (RFC 8259, section 6): such a float becomes {"float": "nan"},
-and in documents that people read (`encode_document`) "nan". A field whose JSON name is a Python keyword has that name
-and "_" in the class.
+A missing field gets its default. A field with `init=False`, which `__post_init__` sets, is written, and computed again
+when the value is read. JSON has no NaN and no infinities (RFC 8259, section 6): such a float becomes {"float": "nan"},
+and in documents for people (`encode_document`) "nan". If a field's JSON name is a Python keyword, its name in the class
+ends with "_".
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from types import NoneType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_origin
 
 from enginesmith.core.errors import EnginesmithError, InputError, IntegrityError
-from enginesmith.core.parsing import Malformed, Timestamp, is_time, parse_json, read_stamp, stamp
+from enginesmith.core.parsing import Malformed, Timestamp, parse_json, read_stamp, stamp
 from enginesmith.core.requirements import UNIONS, Format, acceptor, describe, rules
 
 if TYPE_CHECKING:
@@ -39,21 +39,21 @@ _Reader: TypeAlias = Callable[[object], Any]
 
 
 class Complete:
-    """Base of a dataclass all of whose fields must be in the document, those with a default too."""
+    """Base of a dataclass whose fields must all be in the document, including those with a default."""
 
 
 class Excerpt:
-    """Base of a dataclass that reads some of an object's fields: the others are ignored."""
+    """Base of a dataclass that reads some fields of an object and ignores the others."""
 
 
 class NewerFormatError(Malformed):
-    """A document of a format that a newer release writes. The remedy is to upgrade, and nothing else."""
+    """A document in a format of a newer release. The only remedy is to upgrade."""
 
     exit_code = InputError.exit_code
 
 
 def document_error(where: str, error: Exception, remedy: str = "") -> IntegrityError:
-    """The error of a document that cannot be read, with its place. remedy: for another error than a newer format."""
+    """The error for a document that cannot be read at `where`. remedy: used unless the document's format is newer."""
     if isinstance(error, NewerFormatError):
         return NewerFormatError(f"{where}: {error}")
     return IntegrityError(f"{where}: {error}; {remedy}" if remedy else f"{where}: {error}")
@@ -61,7 +61,7 @@ def document_error(where: str, error: Exception, remedy: str = "") -> IntegrityE
 
 @contextmanager
 def explain_damage(document: str, remedy: str = "") -> Iterator[None]:
-    """Turn a Malformed of the block into a `document_error`: 'the document: what is wrong; the remedy'."""
+    """Turn a Malformed error of the block into a `document_error`: 'the document: what is wrong; the remedy'."""
     try:
         yield
     except Malformed as error:
@@ -69,17 +69,17 @@ def explain_damage(document: str, remedy: str = "") -> Iterator[None]:
 
 
 def refuse_newer(what: str, number: object, newest: int) -> None:
-    """Raise NewerFormatError for the number of a format that is newer. what: the document, for the message."""
+    """Raise NewerFormatError if a format's number is above `newest`. what: the document, for the message."""
     if isinstance(number, int) and number > newest:
         raise NewerFormatError(f"{what}: format {_TOO_NEW.format(number, newest)}")
 
 
 class _Mismatch(Exception):  # noqa: N818 - `decode` raises it as Malformed
-    """Data that is not of the type; the text begins with the field's path, as seen from the value that is read."""
+    """Data of another type. The message begins with the field's path, relative to the value that is read."""
 
 
 class _Newer(_Mismatch):
-    """The data's format is newer."""
+    """The format of the data is newer."""
 
 
 @typing.overload
@@ -87,28 +87,28 @@ def encode(value: "DataclassInstance") -> dict[str, object]: ...
 @typing.overload
 def encode(value: object) -> object: ...
 def encode(value: object) -> object:
-    """A value as `json.dumps` takes it: dicts, lists, strings, numbers, booleans, None. Raises TypeError for others."""
+    """The JSON value (dict, list, str, number, bool, None) of a value. Raises TypeError for an unsupported type."""
     return _encode(value, lambda text: {_FLOAT: text})
 
 
 def encode_fields(value: object) -> dict[str, object]:
-    """A dataclass instance as a JSON object: its fields by name. Raises TypeError for anything else."""
-    return _encode_fields(value, lambda text: {_FLOAT: text})
+    """The JSON object of a dataclass instance: its fields by name. Raises TypeError for other values."""
+    return _object_writer(value.__class__)(value, lambda text: {_FLOAT: text})  # type: ignore[arg-type] # a type has a hash
 
 
 def encode_document(value: "DataclassInstance") -> dict[str, object]:
     """A dataclass instance as `encode` writes it, but NaN and infinities as 'nan', 'inf' and '-inf'."""
-    return _encode_fields(value, str)
+    return _object_writer(value.__class__)(value, str)
 
 
 def _encode(value: Any, strange: Callable[[str], object]) -> Any:
-    """strange: gives the JSON of a float that is not finite, from its name."""
+    """The JSON value of a value. strange: maps the name of a non-finite float ('nan') to its JSON value."""
     return value if (kind := value.__class__) in _PLAIN else _writer(kind)(value, strange)
 
 
 @cache
 def _writer(kind: Any) -> Callable[[Any, Callable[[str], object]], Any]:
-    """The function that writes values of a class. Made once per class, as `_reader`."""
+    """The function that encodes values of a class; cached per class, like `_reader`."""
     if issubclass(kind, str | int):
         return lambda value, _: value
     if issubclass(kind, float):
@@ -121,26 +121,23 @@ def _writer(kind: Any) -> Callable[[Any, Callable[[str], object]], Any]:
         return lambda value, _: stamp(value)
     if issubclass(kind, Mapping):
         return lambda value, marker: {name: _encode(element, marker) for name, element in value.items()}
-    return (lambda value, _: str(value)) if issubclass(kind, Path) else _encode_fields
-
-
-def _encode_fields(value: Any, marker: Callable[[str], object]) -> dict[str, object]:
-    if hasattr(value, "encode_json"):
-        return dict(value.encode_json())
-    return {
-        key: field_value
-        if (kind := (field_value := getattr(value, name)).__class__) in _PLAIN
-        else _writer(kind)(field_value, marker)
-        for name, key in _layout(value.__class__)
-    }
+    return (lambda value, _: str(value)) if issubclass(kind, Path) else _object_writer(kind)
 
 
 @cache
-def _layout(kind: Any) -> tuple[tuple[str, str], ...]:
-    """(name, key) of each field. Raises TypeError for what is no dataclass."""
+def _object_writer(kind: Any) -> Callable[[Any, Callable[[str], object]], dict[str, object]]:
+    """The function that encodes the fields of a class. Raises TypeError if it is no dataclass."""
+    if hasattr(kind, "encode_json"):
+        return lambda value, _: dict(value.encode_json())
     if not dataclasses.is_dataclass(kind):
         raise TypeError(f"{kind.__name__} cannot be written as JSON")
-    return tuple((field.name, _key(field)) for field in dataclasses.fields(kind))
+    layout = tuple((field.name, _key(field)) for field in dataclasses.fields(kind))
+    return lambda value, marker: {
+        key: field_value
+        if (kind := (field_value := getattr(value, name)).__class__) in _PLAIN
+        else _writer(kind)(field_value, marker)
+        for name, key in layout
+    }
 
 
 def _key(field: "dataclasses.Field[object]") -> str:
@@ -148,16 +145,16 @@ def _key(field: "dataclasses.Field[object]") -> str:
 
 
 def parse_as(data: bytes, limit: int, kind: type[T]) -> T:
-    """The value of type `kind` in a JSON object of at most `limit` bytes. Raises Malformed as `parse_json` does, and as
-    `decode` of a document."""
+    """Decode a JSON object of at most `limit` bytes as a value of type `kind`. Raises Malformed like `parse_json` and
+    `decode`."""
     return decode(parse_json(data, limit), kind, "")
 
 
 def decode(data: object, kind: type[T], path: str | None = None) -> T:
-    """The value of type `kind` that `encode` was given; a field typed `object` or `Any` keeps its JSON.
+    """Decode a value of type `kind` from the JSON that `encode` wrote; fields typed `object` or `Any` keep their JSON.
 
-    path: of the data in its document, for errors: '' for a document, None for the name of the type. Raises Malformed,
-    with the path of the wrong field, the value that is there and what must be; NewerFormatError.
+    path: where the data is in its document, for errors: '' for the whole document, None for the type's name. Raises
+    Malformed with the wrong field's path, its value and the expected type; NewerFormatError.
     """
     try:
         value: T = _reader(kind)(data)  # type: ignore[arg-type] # a type has a hash
@@ -177,8 +174,8 @@ def _hints(what: object) -> Mapping[str, object]:
 
 @cache
 def _reader(kind: object) -> _Reader:
-    """The function that reads JSON as a value of this type. Made once per type: looking a type's parts up takes most of
-    the time of reading a small value."""
+    """The function that decodes JSON as a value of this type. It is cached, because inspecting the type takes longer
+    than decoding a small value."""
     origin, arguments = get_origin(kind), get_args(kind)
     if accepts := acceptor(kind):
         return lambda data: data if accepts(data) else _refuse(data, kind)
@@ -221,7 +218,7 @@ def _read_float(data: object) -> float:
 
 
 def _union_reader(kind: object) -> _Reader:
-    """Reads the value by the union's tag, or by the first type that fits; for `X | None` errors are those of X."""
+    """Decodes a union by its tag, or as the first type that fits. For `X | None`, errors are those of X."""
     kinds = [member for member in get_args(kind) if member is not NoneType]
     plain_kinds = {*_leading(kinds), *([NoneType] if len(kinds) < len(get_args(kind)) else [])}
     tag = _tag_of(kinds) if len(kinds) > 1 else None
@@ -242,7 +239,7 @@ def _union_reader(kind: object) -> _Reader:
 
 
 def _leading(kinds: Iterable[object]) -> Iterator[object]:
-    """The plain types at the head of a union, as far as none before them would convert their values."""
+    """The plain types at the start of a union, up to the first whose values another type before it would convert."""
     for kind in kinds:
         if kind in (str, int, bool, float):
             yield kind
@@ -251,15 +248,15 @@ def _leading(kinds: Iterable[object]) -> Iterator[object]:
 
 
 def _tag_of(kinds: Iterable[object]) -> str | None:
-    """The field by which the dataclasses of a union are told apart: a Literal in each of them; None without one."""
+    """The `Literal` field that identifies each dataclass of a union; None if there is none."""
     classes = [member for member in kinds if not hasattr(member, "decode_json")]
     hints = [_hints(member) if dataclasses.is_dataclass(member) else {} for member in classes]  # type: ignore[arg-type]
     return next((name for name in hints[0] if all(get_origin(member.get(name)) is Literal for member in hints)), None)
 
 
 def _tagged_reader(kinds: Sequence[Any], tag: str) -> _Reader:
-    """Reads an object by its tag. A class with `decode_json`, which reads and writes (`encode_json`) its own JSON,
-    takes an object of another tag, or with other fields than the tag's class has."""
+    """Decodes an object by its tag. A class with `decode_json` and `encode_json`, which converts its own JSON, decodes
+    objects with an unknown tag, or with other fields than the class of the tag."""
     custom_class: Any = next((kind for kind in kinds if hasattr(kind, "decode_json")), None)
     kinds_by_label = {
         label: kind for kind in kinds if kind is not custom_class for label in get_args(_hints(kind)[tag])
@@ -337,10 +334,10 @@ def _mapping_reader(key: object, value_kind: object) -> _Reader:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """How an object is read as a dataclass. readers: by key (field's name, the plain type whose values are taken as
-    they are or None, reader).  formats: the newest format by key.  needed: keys without a default.
+    """How to decode an object as a dataclass. readers: by key: (field's name, the plain type that needs no conversion
+    or None, reader).  formats: the newest format number by key.  needed: required keys.
 
-    field_names: all keys; None where others are ignored.
+    field_names: all keys; None if other keys are ignored.
     """
 
     readers: Mapping[str, tuple[str, object, _Reader]]
@@ -350,7 +347,7 @@ class _Plan:
 
     @classmethod
     def of(cls, kind: "type[DataclassInstance]") -> "_Plan":
-        """The plan of a class, whose annotations can be resolved."""
+        """The plan of a class. Its annotations must be resolvable."""
         fields_by_key = {_key(field): field for field in dataclasses.fields(kind)}
         hints = {key: _hints(kind)[field.name] for key, field in fields_by_key.items() if field.init}
         annotations = ((key, annotation) for key, hint in hints.items() for annotation in get_args(hint))
@@ -368,7 +365,7 @@ class _Plan:
         )
 
     def check(self, mapping: Mapping[str, object]) -> None:
-        """Raise _Newer for a newer format, _Mismatch for an unknown key and for a missing one."""
+        """Raise _Newer for a newer format, _Mismatch for an unknown or a missing key."""
         for key, newest_format in self.formats.items():
             if isinstance(format_number := mapping.get(key), int) and format_number > newest_format:
                 raise _Newer(f".{key} {_TOO_NEW.format(format_number, newest_format)}")
@@ -390,7 +387,7 @@ def _dataclass_reader(kind: "type[DataclassInstance]") -> _Reader:
 
     def read_fields(data: object) -> object:
         nonlocal plan
-        plan = plan or _Plan.of(kind)  # not before the first value: a class may hold its own type
+        plan = plan or _Plan.of(kind)  # not earlier: a class may contain its own type
         mapping, field_values, key, readers = _as(dict, data, dict), dict[str, object](), "", plan.readers
         if plan.formats or mapping.keys() != readers.keys():
             plan.check(mapping)
@@ -405,7 +402,13 @@ def _dataclass_reader(kind: "type[DataclassInstance]") -> _Reader:
             value = constructor(**field_values)
             if has_check:
                 value.check_fields()
-        except (TypeError, ValueError, LookupError, ArithmeticError, EnginesmithError) as error:  # they do not fit
+        except (
+            TypeError,
+            ValueError,
+            LookupError,
+            ArithmeticError,
+            EnginesmithError,
+        ) as error:  # fields that do not fit
             raise _Mismatch(f": {error}") from error
         return value
 
@@ -413,7 +416,7 @@ def _dataclass_reader(kind: "type[DataclassInstance]") -> _Reader:
 
 
 def _as(kind: type[T], data: object, expected_kind: object) -> T:
-    """The data, which must be of this very type: True is no number."""
+    """Return the data if its type is exactly `kind`: True is no int. Raises _Mismatch."""
     return data if isinstance(data, kind) and type(data) is kind else _refuse(data, expected_kind)
 
 
@@ -426,7 +429,7 @@ def _refuse(data: object, kind: object) -> NoReturn:
 
 
 def _unmark(data: object) -> object:
-    """The data with {"float": "nan"} and the like as floats."""
+    """The data, with {"float": "nan"} and the like replaced by floats."""
     if isinstance(data, list):
         return [_unmark(element) for element in data]
     if not isinstance(data, dict):
@@ -437,10 +440,17 @@ def _unmark(data: object) -> object:
     return float(float_text) if float_text in _NOT_JSON else _refuse(data, float)
 
 
+def _read_time(data: object) -> datetime:
+    try:
+        return read_stamp(_as(str, data, Timestamp))
+    except ValueError:
+        return _refuse(data, Timestamp)
+
+
 _SIMPLE: Mapping[object, _Reader] = {
     object: _unmark,
     Any: _unmark,
     float: _read_float,
     Path: lambda data: Path(_as(str, data, str)),
-    datetime: lambda data: read_stamp(data) if isinstance(data, str) and is_time(data) else _refuse(data, Timestamp),
+    datetime: _read_time,
 }

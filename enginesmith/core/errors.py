@@ -20,18 +20,18 @@ from typing import Annotated
 
 from annotated_types import Predicate, doc
 
-# Expected outcomes of building and checking are values, not errors: see `BuildFailure` and
+# Failed builds and failed checks are values, not errors: see `BuildFailure` and
 # `enginesmith.core.reports.proof.Report`.
 
 
 class EnginesmithError(Exception):
-    """Base of every error a command reports without a traceback."""
+    """Base of all errors that a command prints without a traceback."""
 
     exit_code = 1
 
 
 class InputError(EnginesmithError):
-    """What the user gave is wrong."""
+    """Wrong input from the user."""
 
     exit_code = 2
 
@@ -56,17 +56,17 @@ class DataError(InputError):
 
 
 class UnknownNameError(InputError):
-    """A reference, target, precision or channel that names nothing."""
+    """A reference, target, precision or channel that does not exist."""
 
 
 class UnavailableError(EnginesmithError):
-    """Something the run depends on (registry, Ray, Prefect, disk) is out of reach."""
+    """A service or resource that the run needs (registry, Ray, Prefect, disk) cannot be reached."""
 
     exit_code = 3
 
 
 class UndecidedError(UnavailableError):
-    """The answer to a conditional write was lost, and the present content does not show whether it happened."""
+    """The reply to a conditional write was lost, and the present content does not show whether the write succeeded."""
 
 
 class IntegrityError(EnginesmithError):
@@ -74,22 +74,22 @@ class IntegrityError(EnginesmithError):
 
 
 class UntrustedError(IntegrityError):
-    """A version without the signatures that the trust policy of this client asks for."""
+    """A version lacks signatures that this client's trust policy requires."""
 
 
 class ConflictError(EnginesmithError):
-    """Another publisher wrote other content under the same name first. nothing_written: True if the error was raised
+    """Another publisher already wrote other content under the same name. nothing_written: True if the error was raised
     before the first write."""
 
     nothing_written = False
 
 
 class StepError(EnginesmithError):
-    """A step that ran in a process of its own failed; `log` is the end of what it printed.
+    """A step that ran in its own process failed. log: the end of its output.
 
-    kind: 'error' (an exception, or an exit without a result), 'crash' (a signal, or its worker is gone), 'timeout',
-    'memory' (over its own limit), 'node-memory' (its node ran out), 'node-lost', 'no-node' (none fits), 'cancelled'.
-    peak_mib: the most memory it was seen to hold, 0 when unknown.
+    kind: 'error' (an exception, or an exit without a result), 'crash' (a signal, or its worker died), 'timeout',
+    'memory' (above its own limit), 'node-memory' (its node ran out), 'node-lost', 'no-node' (no node fits, or no GPU),
+    'cancelled'.  peak_mib: the largest memory use measured, 0 if unknown.
     """
 
     def __init__(self, message: str, kind: str = "error", log: str = "", peak_mib: float = 0.0) -> None:
@@ -103,14 +103,14 @@ class StepError(EnginesmithError):
 
 
 def error_to_json(error: EnginesmithError) -> dict[str, object]:
-    """An error's class and constructor arguments as JSON; of a class of another module, its nearest base class here."""
+    """An error's class and constructor arguments as JSON; for classes of other modules, the nearest base class here."""
     error_class = next(cls for cls in type(error).__mro__ if cls.__module__ == __name__)
     arguments = error.__reduce__()[1] if type(error) is error_class else (str(error),)
     return {"error": error_class.__name__, "arguments": arguments}
 
 
 def error_from_json(data: Mapping[str, object]) -> EnginesmithError:
-    """The error that `error_to_json` wrote."""
+    """The error that `error_to_json` encoded."""
     arguments = data.get("arguments")
     error: EnginesmithError = globals()[str(data.get("error"))](
         *(arguments if isinstance(arguments, list | tuple) else ())
@@ -120,14 +120,14 @@ def error_from_json(data: Mapping[str, object]) -> EnginesmithError:
 
 @dataclass(frozen=True)
 class HttpAddress:
-    """Where to listen. port: 0 is any free one."""
+    """The address of a server. port: 0 means any free port."""
 
     host: str
     port: int
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it."""
+        """Whether only this machine can connect to the address."""
         try:
             return self.host == "localhost" or ip_address(self.host).is_loopback
         except ValueError:
@@ -138,21 +138,21 @@ class HttpAddress:
 
 
 def parse_address(text: str, default_host: str = "") -> HttpAddress:
-    """The address in '127.0.0.1:8080', '[::]:8080'; in ':8080' with the default host, if there is one.
+    """Parse an address: '127.0.0.1:8080', '[::]:8080', or ':8080' on the default host if one is given.
 
     Raises InputError.
     """
     host, _, port = text.rpartition(":")
     host = host.strip("[]") or default_host
     if not (host and port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) < 1 << 16):
-        raise InputError(f"{text[:80]!r} is no address to listen on; give HOST:PORT, as in 127.0.0.1:8900")
+        raise InputError(f"{text[:80]!r} is not an address to listen on; give HOST:PORT, as in 127.0.0.1:8900")
     return HttpAddress(host, int(port))
 
 
 def read_token(variable: str) -> str:
-    """The token in a variable of the environment, without the blanks around it; '' for none.
+    """The token in an environment variable, stripped; '' if the variable is unset.
 
-    Raises InputError for what no header can hold.
+    Raises InputError for a token that no HTTP header can contain.
     """
     token = os.environ.get(variable, "").strip()
     if not (token.isascii() and token.isprintable()):
@@ -161,16 +161,16 @@ def read_token(variable: str) -> str:
 
 
 def require_token(address: HttpAddress, token: str, variable: str) -> None:
-    """Raise InputError for an address beyond loopback without a token. variable: where the token is read."""
+    """Raise InputError for an address beyond loopback without a token. variable: the token's environment variable."""
     if not token and not address.is_loopback:
-        raise InputError(f"listening on {address} needs a token, for anybody may send there: set {variable}")
+        raise InputError(f"listening on {address} needs a token, because anybody can send to it; set {variable}")
 
 
-# Digests, by which all stored bytes and values are named.
+# Digests identify all stored bytes and values.
 #
-# A digest is the lower-case hexadecimal SHA-256 (FIPS 180-4) of bytes. A *value* (a spec, a build key, a manifest)
-# is digested through its canonical JSON: keys sorted, no white space, UTF-8, NaN refused (after RFC 8785, whose
-# number formatting Python's ``repr`` of a float already meets for the values that occur here).
+# A digest is the lower-case hexadecimal SHA-256 (FIPS 180-4) of bytes. The digest of a value (a spec, a build key, a
+# manifest) is that of its canonical JSON: keys sorted, no white space, UTF-8, no NaN (after RFC 8785, whose number
+# format equals Python's ``repr`` of a float for the values that occur here).
 
 CHUNK_BYTES = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -178,7 +178,7 @@ _IN_BYTES = re.compile(rb"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 
 
 def is_digest(text: str) -> bool:
-    """Whether `text` is 64 lower-case hexadecimal digits; checked before any digest becomes part of a path."""
+    """Whether `text` is 64 lower-case hexadecimal digits. Digests are checked before they become part of a path."""
     return _DIGEST.fullmatch(text) is not None
 
 
@@ -186,14 +186,14 @@ Digest = Annotated[str, Predicate(is_digest), doc("a SHA-256 in hexadecimal")]
 
 
 def check_digest(digest: str) -> str:
-    """Return `digest` if it is one. Raises InputError."""
+    """Return `digest` if it is a digest. Raises InputError."""
     if is_digest(digest):
         return digest
-    raise InputError(f"{digest!r} is not a digest: 64 lower-case hexadecimal digits of a SHA-256 are")
+    raise InputError(f"{digest!r} is not a SHA-256 digest; give 64 lower-case hexadecimal digits")
 
 
 def digests_in(data: bytes) -> Iterator[str]:
-    """Every run of exactly 64 hexadecimal digits in a document: each may be a digest."""
+    """Each run of exactly 64 hexadecimal digits in a document. Any of them may be a digest."""
     return (raw_digest.decode() for raw_digest in _IN_BYTES.findall(data))
 
 

@@ -1,7 +1,7 @@
 """Names of models, versions and channels, and references to them: `name`, `name@VERSION`, `name:CHANNEL`.
 
-A name becomes part of paths and URLs, so it is checked here: lower case (some file systems do not tell case apart), no
-separators, no control characters, no '..'. So is a relative path in a document, before it is joined to a folder.
+Names become parts of paths and URLs, so they are checked here: lower case (some file systems ignore case), no
+separators, no control characters, no '..'. So are relative paths in documents.
 """
 
 import re
@@ -16,19 +16,19 @@ from annotated_types import Predicate, doc
 from enginesmith.core.errors import InputError, UnknownNameError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-# Of versions that a registry has named; a name with more digits, such as a time in nanoseconds, is its writer's.
+# Version names that a registry assigns. Names with more digits, such as a time in nanoseconds, come from users.
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _GRAPH_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}")
-# The channel that is moved where none is named.
+# The channel that commands move if the user names none.
 STABLE = "stable"
-# The environment variable that names the trust policy of a client.
+# The environment variable with the path of the client's trust policy.
 TRUST_VARIABLE = "ENGINESMITH_TRUST_POLICY"
 _RULE = "1 to 63 of a-z 0-9 . _ -, starting with a letter or digit, no '..', no '.' at the end"
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A model, and at most one of a version and a channel."""
+    """A model, with a version or a channel or neither."""
 
     model: str
     version: str | None = None
@@ -41,21 +41,21 @@ class Reference:
 
 
 def is_name(text: str) -> bool:
-    """Whether `text` may name a model, version or channel."""
+    """Whether `text` is allowed as the name of a model, version or channel."""
     return _NAME.fullmatch(text) is not None and ".." not in text and not text.endswith(".")
 
 
 def is_suffix(text: str) -> bool:
-    """Whether `text` is a file's suffix, such as '.engine'."""
+    """Whether `text` is a file suffix, such as '.engine'."""
     return text.startswith(".") and is_name(text[1:]) and len(text) <= 32
 
 
 def is_graph_name(text: str) -> bool:
-    """Whether `text` may name an ensemble's graph or function: without '.', which ends it in 'GRAPH.OUTPUT'."""
+    """Whether `text` may name an ensemble's graph or function: without '.', the separator in 'GRAPH.OUTPUT'."""
     return _GRAPH_NAME.fullmatch(text) is not None
 
 
-# Fields of documents: a name that may become part of a path; that of a graph or a function of an ensemble.
+# Types of fields: a name that may become part of a path, and the name of an ensemble's graph or function.
 Name = Annotated[str, Predicate(is_name), doc("a name (lower case, no separators)")]
 NodeName = Annotated[str, Predicate(is_graph_name), doc("the name of a graph (1 to 32 of a-z 0-9 _ -)")]
 
@@ -83,8 +83,8 @@ def check_channel(name: str) -> str:
 
 
 def parse_reference(text: str) -> Reference:
-    """Read `name`, `name@VERSION` or `name:CHANNEL`. Raises UnknownNameError for a malformed name, InputError for a
-    value that is no string."""
+    """Parse `name`, `name@VERSION` or `name:CHANNEL`. Raises UnknownNameError for a malformed name, InputError if
+    `text` is no string."""
     if not isinstance(text, str):
         raise InputError(f"reference {text!r}: give NAME, NAME@VERSION or NAME:CHANNEL")
     if "@" in text:
@@ -97,7 +97,7 @@ def parse_reference(text: str) -> Reference:
 
 
 def parse_channel(text: str, default: str | None = None) -> tuple[str, str]:
-    """Model and channel of `name:CHANNEL`; with a default, `name` alone is that channel. Raises UnknownNameError."""
+    """Model and channel of `name:CHANNEL`; `name` alone means the default channel. Raises UnknownNameError."""
     reference = parse_reference(text)
     channel = default if reference.version is None and reference.channel is None else reference.channel
     if channel is None:
@@ -108,7 +108,7 @@ def parse_channel(text: str, default: str | None = None) -> tuple[str, str]:
 
 
 def channel_of(model: str, text: str) -> str:
-    """The channel of `CHANNEL`, or of `name:CHANNEL`, where the name must be the model's. Raises UnknownNameError."""
+    """The channel in `CHANNEL` or `name:CHANNEL`, where the name must equal `model`. Raises UnknownNameError."""
     name, separator, channel = text.rpartition(":")
     if separator and name != model:
         raise UnknownNameError(f"{text!r} is a channel of another model; give {model}:{channel}")
@@ -116,13 +116,13 @@ def channel_of(model: str, text: str) -> str:
 
 
 def version_order(version: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key of versions as people read them: '2' before '10', '1.9' before '1.10', '1.0' before '1.0-rc'."""
+    """Sort key of versions in natural order: '2' before '10', '1.9' before '1.10', '1.0' before '1.0-rc'."""
     tokens = re.findall(r"[0-9]+|[^0-9]+", version)
     return tuple((0, int(token), "") if token.isdigit() else (1, 0, token) for token in tokens)
 
 
 def number_of(version: str) -> int:
-    """The number of a version whose name is one that a registry gives; 0 for other names."""
+    """The number of a version whose name a registry assigned; 0 for other names."""
     return int(version) if _NUMBER.fullmatch(version) else 0
 
 
@@ -133,8 +133,8 @@ def _check(kind: str, name: str) -> str:
 
 
 def inside(text: str) -> str:
-    """Return the relative path `text` without './' and '//'. Raises ValueError for one that leads to no file below its
-    folder, or has a backslash or a control character."""
+    """Normalize a relative path: without './' and '//'. Raises ValueError if it names no file below its folder, or has
+    a backslash or a control character."""
     path = PurePosixPath(text)
     if not path.parts or path.is_absolute() or ".." in path.parts or "\\" in text or not text.isprintable():
         raise ValueError("must be a relative path inside the spec's folder, without '..'")
@@ -142,14 +142,14 @@ def inside(text: str) -> str:
 
 
 def is_path(text: str) -> bool:
-    """Whether `text` is a relative path as `inside` returns it."""
+    """Whether `text` is a relative path in the form that `inside` returns."""
     try:
         return inside(text) == text
     except ValueError:
         return False
 
 
-# Fields of documents: a file below the folder that the document is about, and one directly in it.
+# Types of fields: a file anywhere below the document's folder, and a file directly in it.
 FilePath = Annotated[str, Predicate(is_path), doc("a relative path without '.' and '..'")]
 FileName = Annotated[
     str, Predicate(is_path), Predicate(lambda text: "/" not in text), doc("the name of a file, without a folder")
@@ -157,7 +157,7 @@ FileName = Annotated[
 
 
 def on_first_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A package's `__getattr__`, which imports its public names when they are used. homes: the module of each name."""
+    """A package's `__getattr__`, which imports public names on first use. homes: the module of each name."""
 
     def attribute(name: str) -> Any:
         if name not in homes:

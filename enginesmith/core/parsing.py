@@ -1,4 +1,4 @@
-"""Reads untrusted JSON and times in it; and who wrote a document."""
+"""Parses untrusted JSON and its times; identifies the writer of a document."""
 
 import getpass
 import json
@@ -18,13 +18,13 @@ from annotated_types import Interval, Predicate, doc
 
 from enginesmith.core.errors import DataError, IntegrityError
 
-# Who wrote a document: the user, for histories, and the process, for build locks and the state of runs.
+# The writer of a document: the user, for histories, and the process, for build locks and the state of runs.
 #
 # A process number alone does not identify a process: it is reused, and each container counts from 1.
 
 
 def user() -> str:
-    """The current user's name; 'uid 1000' in a container that has no name for the uid."""
+    """The current user's name; 'uid 1000' if the uid has no name, as in some containers."""
     try:
         return os.environ.get("USER") or getpass.getuser()
     except (KeyError, OSError):
@@ -33,8 +33,8 @@ def user() -> str:
 
 @dataclass(frozen=True)
 class Presence:
-    """A process. host: its machine's name.  namespace: the process namespace of `pid`, '' where unknown.  began: its
-    start time in seconds since 1970, as text."""
+    """A process. host: its machine's name.  namespace: the process namespace of `pid`, '' if unknown.  began: its start
+    time in seconds since 1970, as text."""
 
     host: str
     namespace: str
@@ -43,7 +43,7 @@ class Presence:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process ran on this machine and has ended; False where this machine cannot tell."""
+        """Whether the process ran on this machine and has ended; False if this machine cannot know."""
         import psutil
 
         if (self.host, self.namespace) != _here():
@@ -65,15 +65,15 @@ def this_process() -> Presence:
 
 
 def _here() -> tuple[str, str]:
-    """This machine's name and the process namespace, '' if unknown; containers of one machine may share the name."""
+    """This machine's name and process namespace, '' if unknown. Containers on one machine may have the same name."""
     try:
         return socket.gethostname(), str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return socket.gethostname(), ""
 
 
-# Reads untrusted JSON: bounded bytes in which each key is given once (`parse_json`; `load_json` of what has a bound
-# and errors of its own). `codec.parse_as` makes values of it.
+# Parses untrusted JSON with a size limit, and refuses duplicate keys (`parse_json`; `load_json` for callers with their
+# own limit and errors). `codec.parse_as` makes values of it.
 #
 # `find`, `read` and `put` take dotted paths ('spec.suspend') into documents of other programs.
 
@@ -84,21 +84,21 @@ MAX_ITEMS = 10_000
 MAX_DEPTH = 64
 
 
-class Malformed(IntegrityError):  # noqa: N818 - says what the document is
+class Malformed(IntegrityError):  # noqa: N818 - named after the document's state
     """A document with a missing or wrong field; the message starts with the path of the field."""
 
 
 def find(document: object, path: str, kind: type[T], default: D) -> T | D:
-    """The value at a dotted path of a document; `default` where it is absent or null.
+    """The value at a dotted path of a document; `default` if it is absent or null.
 
-    Where `kind` is float, an int is converted. Raises DataError for a value of another type.
+    If `kind` is float, an int is converted. Raises DataError for a value of another type.
     """
     value = document
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     if value is None:
         return default
-    if kind is float and isinstance(value, int) and abs(value) < 1 << 1023:  # no float is larger
+    if kind is float and isinstance(value, int) and abs(value) < 1 << 1023:  # the largest float is smaller
         value = float(value)
     if not isinstance(value, kind):
         raise DataError(f"{path} is {value!r:.80}; {kind.__name__} is needed")
@@ -120,26 +120,26 @@ def put(document: Mapping[str, object], path: str, value: object) -> dict[str, o
 
 
 def load_json(text: str | bytes) -> Any:
-    """`json.loads` of a text from elsewhere. Raises ValueError also for a key given twice, of which other programs
-    could read the other value; RecursionError."""
+    """`json.loads` of an untrusted text. Raises ValueError, also for a duplicate key, of which other programs could
+    read the other value; RecursionError."""
     return json.loads(text, object_pairs_hook=without_twins)
 
 
 def parse_json(data: bytes, limit: int) -> dict[str, object]:
     """Parse a JSON object of at most `limit` bytes, in UTF-8.
 
-    Raises Malformed; also for what JSON readers disagree about (a key given twice, NaN, a number beyond a double, half
-    a surrogate pair, more than MAX_DEPTH levels), because other programs could read another value.
+    Raises Malformed, also for JSON that parsers read differently: a duplicate key, NaN, a number beyond a double, half
+    a surrogate pair, more than MAX_DEPTH levels.
     """
     if len(data) > limit:
         raise Malformed(f"is {len(data)} bytes long; the limit is {limit}")
     try:
         value = _STRICT.decode(data.decode())
-        if rb"\ud" in data.lower():  # half a surrogate pair cannot be written as UTF-8 again: UnicodeEncodeError
+        if rb"\ud" in data.lower():  # half a surrogate pair cannot be encoded as UTF-8 (UnicodeEncodeError)
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise Malformed(f"is not JSON ({error})") from error
-    if data.count(b"[") + data.count(b"{") > MAX_DEPTH:  # else it cannot be so deep, and looking takes a while
+    if data.count(b"[") + data.count(b"{") > MAX_DEPTH:  # fewer brackets cannot be that deep, and the check is slow
         _check_depth(value)
     if not isinstance(value, dict) or len(value) > MAX_ITEMS:
         raise Malformed(f"document is {str(value)[:80]!r}; it must be an object of at most {MAX_ITEMS} keys")
@@ -147,7 +147,7 @@ def parse_json(data: bytes, limit: int) -> dict[str, object]:
 
 
 def _check_depth(value: object) -> None:
-    """Raise Malformed for what is nested so deeply that digesting or copying it would overflow the stack."""
+    """Raise Malformed if the nesting is so deep that digesting or copying the value would overflow the stack."""
     level = [value]
     for _ in range(MAX_DEPTH):
         next_level = list[object]()
@@ -161,7 +161,7 @@ def _check_depth(value: object) -> None:
 
 
 def without_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object of JSON. Raises ValueError for a key given twice."""
+    """A JSON object as a dict. Raises ValueError for a duplicate key."""
     unique_pairs = dict(pairs)
     if len(unique_pairs) < len(pairs):
         previous_keys: set[str] = set()
@@ -178,17 +178,17 @@ def _finite(text: str) -> float:
 
 
 def refuse_constant(text: str) -> None:
-    """Raise ValueError for 'NaN' and the like, which Python's reader would take."""
+    """Raise ValueError for 'NaN' and infinities, which Python's parser would accept."""
     raise ValueError(f"{text} is not JSON")
 
 
 _STRICT = json.JSONDecoder(parse_constant=refuse_constant, parse_float=_finite, object_pairs_hook=without_twins)
 
 
-# Times as text (ISO 8601 in UTC, as documents hold them), and a clock for what lasts on this machine.
+# Times as text (ISO 8601 in UTC, as in documents), and a clock for durations on this machine.
 
-# The longest time that anything is told to wait, keep or last; and the years of times that are read. A time in
-# these is still one that computers know after such a time is added or taken off, whatever its zone.
+# The longest duration that any option or field accepts, and the range of years that are accepted. A time in this range
+# stays representable after such a duration is added or subtracted, in any time zone.
 LONGEST = timedelta(days=36_500)
 _YEARS = range(1900, 9000)
 TIME = f"a time in ISO 8601 with its time zone, in {_YEARS[0]} to {_YEARS[-1]}"
@@ -196,12 +196,12 @@ TIME = f"a time in ISO 8601 with its time zone, in {_YEARS[0]} to {_YEARS[-1]}"
 
 def stamp(moment: datetime) -> str:
     """A time as text: ISO 8601 in UTC, with microseconds."""
-    return moment.astimezone(UTC).isoformat(timespec="microseconds")
+    return (moment if moment.tzinfo is UTC else moment.astimezone(UTC)).isoformat(timespec="microseconds")
 
 
 @lru_cache(1024)
 def read_stamp(text: str) -> datetime:
-    """The time that `stamp` wrote. Raises ValueError, also for a time without a time zone."""
+    """Parse a time that `stamp` wrote. Raises ValueError, also if it has no time zone."""
     timestamp = datetime.fromisoformat(text)
     if timestamp.tzinfo is None or timestamp.year not in _YEARS:
         raise ValueError(f"{text[:80]!r} is not {TIME}")
@@ -209,18 +209,18 @@ def read_stamp(text: str) -> datetime:
 
 
 def is_time(text: str) -> bool:
-    """Whether a text is a time that `read_stamp` reads."""
+    """Whether `read_stamp` accepts a text."""
     with suppress(ValueError):
         return bool(read_stamp(text))
     return False
 
 
-# A field of documents; and one with whole seconds, which `timedelta` takes.
+# Types of fields: a time, and a number of whole seconds that `timedelta` accepts.
 Timestamp = Annotated[str, Predicate(is_time), doc(TIME)]
 _MOST_S = int(LONGEST.total_seconds())
 Seconds = Annotated[int, Interval(ge=0, le=_MOST_S), doc(f"a whole number of seconds from 0 to {_MOST_S}")]
 
 
 def steady_s() -> float:
-    """Seconds by a clock that nobody sets and that also counts while the machine sleeps (CLOCK_BOOTTIME of Linux)."""
+    """Seconds on a clock that cannot be set and that counts while the machine sleeps (CLOCK_BOOTTIME on Linux)."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -1,4 +1,4 @@
-"""What an engine requires of a machine, as data; and the constraints of fields that documents are decoded with."""
+"""What an engine requires of a machine, as data; constraints on the fields of documents."""
 
 import json
 import typing
@@ -14,18 +14,18 @@ from annotated_types import Ge, Interval, Le, doc
 
 from enginesmith.core.errors import Digest, canonical_json
 
-# What plain JSON a type takes as it is, by annotated-types, and what a type asks for in words.
+# Which plain JSON values a type accepts, by annotated-types, and how errors describe them.
 #
-# `Annotated[float, Ge(0)]` limits a value; `Annotated[str, Predicate(is_digest), doc("a SHA-256 in hexadecimal")]` says
-# by its `doc` what errors ask for (docs/decisions/0028-annotated-types.md).
+# `Annotated[float, Ge(0)]` limits a value; the `doc` of `Annotated[str, Predicate(is_digest), doc("a SHA-256 in
+# hexadecimal")]` describes the expected value in errors (docs/decisions/0028-annotated-types.md).
 
-# JSON values for what has no fixed fields, which the codec takes as they are; and an object whose keys are data.
+# JSON values without fixed fields, which the codec does not convert; and a JSON object whose keys are data.
 if TYPE_CHECKING:
     Json: TypeAlias = bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"] | None
 else:
     Json = Annotated[Any, "as it is"]
 JsonObject: TypeAlias = Mapping[str, Json]
-# A whole number that other programs hold, too; and a number of seconds, bytes or the like.
+# A whole number that other programs can represent too; and a number of seconds, bytes or the like.
 MAX_COUNT = (1 << 63) - 1
 Count = Annotated[int, Interval(ge=0, le=MAX_COUNT), doc(f"a whole number from 0 to {MAX_COUNT}")]
 Amount = Annotated[float, Ge(0.0), Le(float(MAX_COUNT)), doc(f"a number from 0 to {MAX_COUNT}")]
@@ -35,22 +35,22 @@ Accepts: TypeAlias = Callable[[Any], bool]
 
 @dataclass(frozen=True)
 class Format:
-    """Metadata of the field with a document's format: it is required and read first, so that a document of a newer
-    format than `newest` is a NewerFormatError, whatever else is in it."""
+    """Metadata of a document's format field. The field is required and read first: a document of a newer format than
+    `newest` raises NewerFormatError, whatever else it contains."""
 
     newest: int
 
 
 @cache
 def acceptor(kind: object) -> Accepts | None:
-    """Whether data is a value of the type as it is; None for a type whose values are not their own JSON."""
+    """A function that tests whether data is a value of the type as it is; None if the type needs a conversion."""
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in (str, int, bool, None, NoneType):
         plain_type = NoneType if kind is None else kind
         return lambda data: type(data) is plain_type
     if kind == Json:
         return lambda _: True
-    if kind == Count:  # which most of the numbers in documents are
+    if kind == Count:  # the commonest numbers in documents
         return lambda data: type(data) is int and 0 <= data <= MAX_COUNT
     if origin is Literal:
         literals = {(type(literal), literal) for literal in arguments}
@@ -67,14 +67,14 @@ def acceptor(kind: object) -> Accepts | None:
 
 
 def _both(accepts: Accepts, rules: Sequence[Accepts]) -> Accepts:
-    """Whether data keeps all of them, the first one first."""
+    """A function that tests data by `accepts`, then by each of `rules`."""
     if not rules:
         return accepts
     rule, *other_rules = rules
     return _both(lambda data: accepts(data) and rule(data), other_rules)
 
 
-# Constraint -> its limit's name, what gives for a limit whether a value keeps it, words for it.
+# Constraint -> its limit's name, a function from the limit to a test of values, and its description.
 _LIMITS: Mapping[object, tuple[str, Callable[[Any], Accepts], str]] = {
     annotated_types.Ge: ("ge", lambda limit: lambda value: value >= limit, "at least {}"),
     annotated_types.Gt: ("gt", lambda limit: lambda value: value > limit, "above {}"),
@@ -88,7 +88,7 @@ _LIMITS: Mapping[object, tuple[str, Callable[[Any], Accepts], str]] = {
 
 
 def rules(kind: object) -> Iterator[tuple[Accepts, str]]:
-    """Each constraint of an Annotated type, with words. Raises TypeError for one that would not be kept."""
+    """Each constraint of an Annotated type as a test, with its description. Raises TypeError for an unknown one."""
     for annotation in get_args(kind)[1:]:
         for constraint in annotation if isinstance(annotation, annotated_types.GroupedMetadata) else (annotation,):
             if type(constraint) in _LIMITS:
@@ -109,7 +109,7 @@ _WORDS: Mapping[object, str] = {
 
 
 def describe(kind: object) -> str:
-    """What a value of a type is in JSON, for people: 'a number, at least 0'."""
+    """Describe the JSON values of a type for people: 'a number, at least 0'."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Literal:
         return ("one of " if len(arguments) > 1 else "") + ", ".join(map(str, arguments))
@@ -123,11 +123,11 @@ def describe(kind: object) -> str:
     return _WORDS.get(kind, "an object")
 
 
-# What an engine needs of the machine that runs it, as data that the manifest holds; and how versions are compared.
+# The requirements of an engine on its machine, as data in the manifest; comparison of versions.
 #
-# A backend lists requirements (`Backend.requires`); all other code evaluates (`hardware.evaluation`) or renders them
-# and knows no compiler. A strict one that a machine is known not to meet rules the engine out there; any other is a
-# remark. Versions are compared as far as both are given: 10.16 stands for every 10.16.x.
+# A backend lists requirements (`Backend.requires`). All other code evaluates (`hardware.evaluation`) or renders them
+# and knows no compiler. A strict requirement that a machine is known not to meet rejects the engine there; any other
+# only gives a remark. Versions are compared in the parts that both have: 10.16 means every 10.16.x.
 
 Capability = tuple[int, int]
 # CUDA's major version -> the oldest driver that runs it (CUDA release notes).
@@ -135,19 +135,19 @@ _DRIVER_OF_CUDA = {12: "525", 13: "580"}
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """The leading numeric parts of a version: '10.16.1rc2' gives (10, 16). A part of over 18 digits ends it, too."""
+    """The leading numeric parts of a version: '10.16.1rc2' gives (10, 16). A part with over 18 digits ends it, too."""
     numeric_parts = takewhile(lambda part: part.isdecimal() and len(part) <= 18, version.split("."))
     return tuple(map(int, numeric_parts))
 
 
 def same_version(built: str, here: str) -> bool:
-    """Whether two versions are equal in the parts that both have ('10.16' and '10.16.1'); other text must be equal."""
+    """Whether two versions are equal in the parts that both have ('10.16' and '10.16.1'). Other texts must be equal."""
     is_numeric = all(part.isdecimal() for part in f"{built}.{here}".split("."))
     return built == here or (is_numeric and all(a == b for a, b in zip(numbers(built), numbers(here), strict=False)))
 
 
 def is_within(here: str, oldest: str, below: str) -> bool:
-    """Whether a version is in [oldest, below), compared in the parts that both have; '' as `below` has no limit."""
+    """Whether a version is in [oldest, below), compared in the parts that both have; '' as `below` is no limit."""
     version, low, high = numbers(here), numbers(oldest), numbers(below)
     return low[: len(version)] <= version[: len(low)] and (not below or version[: len(high)] < high[: len(version)])
 
@@ -173,7 +173,7 @@ class Gpu(_Strict):
 class Cpu(_Strict):
     """A machine that runs models on its CPU. target: the name of the build target ('cpu').
 
-    only: the one kind of CPU (`enginesmith.core.hardware.machine`) that runs the engine; '' means any.
+    only: the only kind of CPU (`enginesmith.core.hardware.machine`) that runs the engine; '' means any.
     """
 
     target: str
@@ -184,7 +184,7 @@ class Cpu(_Strict):
 @dataclass(frozen=True)
 class Instructions(_Strict):
     """CPU instructions that the engine's native code uses. level: of x86-64, or an architecture.  flags: CPU flags
-    beyond that level, as /proc/cpuinfo spells them."""
+    beyond that level, named as in /proc/cpuinfo."""
 
     level: str
     flags: tuple[str, ...] = ()
@@ -193,13 +193,13 @@ class Instructions(_Strict):
 
 @dataclass(frozen=True)
 class Runtime:
-    """A library that opens the engine, in versions that can.
+    """A library that opens the engine, and the versions that can.
 
-    name: of the installed distribution, as in `Machine.runtimes`.  packages: others that have the same version.
+    name: of the installed distribution, as in `Machine.runtimes`.  packages: other distributions with the same version.
     version: the one that built the engine; '' if not recorded.  loads: ranges [first, below) of other versions that
-    open it; '' as `below` means no upper limit.  title: the name shown to users.
+    open it; '' as `below` means no upper limit. title: the name shown to users.
     remark: start of the remark on a version other than `version`: 'saved by onnxruntime'.  strict: whether a version
-    in no range rejects the engine; if not, it only causes a remark.
+    outside all ranges rejects the engine; if not, it only causes a remark.
     """
 
     name: str
@@ -219,7 +219,7 @@ class Runtime:
 
 @dataclass(frozen=True)
 class Driver(_Strict):
-    """A minimum GPU driver version. cuda: the CUDA version to compare with where the driver's version is unknown."""
+    """A minimum GPU driver version. cuda: the CUDA version that is compared if the driver's version is unknown."""
 
     version: str
     cuda: str = ""
@@ -228,7 +228,7 @@ class Driver(_Strict):
 
 @dataclass(frozen=True)
 class GpuMemory(_Strict):
-    """Memory of the GPU, at least `size_bytes`."""
+    """At least `size_bytes` of GPU memory."""
 
     size_bytes: Count
     kind: Literal["memory"] = "memory"
@@ -236,7 +236,7 @@ class GpuMemory(_Strict):
 
 @dataclass(frozen=True)
 class Product:
-    """The product that the engine was tuned for ('l4'). warning: the remark on another product."""
+    """The product that the engine was tuned for ('l4'). warning: the remark on other products."""
 
     product: str
     warning: str
@@ -246,8 +246,8 @@ class Product:
 
 @dataclass(frozen=True)
 class LibraryBuild:
-    """One build of a library. platform: 'linux-x86_64'.  sha256: of the file.  cuda: CUDA's major version; 0 for a
-    library without code for GPUs."""
+    """One build of a library. platform: 'linux-x86_64'.  sha256: of the file.  cuda: CUDA's major version; 0 if the
+    library has no GPU code."""
 
     platform: str
     sha256: Digest
@@ -260,8 +260,8 @@ LIBRARY_ENTRY = "RegisterCustomOps"
 
 @dataclass(frozen=True)
 class Library(_Strict):
-    """A shared library with operators of the engine, which lies beside it, named by its digest. name: of the file that
-    was given.  entry: the function in it that a runtime calls.  builds: one of them fits a machine."""
+    """A shared library with operators of the engine. It lies beside the engine, named by its digest. name: of the
+    original file.  entry: the library's function that a runtime calls.  builds: a machine needs one that fits it."""
 
     name: str
     entry: str
@@ -269,12 +269,12 @@ class Library(_Strict):
     kind: Literal["library"] = "library"
 
     def build_for(self, platform: str, cuda: int) -> LibraryBuild | None:
-        """The build of a platform with the newest CUDA up to a major version; None without one."""
+        """The build for a platform with the newest CUDA up to a major version; None if there is none."""
         fitting_builds = [build for build in self.builds if build.platform == platform and build.cuda <= cuda]
         return max(fitting_builds, key=lambda build: build.cuda, default=None)
 
     def explain_absence(self, platform: str, cuda: int) -> str:
-        """That no build fits a machine: 'needs the library libcube.so, which ...'; '' where one does."""
+        """The reason why no build fits a machine: 'needs the library libcube.so, which ...'; '' if one fits."""
         if self.build_for(platform, cuda):
             return ""
         build_texts = [f"{build.platform}{f' with CUDA {build.cuda}' if build.cuda else ''}" for build in self.builds]
@@ -287,14 +287,14 @@ class Library(_Strict):
 
 @dataclass(frozen=True)
 class WideSums(_Strict):
-    """A CPU whose int8 kernels add in 32 bits: in 16 bits (`CpuKind.saturates`) sums of the engine saturate."""
+    """A CPU whose int8 kernels add in 32 bits. In 16 bits (`CpuKind.saturates`) sums of the engine saturate."""
 
     kind: Literal["wide_sums"] = "wide_sums"
 
 
 @dataclass(frozen=True)
 class Weights(_Strict):
-    """The ONNX model with the weights of an engine without weights. model: its digest; `pull` downloads it too."""
+    """The ONNX model with the weights of a weightless engine. model: its digest; `pull` downloads it too."""
 
     model: str
     kind: Literal["weights"] = "weights"
@@ -302,8 +302,8 @@ class Weights(_Strict):
 
 @dataclass(frozen=True)
 class Installation(_Strict):
-    """The very installation that a compile cache was made with. facts: (name, text), as
-    `hardware.evaluation.list_facts` gives them."""
+    """The same installation that a compile cache was made with. facts: (name, text) from
+    `hardware.evaluation.list_facts`."""
 
     facts: tuple[tuple[str, str], ...]
     kind: Literal["installation"] = "installation"
@@ -311,23 +311,23 @@ class Installation(_Strict):
 
 @dataclass(frozen=True)
 class Unknown(_Strict):
-    """A requirement of a kind or with a field that this release does not know: no machine meets it, so that it rules
-    out its engine alone. kind: its name.  text: the requirement as canonical JSON."""
+    """A requirement whose kind or fields this release does not know. No machine meets it: only its engine is rejected.
+    kind: its name.  text: the requirement as canonical JSON."""
 
     kind: str
     text: str
 
     def encode_json(self) -> dict[str, Any]:
-        """The requirement as it was read."""
+        """The JSON object that was decoded."""
         return dict(json.loads(self.text))
 
     @classmethod
     def decode_json(cls, data: Mapping[str, Any]) -> "Unknown":
-        """The requirement in an object of JSON that has a kind."""
+        """The requirement in a JSON object that has a kind."""
         return cls(data["kind"], canonical_json(data).decode())
 
 
-# What a backend may list.
+# The requirements that a backend may list.
 Hardware = Gpu | Cpu | Instructions | Driver | GpuMemory | Product
 Known = Hardware | Runtime | Library | WideSums | Weights | Installation
 Requirement = Known | Unknown
@@ -347,21 +347,21 @@ class _Target(Protocol):
 
 
 def for_target(target: _Target, *, only: str = "") -> Gpu | Cpu:
-    """The usual requirement: a GPU of the target's compute capability, or a CPU (only: of that kind)."""
+    """The usual requirement: a GPU with the target's compute capability, or a CPU. only: the CPU's kind, '' for any."""
     if target.compute_capability is None:
         return Cpu(target.name, only)
     return Gpu(target.name, target.compute_capability)
 
 
 def same_versions(toolchain: Mapping[str, str], *distributions: str) -> tuple[Runtime, ...]:
-    """The usual requirement of runtimes: the versions of these distributions that built the engine."""
+    """The usual requirement of runtimes: the same versions of these distributions that built the engine."""
     return tuple(Runtime(name, toolchain[name]) for name in distributions if name in toolchain)
 
 
 def later_versions(
     toolchain: Mapping[str, str], name: str, *, strict: bool = True, remark: str = ""
 ) -> tuple[Runtime, ...]:
-    """A runtime whose later releases open what an earlier one wrote; none where its version is not on record.
+    """A runtime whose later releases open engines of earlier ones; empty if its version was not recorded.
 
     toolchain: distribution -> version that built the engine.
     """
@@ -370,7 +370,7 @@ def later_versions(
 
 
 def driver_for(toolchain: Mapping[str, str]) -> tuple[Driver, ...]:
-    """The oldest driver for a GPU engine: the one on record, else that of the oldest CUDA of its wheels."""
+    """The oldest driver for a GPU engine: the recorded one, else that of the oldest CUDA of its wheels."""
     cuda_version = min(
         (cuda_number for cuda_number in _DRIVER_OF_CUDA for name in toolchain if f"-cu{cuda_number}" in name), default=0
     )

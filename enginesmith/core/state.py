@@ -1,4 +1,4 @@
-"""State between calls, and ensembles: several graphs that make one model."""
+"""State between calls, and ensembles: several graphs that form one model."""
 
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,13 +11,13 @@ from enginesmith.core.parsing import Malformed
 from enginesmith.core.requirements import Count, JsonObject
 from enginesmith.core.types import PLUS, BuildRequest, ShapeProfile, TensorSpec, list_sums
 
-# State between calls: inputs of a model that take what its outputs gave in the call before. Standard library only.
+# State between calls: inputs that take the values of outputs in the previous call. Standard library only.
 
 
 @dataclass(frozen=True)
 class Places:
-    """Where a step writes into a state of a fixed size. axis: of its places.  at: the input, a caller's or a state,
-    whose values are the places that are written; or, with a dim of a step's inputs (`count`), the first of so many."""
+    """Where a step writes into a state of fixed size. axis: of its places.  at: an input (a caller's or a state) with
+    the places to write; with `count`, a dim of a step's inputs, `at` is only the first."""
 
     axis: Count
     at: str
@@ -26,9 +26,9 @@ class Places:
 
 @dataclass(frozen=True)
 class State:
-    """An input that takes what an output gave in the call before. initial: each of its elements in the first call.
+    """An input that takes the value of an output in the last call. initial: of each element in the first call.
 
-    places: of a state of a fixed size that steps fill place by place.
+    places: for a state of fixed size that steps fill place by place.
     """
 
     input: str
@@ -44,8 +44,8 @@ def without_states(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tup
 
 
 def step_inputs(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tuple[TensorSpec, ...]:
-    """What a step adds to the inputs that a caller gives: of one that covers what states hold too, as an attention mask
-    over `past + tokens`, the rest of the sum."""
+    """The inputs that a caller gives, with the sizes of one step. An input that also covers past states, such as an
+    attention mask over `past + tokens`, has the rest of the sum as its size."""
     stateless_inputs = without_states(inputs, states)
     axis_sizes = grown_axes(stateless_inputs)
     return tuple(
@@ -55,8 +55,8 @@ def step_inputs(inputs: Sequence[TensorSpec], states: Sequence[State]) -> tuple[
 
 
 def grown_axes(inputs: Sequence[TensorSpec]) -> dict[tuple[str, int], int | str]:
-    """(input, axis) of each axis that grows with the states: its size is a sum with a dim that is no axis of any input
-    that a caller gives. And what is left of the sum without such dims."""
+    """The axes that grow with the states: (input, axis) -> the rest of its size without the grown dims. The size of
+    such an axis is a sum with a dim that is no axis of any input of the caller."""
     input_dims = {size for spec in inputs for size in spec.shape}
     axis_sizes: dict[tuple[str, int], int | str] = {}
     for spec, axis, sum_dim in list_sums(inputs):
@@ -71,7 +71,7 @@ def grown_axes(inputs: Sequence[TensorSpec]) -> dict[tuple[str, int], int | str]
 def state_ends(
     inputs: Sequence[TensorSpec], states: Sequence[State], profiles: Sequence[ShapeProfile]
 ) -> dict[str, tuple[int, int]]:
-    """The least and the greatest size, over all profiles, of dims that states alone have, as a cache that grows."""
+    """The smallest and the largest size, over all profiles, of dims that only states have, such as a growing cache."""
     input_dims = {dim for spec in without_states(inputs, states) for dim in spec.shape}
     shapes = {spec.name: spec.shape for spec in inputs}
     dim_ranges: dict[str, tuple[int, int]] = {}
@@ -84,7 +84,7 @@ def state_ends(
 
 
 def with_int8_states(request: BuildRequest) -> BuildRequest:
-    """The request as a compiler gets it: its quantized states are int8 at both ends."""
+    """The request for the compiler: both ends of its quantized states are int8."""
     if not request.quantized_states:
         return request
     state_names = {name for state in request.quantized_states for name in (state.input, state.output)}
@@ -108,7 +108,7 @@ class _StatefulSpec(Excerpt):
 
 
 def states_of(spec: Mapping[str, object]) -> tuple[State, ...]:
-    """The states of a version, from the spec that its manifest holds. Raises `parsing.Malformed` for what is none."""
+    """The states of a version, from the spec in its manifest. Raises `parsing.Malformed` for an invalid state."""
     state_specs = decode(spec, _StatefulSpec, "spec").state
     return tuple(
         State(name, state_spec.output, state_spec.initial, state_spec.places)
@@ -116,23 +116,23 @@ def states_of(spec: Mapping[str, object]) -> tuple[State, ...]:
     )
 
 
-# Ensembles: several graphs, each a version of a model of its own, that make one. Standard library only.
+# Ensembles: several graphs, each a version of its own model, that form one model. Standard library only.
 #
-# Functions may lie between graphs: Python code of the user's, such as what cuts a detector's boxes out of a picture. A
-# function is run right before the first graph that takes what it gives; one that no graph takes from is run last.
+# Between graphs may be functions: the user's Python code, such as cropping a detector's boxes from a picture. A
+# function runs right before the first graph that uses its outputs; a function whose outputs no graph uses runs last.
 #
-# What gives an input of a graph is written as a source: 'GRAPH.OUTPUT' of a graph before it, or the name of an input of
-# the whole, which is 'GRAPH.INPUT' where a spec gives it none.
+# The value of a graph's input has a source: 'GRAPH.OUTPUT' of an earlier graph, or the name of an ensemble's input,
+# which is 'GRAPH.INPUT' unless the spec names it.
 
-# The backend of an ensemble's engines: a document that names an engine of each graph.
+# The backend of an ensemble's engines. Such an engine is a document that names an engine of each graph.
 ENSEMBLE = "ensemble"
-# The sources of a manifest that are files of functions begin so.
+# The prefix of those sources in a manifest that are files of functions.
 FUNCTION = "function"
 
 
 @dataclass(frozen=True)
 class PinnedGraph:
-    """A graph of an ensemble. model, version, manifest: the version that it is, and the digest of its manifest."""
+    """A graph of an ensemble. model, version, manifest: its version, and the digest of the version's manifest."""
 
     name: NodeName
     model: Name
@@ -148,10 +148,10 @@ class PinnedGraph:
 
 @dataclass(frozen=True)
 class EnsembleFunction:
-    """A function between graphs. file, function: the Python file, relative to the ensemble's spec, and the name in it.
+    """A function between graphs. file, function: the Python file, relative to the ensemble's spec, and its name.
 
-    inputs, outputs: what it takes and gives.  sources: what gives each input.  files: digests of the file and of every
-    local module that it imports, by path.
+    inputs, outputs: its tensors.  sources: of each input.  files: digests by path, of the file and of every local
+    module that it imports.
     """
 
     name: NodeName
@@ -180,15 +180,15 @@ class _Function(Excerpt):
 
 @dataclass(frozen=True)
 class _Wiring(Excerpt):
-    """What a spec says of functions. connections: 'FUNCTION.INPUT' -> what gives it."""
+    """The functions in a spec. connections: 'FUNCTION.INPUT' -> its source."""
 
     functions: Mapping[NodeName, _Function] = field(default_factory=dict)
     connections: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_functions(spec: Mapping[str, object], sources: Mapping[str, str]) -> list[EnsembleFunction]:
-    """The functions between the graphs of a version. spec, sources: of its manifest. Raises Malformed for a function
-    whose file is not among the sources."""
+    """The functions of a version. spec, sources: of its manifest. Raises Malformed for a function whose file is not
+    among the sources."""
     wiring = decode(spec, _Wiring, "spec")
     return [_make_function(name, function, wiring.connections, sources) for name, function in wiring.functions.items()]
 
@@ -204,7 +204,7 @@ def _make_function(
             f"sources of {spec_path} has {bad_paths[0]!r:.80}; it must be a relative path without '.' and '..'"
         )
     if file not in files:
-        raise Malformed(f"{spec_path}.function is {file!r:.80}, and no source is {prefix}{file[:80]}")
+        raise Malformed(f"{spec_path}.function is {file!r:.80}, but no source is named {prefix}{file[:80]}")
     inputs, outputs = (
         tuple(TensorSpec(key, tensor.dtype, tensor.shape) for key, tensor in tensors.items())
         for tensors in (function_spec.inputs, function_spec.outputs)
@@ -213,20 +213,20 @@ def _make_function(
     return EnsembleFunction(name, file, function, inputs, outputs, input_sources, files)
 
 
-# Of the JSON beside a pulled engine: here, because a pull writes it and must not import what opens engines.
+# Keys of the JSON beside a pulled engine; here, because a pull must not import the code that opens engines.
 DESCRIPTION_FORMAT = 1
 
 
 def parts_folder(model: str, version: str) -> str:
-    """The folder of a pulled ensemble's graphs and functions: unique, since no name has an '@'."""
+    """The folder of a pulled ensemble's graphs and functions. It is unique, since no name contains '@'."""
     return f"{model}@{version}"
 
 
 def order_nodes(
     graphs: Mapping[str, Mapping[str, str]], functions: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Mapping[str, str]]:
-    """Graphs, in their order, and functions where they are run, each with what gives its inputs. Of functions that take
-    from each other in a circle one comes before what it takes."""
+    """The graphs, in their order, and the functions in the order of execution, each with the sources of its inputs. Of
+    functions in a circle, one comes before a function that it depends on."""
     ordered_nodes: dict[str, Mapping[str, str]] = {}
 
     def place(name: str, waiting: tuple[str, ...] = ()) -> None:
@@ -247,14 +247,14 @@ def order_nodes(
 
 
 def split_source(source: str, before: Container[str]) -> tuple[str, str] | None:
-    """(graph, output) where a source is an output of a graph; None for an input of the whole. before: names of the
-    graphs before the one that takes it."""
+    """(graph, output) if a source is an output of a graph; None for an input of the ensemble. before: names of the
+    earlier graphs."""
     graph, separator, output = source.partition(".")
     return (graph, output) if separator and graph in before else None
 
 
 def list_inputs(wiring: Mapping[str, Mapping[str, str]]) -> dict[str, list[tuple[str, str]]]:
-    """The inputs of the whole, in order, each with the (graph, input) that take it. wiring: of the graphs in order."""
+    """The inputs of the ensemble, in order, each with the (graph, input) pairs that use it. wiring: of the graphs."""
     consumers: dict[str, list[tuple[str, str]]] = {}
     earlier_graphs: list[str] = []
     for graph, inputs in wiring.items():
@@ -266,8 +266,8 @@ def list_inputs(wiring: Mapping[str, Mapping[str, str]]) -> dict[str, list[tuple
 
 
 def name_dims(inputs: Sequence[TensorSpec], sources: Mapping[str, str], whole: Sequence[TensorSpec]) -> dict[str, str]:
-    """What the whole calls the dims of a graph, as far as its inputs are inputs of the whole. sources: what gives the
-    inputs of the graph.  whole: the inputs of the whole."""
+    """The ensemble's names of a graph's dims, for inputs of the graph that are inputs of the ensemble. sources: of the
+    graph's inputs.  whole: the inputs of the ensemble."""
     whole_shapes = {spec.name: spec.shape for spec in whole}
     axis_pairs = (zip(spec.shape, whole_shapes.get(sources[spec.name], ()), strict=False) for spec in inputs)
     dim_pairs = ((dim, name) for axes in axis_pairs for dim, name in axes if isinstance(dim, str) and PLUS not in dim)
@@ -277,10 +277,10 @@ def name_dims(inputs: Sequence[TensorSpec], sources: Mapping[str, str], whole: S
 def name_states(
     graph: str, states: Sequence[State], sources: Mapping[str, str], dims: Mapping[str, str], whole: Collection[str]
 ) -> tuple[State, ...]:
-    """The states of a graph as those of the whole, which carries them: 'GRAPH.INPUT' takes 'GRAPH.OUTPUT'.
+    """A graph's states as states of the ensemble, which stores them: 'GRAPH.INPUT' takes 'GRAPH.OUTPUT'.
 
-    sources: what gives the inputs of the graph.  dims: of `name_dims`.  whole: names of the inputs of the whole. Where
-    an earlier graph gives the places that a step writes, they are not known before the step, and have no check.
+    sources: of the graph's inputs.  dims: from `name_dims`.  whole: names of the ensemble's inputs. If an earlier graph
+    computes the places that a step writes, they are unknown before the step and are not checked.
     """
 
     def name_places(places: Places | None) -> Places | None:
@@ -296,20 +296,20 @@ def name_states(
     )
 
 
-# How a request is padded to the sizes that an engine takes, as data of a version.
+# The padding of requests to sizes that an engine takes, as data of a version.
 #
-# A dim may be padded where every input that has it says by what. Outputs are cropped on the axes that have its name.
+# A dim may be padded if every input that has it names a pad value. Outputs are cropped on its axes.
 
 REPEAT: Literal["repeat"] = "repeat"
-# A number; or 'repeat', the last entry along the axis again, which changes no extremes of a tensor.
+# A number; or 'repeat': the last entry along the axis, repeated, which keeps the extremes of a tensor.
 PadValue = float | Literal["repeat"]
 
 
 @dataclass(frozen=True)
 class Padding:
-    """The padding rules of a version. inputs: input -> dim -> what its axis of that dim is filled with.
+    """The padding rules of a version. inputs: input -> dim -> the pad value on that dim's axis.
 
-    edges: dim -> sizes that it is padded up to, rising. A padded dim without edges is padded to the least size that an
+    edges: dim -> sizes that it is padded up to, rising. Without edges, a dim is padded to the smallest size that an
     engine takes.
     """
 
@@ -339,7 +339,7 @@ class _PaddedSpec(Excerpt):
 
 
 def padding_of(spec: Mapping[str, object]) -> Padding:
-    """The padding of a version, from the spec that its manifest holds. Raises `parsing.Malformed` for what is none."""
+    """The padding of a version, from the spec in its manifest. Raises `parsing.Malformed` for an invalid padding."""
     padded_spec = decode(spec, _PaddedSpec, "spec")
     padding = Padding({name: input_spec.pad for name, input_spec in padded_spec.inputs.items() if input_spec.pad})
     dim_items = ((name, padded_spec.dims[name]) for name in sorted(padding.dims & padded_spec.dims.keys()))

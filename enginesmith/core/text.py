@@ -1,5 +1,5 @@
-"""Text for messages, and small helpers of the standard library: commands with a time limit, worker threads, objects
-that close themselves, zip files."""
+"""Text for messages, and small helpers: commands with a time limit, worker threads, objects that close themselves, zip
+files."""
 
 import difflib
 import json
@@ -23,7 +23,7 @@ from threading import Thread
 from types import TracebackType
 from typing import Self
 
-# Of what a command prints; it may go on, and the rest is dropped.
+# Kept of a command's output; the rest is dropped while the command goes on.
 MOST_BYTES = 64 << 10
 
 
@@ -35,13 +35,13 @@ def run_command(
     stdout: int = subprocess.PIPE,
     stderr: int | None = None,
 ) -> "subprocess.CompletedProcess[bytes]":
-    """How a command ended, with the first `MOST_BYTES` that it printed if `stdout` is a pipe. It has a process group of
-    its own.
+    """Run a command in its own process group, and return how it ended, with the first `MOST_BYTES` of its output if
+    `stdout` is a pipe.
 
     words: the program and its arguments.  timeout_s: seconds that it may take.
-    stdout, stderr: as for `subprocess.run`.  environment: None is that of this process. Raises OSError where it cannot
-    be started, subprocess.TimeoutExpired where it, or whatever holds its pipe, took longer; then, and after Ctrl-C, its
-    process group was killed.
+    stdout, stderr: as for `subprocess.run`.  environment: None means that of this process. Raises OSError if it cannot
+    be started, subprocess.TimeoutExpired if it, or another process that holds its pipe, took longer. After a timeout or
+    Ctrl-C its process group is killed.
     """
     process = subprocess.Popen(
         words, env=environment, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True
@@ -50,7 +50,7 @@ def run_command(
         output = _read_output(process, time.monotonic() + timeout_s, timeout_s)
     except BaseException:
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # nobody has waited for its first process, so that this is its group
+            os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so this is its group
         process.wait()
         raise
     finally:
@@ -60,7 +60,7 @@ def run_command(
 
 
 def _read_output(process: "subprocess.Popen[bytes]", end: float, timeout_s: float) -> bytes:
-    """What a command prints until its end. end: the latest, by the monotonic clock. Raises TimeoutExpired."""
+    """The output of a command until its end. end: the latest time, on the monotonic clock. Raises TimeoutExpired."""
     buffer = bytearray()
     with selectors.DefaultSelector() as selector:
         if process.stdout:
@@ -77,16 +77,16 @@ def _read_output(process: "subprocess.Popen[bytes]", end: float, timeout_s: floa
 
 # Text for messages and documents: suggestions, shortened lists, sizes, counts, the time, and safe text.
 #
-# Text from elsewhere (names in a model, a compiler's log) may hold control characters: an escape character moves a
-# terminal's cursor, a change of direction reorders what a person reads, and XML cannot hold most of them at all.
+# Text from elsewhere (names in a model, a compiler's log) may contain control characters: an escape character moves a
+# terminal's cursor, a change of direction reorders the displayed text, and XML cannot contain most of them.
 
-# Share of two words that must be alike (difflib's ratio), and the least length of one that may begin the other.
+# The minimum similarity of two words (difflib's ratio), and the minimum length of a word that counts as a prefix.
 _ALIKE, _BEGINNING = 0.7, 3
 
 
 def find_nearest(word: str, known_words: Iterable[str]) -> str | None:
-    """The known word that was probably meant: one that is nearly the same, or that this one begins; upper and lower
-    case are alike. None where no word is near: a wrong suggestion is worse than a list."""
+    """The known word that was probably meant: one that is similar, or that begins with this word, ignoring case. None
+    if no word is near: a wrong suggestion is worse than a list."""
     spellings = {name.lower(): name for name in known_words}
     close_matches = difflib.get_close_matches(word.lower(), spellings, n=1, cutoff=_ALIKE)
     completions = [name for name in spellings if len(word) >= _BEGINNING and name.startswith(word.lower())]
@@ -94,7 +94,7 @@ def find_nearest(word: str, known_words: Iterable[str]) -> str | None:
 
 
 def suggest(word: str, known_words: Iterable[str], otherwise: str | None = None) -> str:
-    """'did you mean 'x'?' for the nearest known word; without one `otherwise`, by default 'known: x, y'."""
+    """'did you mean 'x'?' for the nearest known word; if none is near, `otherwise`, by default 'known: x, y'."""
     word_list = list(known_words)
     if nearest_word := find_nearest(word, word_list):
         return f"did you mean {nearest_word!r}?"
@@ -102,13 +102,13 @@ def suggest(word: str, known_words: Iterable[str], otherwise: str | None = None)
 
 
 def join_first(items: Sequence[str], limit: int = 3, separator: str = ", ") -> str:
-    """'a, b and 3 more': the first `limit` of the items, and how many are left. With '; ' it is 'a; b; and 3 more'."""
+    """'a, b and 3 more': the first `limit` items and the number of the others. With '; ' it is 'a; b; and 3 more'."""
     text, remaining_count = separator.join(items[:limit]), len(items) - limit
     return f"{text}{separator.rstrip(', ')} and {remaining_count} more" if remaining_count > 0 else text
 
 
 def format_bytes(size: float | None) -> str:
-    """'512 B', '2.0 KiB', '5.3 MiB', '40.0 GiB': a size in bytes, in powers of 1024; '' for None."""
+    """A size in bytes as text, in powers of 1024: '512 B', '2.0 KiB', '5.3 MiB', '40.0 GiB'; '' for None."""
     if size is None:
         return ""
     power = next((power for power in (3, 2, 1) if size >= 1024**power), 0)
@@ -116,7 +116,7 @@ def format_bytes(size: float | None) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """'95 s', '12 min', '3 h', '2 days': a time span in seconds, in the largest unit of which it has two."""
+    """A time span as text, in the largest unit with a count of at least two: '95 s', '12 min', '3 h', '2 days'."""
     for unit_s, unit in ((86400, "days"), (3600, "h"), (60, "min")):
         if seconds >= 2 * unit_s:
             return f"{seconds / unit_s:.0f} {unit}"
@@ -124,7 +124,7 @@ def format_age(seconds: float) -> str:
 
 
 def format_checks(checks: Mapping[str, int]) -> str:
-    """'38/40': how many checks passed of all that there were; '' without any. checks: counts by outcome."""
+    """'38/40': the number of passed checks and of all checks; '' without checks. checks: counts by outcome."""
     check_count = sum(checks.values())
     return f"{checks['passed']}/{check_count}" if check_count else ""
 
@@ -140,7 +140,7 @@ def format_plain(value: float) -> str:
 
 
 def format_metric(name: str, value: float) -> str:
-    """The value of a task metric: '0.9833', or '41.2 dB' of one whose name ends in '_db'."""
+    """The value of a task metric as text: '0.9833', or '41.2 dB' for a name that ends with '_db'."""
     return f"{value:.1f} dB" if name.endswith("_db") else f"{value:.4f}"
 
 
@@ -150,21 +150,21 @@ def format_metrics(values: Mapping[str, float]) -> str:
 
 
 def pluralize(count: int, noun: str, plural: str = "") -> str:
-    """'1 model', '2 models': a count with its noun. plural: where it is not the noun and an s."""
+    """'1 model', '2 models': a count with its noun. plural: for a noun whose plural is not noun + 's'."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
-# Control characters that JSON does not escape and a terminal may obey. They occur within JSON's strings only.
+# Control characters that JSON leaves unescaped and a terminal may obey. In JSON they occur only in strings.
 _UNESCAPED = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 
 
-def visible(text: str) -> str:
-    r"""The text with each non-printable character, but line ends, tabs and spaces, as its escape: '\x1b', '\u202e'."""
+def visible(text: str, allow: str = "\n\t") -> str:
+    r"""The text with each non-printable character, but those of `allow` and spaces, as its escape: '\x1b', '\u202e'."""
     if text.isprintable():
         return text
     return "".join(
         char
-        if char.isprintable() or char in "\n\t" or unicodedata.category(char) == "Zs"
+        if char.isprintable() or char in allow or unicodedata.category(char) == "Zs"
         else char.encode("unicode_escape").decode()
         for char in text
     )
@@ -186,33 +186,33 @@ def precise_now() -> str:
 
 
 def format_line(event: str, level: str = "info", **fields: object) -> str:
-    """One line: a JSON object with the time, the level, the event and the fields that are not None."""
+    """A log line: a JSON object with the time, the level, the event and the fields that are not None."""
     present_fields = {name: value for name, value in fields.items() if value is not None}
     line = {"time": precise_now(), "level": level, "event": event, **present_fields}
     return visible_json(json.dumps(line, ensure_ascii=False))
 
 
 def write_line(event: str, level: str = "info", **fields: object) -> None:
-    """Write such a line on stderr."""
+    """Write a log line (`format_line`) to stderr."""
     print(format_line(event, level, **fields), file=sys.stderr, flush=True)
 
 
-# A daemon thread that others wait for: whatever ends its work, its owner answers those who wait.
+# A daemon thread that others wait for: its owner answers them, however the thread's work ends.
 #
-# A thread may end by more than an Exception: SystemExit of a plug-in, a panic of a library in Rust (pyo3's
-# PanicException is a BaseException). Python then ends that thread alone, and every future and condition that it was to
-# serve would wait for ever.
+# A thread may end with an error that is no Exception: a plug-in's SystemExit, a panic of a Rust library (pyo3's
+# PanicException is a BaseException). Python then ends only that thread, and all futures and conditions that wait for it
+# would wait for ever.
 
 
 class WorkerThread(Thread):
-    """A daemon thread that runs `work`. fail: called in the thread with what `work` raised, of any class."""
+    """A daemon thread that runs `work`. fail: called in the thread with any exception that `work` raised."""
 
     def __init__(self, name: str, work: Callable[[], object], fail: Callable[[BaseException], object]) -> None:
         super().__init__(name=name, daemon=True)
         self._work, self._fail = work, fail
 
     def run(self) -> None:
-        """Run `work`, and `fail` where it raises."""
+        """Run `work`; if it raises, call `fail`."""
         try:
             self._work()
         except BaseException as error:
@@ -224,7 +224,7 @@ class SelfClosing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release what it holds."""
+        """Release its resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -234,18 +234,18 @@ class SelfClosing(ABC):
 
 
 def describe_error(error: BaseException) -> str:
-    """'ValueError: why'; the class alone where `str`, which is the error's own code, raises itself."""
+    """'ValueError: why'; only the class if the error's own `str` raises."""
     try:
         return f"{type(error).__name__}: {error}"
     except BaseException:
         return type(error).__name__
 
 
-# Zip files that come from elsewhere: what reading one may raise, and which compression is read.
+# Untrusted zip files: the errors that reading one may raise, and the compressions that are accepted.
 #
-# Python reads bzip2, LZMA and, from 3.14 on, Zstandard too. Each has errors of its own, and nothing here writes them.
+# Python also reads bzip2, LZMA and, from 3.14 on, Zstandard. Each has its own errors, and nothing here writes them.
 
-# What opening a zip file, or reading a stored or deflated member, raises where it is damaged or of another kind.
+# Raised when a zip file is opened, or a stored or deflated member is read, if it is damaged or of another kind.
 DAMAGED = (
     OSError, EOFError, ValueError, OverflowError, RuntimeError, zipfile.BadZipFile, zlib.error, struct.error,
 )  # fmt: skip
@@ -253,7 +253,7 @@ _METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 
 
 def check_compression(archive: zipfile.ZipFile) -> None:
-    """Raise BadZipFile for a member that is neither stored nor deflated."""
+    """Raise BadZipFile if a member is neither stored nor deflated."""
     for member in archive.infolist():
         if member.compress_type not in _METHODS:
             raise zipfile.BadZipFile(

@@ -1,6 +1,6 @@
-"""The values that a build is made of, and the protocols of backends and sessions. Standard library only.
+"""The values that describe a build, and the protocols of backends and sessions. Standard library only.
 
-Every value is frozen and small. Bytes (models, engines, reports) are named by digest and live in an artifact store.
+Every value is frozen and small. Bytes (models, engines, reports) are named by digest and lie in an artifact store.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
     from enginesmith.core.capabilities import Capabilities
 
-# The type of objects whose library gives none: TensorRT's, TVM's, IREE's, JAX's, ONNX Runtime's and Ray's, functions of
-# C libraries, and values of ONNX attributes, whose type follows from the operator. mypy checks no use of them.
+# The type of objects of libraries without type hints: TensorRT, TVM, IREE, JAX, ONNX Runtime and Ray, functions of C
+# libraries, and values of ONNX attributes, whose type depends on the operator. mypy does not check their use.
 Untyped = Any
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "int8-dynamic", "int4", "mxfp8", "nvfp4-weights", "nvfp4"]
 
 
 class PrecisionLimits(NamedTuple):
-    """The drift that a precision may cost graphs and engines where nothing was measured on the model: fields of
-    `validation.limits.budget.Budget`."""
+    """The default limits on the drift of graphs and engines in a precision, used where nothing was measured on the
+    model: fields of `validation.limits.budget.Budget`."""
 
     max_rel: float
     sqnr_db: float
@@ -41,14 +41,14 @@ class PrecisionLimits(NamedTuple):
 
 @dataclass(frozen=True)
 class PrecisionTraits:
-    """What a precision is, for everything that depends on it: a new one is a row of `TRAITS`, and what writes its
-    graphs (`pipeline.quantization.schemes`).
+    """The properties of a precision. A new precision needs a row of `TRAITS`, and code that writes its graphs
+    (`pipeline.quantization.schemes`).
 
-    bits: of a weight in an engine, at least.  error: place in the order of what a precision costs, by the significant
-    bits of what is multiplied; ranges that follow each input come before ranges that calibration fixed.
-    quantized: whether graphs are written in the backend's scheme.  calibrated: whether that takes measured ranges.
-    in_blocks: whether weights come in blocks, each with a scale of its own.  narrow_floats: whether products are of
-    floats of 8 bits or fewer, which no CPU multiplies.
+    bits: of a weight in an engine, at least.  error: rank by the expected error: by the significant bits of the
+    factors; ranges from each input rank before ranges fixed by calibration.
+    quantized: whether graphs are written in the backend's scheme.  calibrated: whether that needs measured ranges.
+    in_blocks: whether weights have one scale per block.  narrow_floats: whether products are of floats of 8 bits or
+    fewer, which no CPU multiplies.
     limits: of the drift of its graphs and engines.
     """
 
@@ -85,7 +85,7 @@ TRAITS: Mapping[Precision, PrecisionTraits] = {
 
 
 def accuracy_order(precision: str) -> int:
-    """The place of a precision, from the most to the least accurate; behind all of them for an unknown one."""
+    """The rank of a precision by accuracy, from the most to the least accurate; an unknown precision is last."""
     return next((traits.error for name, traits in TRAITS.items() if name == precision), len(TRAITS))
 
 
@@ -96,9 +96,9 @@ IN_BLOCKS = tuple(name for name in PRECISIONS if TRAITS[name].in_blocks)
 NARROW_FLOATS = tuple(name for name in PRECISIONS if TRAITS[name].narrow_floats)
 BLOCK_FLOATS = tuple(name for name in NARROW_FLOATS if TRAITS[name].in_blocks)
 
-# The entry of a CPU engine's toolchain that holds the kind of CPU it is built for (`hardware.cpu_kinds.CpuKind`).
+# The toolchain entry of a CPU engine with the kind of CPU that it is built for (`hardware.cpu_kinds.CpuKind`).
 CPU_KIND = "enginesmith-cpu"
-# How a note of an engine begins that says why nothing is on record of its layers.
+# The prefix of the note of an engine whose layers are not recorded; the reason follows.
 NO_LAYERS = "layers and tactics are not on record"
 
 Scalar = str | int | float | bool
@@ -112,10 +112,10 @@ Tensors = Mapping[str, "np.ndarray"]
 class Dim:
     """A named dynamic dimension. `edges` are the upper ends of its buckets, rising; the last one is `max`.
 
-    Without explicit buckets there is one bucket, min..max, tuned for `opt`. Every size is a multiple of `multiple`, and
-    so are all of these numbers.
+    Without edges there is one bucket, min..max, tuned for `opt`. Every size is a multiple of `multiple`, and so are all
+    of these numbers.
 
-    name: as the shapes of inputs and outputs have it.
+    name: as in the shapes of inputs and outputs.
     """
 
     name: str
@@ -132,12 +132,12 @@ class Dim:
 
     @property
     def sizes(self) -> range:
-        """All the sizes that are allowed, rising."""
+        """All allowed sizes, rising."""
         return range(self.min, self.max + 1, self.multiple)
 
     @property
     def words(self) -> str:
-        """The sizes for people: '1..8', or '64..160 in steps of 32'."""
+        """The sizes as text: '1..8', or '64..160 in steps of 32'."""
         return f"{self.min}..{self.max}" + (f" in steps of {self.multiple}" if self.multiple > 1 else "")
 
     def buckets(self) -> tuple[tuple[int, int, int], ...]:
@@ -148,11 +148,11 @@ class Dim:
         return tuple((low, high, high) for low, high in zip(lower_edges, self.edges, strict=True))
 
     def test_sizes(self) -> tuple[int, ...]:
-        """The sizes that validation must try: both ends of every bucket, and opt."""
+        """The sizes that validation must try: both ends of every bucket, and `opt`."""
         return tuple(sorted({size for bucket in self.buckets() for size in bucket}))
 
 
-# Between the terms of a sum of dims.
+# The separator of the terms in a sum of dims.
 PLUS = " + "
 
 
@@ -162,14 +162,14 @@ def size_of(dim: str, sizes: Mapping[str, int]) -> int:
 
 
 def rename_dims(dim: str, new_names: Mapping[str, str]) -> str:
-    """A dim, or a sum of dims, under other names; those without one as they are."""
+    """A dim, or a sum of dims, with new names; dims without a new name keep theirs."""
     return PLUS.join(new_names.get(term, term) for term in dim.split(PLUS))
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output: `shape` holds sizes, names of `Dim`s, and of inputs sums of these ('past + tokens'); `dtype`
-    is numpy's name, or 'bfloat16'."""
+    """One input or output. shape: sizes, names of `Dim`s, and for inputs also sums of these ('past + tokens').  dtype:
+    numpy's name, or 'bfloat16'."""
 
     name: str
     dtype: str
@@ -181,21 +181,21 @@ class TensorSpec:
 
     @property
     def sums(self) -> tuple[tuple[int, str], ...]:
-        """(axis, sum) of each axis whose size follows from others."""
+        """(axis, sum) of each axis whose size is a sum of dims."""
         return tuple((axis, dim) for axis, dim in enumerate(self.shape) if isinstance(dim, str) and PLUS in dim)
 
 
 def list_sums(specs: Iterable[TensorSpec]) -> Iterator[tuple[TensorSpec, int, str]]:
-    """(tensor, axis, sum) of each axis whose size follows from others."""
+    """(tensor, axis, sum) of each axis whose size is a sum of dims."""
     return ((spec, axis, sum_dim) for spec in specs for axis, sum_dim in spec.sums)
 
 
 @dataclass(frozen=True)
 class ShapeProfile:
-    """One optimization profile: per input its (min, opt, max) shapes, in the order of the model's inputs.
+    """One optimization profile: for each input its (min, opt, max) shapes, in the order of the model's inputs.
 
-    multiples: for each input where one is not 1, what the size on each axis must be a multiple of. Compilers have no
-    such notion; sessions refuse other sizes.
+    multiples: for each input where one is not 1, the number that the size on each axis must be a multiple of. Compilers
+    do not know this rule; sessions refuse other sizes.
     """
 
     inputs: tuple[tuple[str, Shape, Shape, Shape], ...]
@@ -206,7 +206,7 @@ class ShapeProfile:
 class Target:
     """What an engine is built for: a CPU (`compute_capability` None), a GPU generation, or one product of it.
 
-    name: of a CPU 'cpu', which is this machine's, or that of a `hardware.cpu_kinds.CpuKind`.
+    name: for a CPU 'cpu', meaning this machine's, or the name of a `hardware.cpu_kinds.CpuKind`.
     """
 
     name: str
@@ -226,13 +226,13 @@ class Target:
 
 @dataclass(frozen=True)
 class QuantizationScheme:
-    """How a backend wants a quantized graph to look.
+    """The form of a quantized graph that a backend compiles.
 
     activation: of int8 graphs: 'int8' is symmetric with zero point 0 (TensorRT), 'uint8' asymmetric (onnxruntime's VNNI
     kernels).
-    quantize_bias: of int8 graphs: whether biases become int32 with their own dequantization (TensorRT refuses that).
+    quantize_bias: whether biases of int8 graphs become int32 with their own dequantization (TensorRT refuses that).
     Only with 'uint8' activations: ValueError otherwise.
-    float_precision: what the operators that stay in floating point compute in.
+    float_precision: in which the operators that stay in floating point compute.
     weight_levels: the largest magnitude of int8 weights. With 64 ("reduced range") the sum of two products with uint8
     stays within 16 bits.
     """
@@ -249,7 +249,7 @@ class QuantizationScheme:
 
 @dataclass(frozen=True)
 class QuantizedState:
-    """A state that an engine takes and gives as int8: its value over `scale`, rounded to even. input, output: names."""
+    """A state that an engine reads and writes as int8: value over `scale`, half to even. input, output: names."""
 
     input: str
     output: str
@@ -257,18 +257,18 @@ class QuantizedState:
 
     def __post_init__(self) -> None:
         if not self.scale > 0.0:
-            raise ValueError(f"a scale of {self.scale}, which is not above 0")
+            raise ValueError(f"scale is {self.scale}; it must be above 0")
 
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """Everything that determines an engine. Equal requests make interchangeable engines.
+    """Everything that determines an engine. Engines of equal requests are interchangeable.
 
     model: digest of the ONNX model that is compiled: its attributes, edges and weights, Q/DQ scales included.
-    options: the backend's options, every default filled in.  toolchain: versions of compiler and runtime that matter,
-    and the backend's revision (`builders.backends.discovery.toolchain_of`).
-    quantized_states: what the engine takes and gives as int8; inputs and outputs say float32, as the model does.
-    profiles: sizes of each named dim that it is tuned for, one for each bucket.
+    options: the backend's options, with every default.  toolchain: versions of compiler and runtime that matter, and
+    the backend's revision (`builders.backends.discovery.toolchain_of`).
+    quantized_states: states that are int8 in the engine; `inputs` and `outputs` have float32.
+    profiles: sizes of each named dim to tune for, one per bucket.
     """
 
     model: str
@@ -284,14 +284,14 @@ class BuildRequest:
 
     @cached_property
     def key(self) -> str:
-        """The build key: digest of all the fields. A kind of CPU is in the toolchain, whatever the target is called."""
+        """The build key: the digest of all fields. The kind of CPU is in the toolchain, whatever the target's name."""
         if self.target.is_cpu and CPU_KIND in dict(self.toolchain):
             return digest_of(encode(replace(self, target=replace(self.target, name="cpu"))))
         return digest_of(encode(self))
 
     @property
     def seed(self) -> int:
-        """A seed: the same for the same build key, most likely another one for another."""
+        """A random seed derived from the build key: equal keys give equal seeds."""
         return int(self.key[:8], 16)
 
     @property
@@ -301,7 +301,7 @@ class BuildRequest:
 
     @property
     def multiples(self) -> dict[str, int]:
-        """Dim -> what its sizes must be multiples of, for each named dim of the inputs where that is not 1."""
+        """Dim -> the number that divides its sizes, for each named dim of the inputs where that is not 1."""
         multiples_by_input = dict(self.profiles[0].multiples) if self.profiles else {}
         pairs = (
             pair
@@ -311,7 +311,7 @@ class BuildRequest:
         return {dim: multiple for dim, multiple in pairs if isinstance(dim, str) and multiple > 1}
 
     def with_option(self, name: str, value: Scalar) -> "BuildRequest":
-        """This request with another value of an option that it has."""
+        """A copy of this request with another value of an existing option."""
         return replace(self, options=tuple((key, value if key == name else option) for key, option in self.options))
 
 
@@ -320,10 +320,10 @@ class Engine:
     """A compiled model on disk.
 
     path: the file.  digest: SHA-256 of its bytes.  size_bytes: their number.  suffix: of the file, as '.onnx'.
-    requires: what a machine must have to run it (`enginesmith.core.requirements`).
-    notes: what the compiler said that a person should know (a layer left in fp32, a fallback).
-    extras: files that a build leaves beside the engine, by name, such as the compiler's description of its layers.
-    weights: the ONNX model with the weights of an engine whose own file leaves them out; for opening it.
+    requires: requirements on a machine that runs it (`enginesmith.core.requirements`).
+    notes: remarks of the compiler for people (a layer left in fp32, a fallback).
+    extras: other files of the build by name, such as the compiler's description of its layers.
+    weights: the ONNX model with the weights if the engine's own file has none; needed to open it.
     """
 
     request: BuildRequest
@@ -345,7 +345,7 @@ class Engine:
         notes: tuple[str, ...] = (),
         also: tuple[Requirement, ...] = (),
     ) -> "Engine":
-        """The engine that a backend has written to `path`. also: requirements that only the file shows."""
+        """The engine that a backend wrote to `path`. also: requirements that only the file shows."""
         size = path.stat().st_size
         memory_requirements = () if request.target.is_cpu else (GpuMemory(size),)
         requirements = (*backend.requires(request), *memory_requirements, *also)
@@ -354,10 +354,10 @@ class Engine:
 
 @dataclass(frozen=True)
 class BuildFailure:
-    """A unit whose build gave no engine.
+    """A unit whose build failed.
 
     kind: 'error' (the compiler refused), or another kind of `errors.StepError`.
-    log: end of what the compiler printed.  command: shell line that reproduces it.
+    log: end of the compiler's output.  command: shell line that reproduces the failure.
     unit: target, precision and backend.  reason: what went wrong, and the remedy.
     """
 
@@ -369,7 +369,7 @@ class BuildFailure:
 
 
 class Session(Protocol):
-    """An engine opened for running. Subclasses override the methods whose default is None where they have the value."""
+    """An engine opened for running. Subclasses override the methods that return None here if they know the value."""
 
     inputs: Sequence[TensorSpec]
     outputs: Sequence[TensorSpec]
@@ -378,8 +378,8 @@ class Session(Protocol):
         """Run once. Raises DataError for wrong names, dtypes or shapes."""
 
     def prepare_call(self, inputs: Tensors) -> Callable[[], object] | None:  # noqa: ARG002
-        """A function that makes the runtime's own call on these inputs, which are checked here and were run before: the
-        runtime is timed by it, without what `run` adds. None where there is none. Raises DataError as `run`."""
+        """A function that makes the runtime's own call on these inputs, which were run before and are checked here. It
+        measures the runtime without the overhead of `run`. None if there is none. Raises DataError like `run`."""
         return None
 
     def used_bytes(self) -> int | None:
@@ -387,17 +387,17 @@ class Session(Protocol):
         return None
 
     def device_seconds(self, inputs: Tensors, runs: int) -> list[float] | None:  # noqa: ARG002
-        """Seconds of each of `runs` runs on the device, by its own clock and without copies to and from it; None where
-        that is not known. Raises DataError as `run`."""
+        """Seconds of each of `runs` runs on the device, by its own clock and without copies to and from it; None if
+        unknown. Raises DataError like `run`."""
         return None
 
 
 class Backend(Protocol):
     """A compiler. Implementations are frozen dataclasses whose fields are their typed options.
 
-    revision: raised by whoever changes `build` so that it makes other engines from the same request; it enters the
-    build key, where the backend's code as a whole does not.
-    install: how to get it, for whoever lacks it.  runtime: the module that opening an engine takes.
+    revision: increased by everyone who changes `build` so that the same request gives other engines. It is part of the
+    build key; the backend's code is not.
+    install: how to install it.  runtime: the module that opens engines.
     scheme: the form of quantized graph that it compiles best (`optional_methods.SchemesByTarget`).
     """
 
@@ -415,11 +415,11 @@ class Backend(Protocol):
         """Versions of compiler and runtime that matter, without importing them; empty when not installed."""
 
     def refuses(self, request: BuildRequest) -> str | None:
-        """Why this request cannot be built, with the remedy; None when it can. Imports no compiler."""
+        """The reason why this request cannot be built, with the remedy; None if it can. Imports no compiler."""
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
-        """What a machine must have to run an engine of this request, as far as the request shows: its processor first
-        (`core.requirements.for_target`), then the runtime in the versions that open it. Imports no compiler."""
+        """The requirements on a machine that runs an engine of this request, as far as the request shows: its processor
+        first (`core.requirements.for_target`), then the runtime versions that open it. Imports no compiler."""
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Compile `model` into a file under `workdir` (`Engine.of_file`).
@@ -428,10 +428,10 @@ class Backend(Protocol):
         """
 
     def runs(self, target: Target) -> str | None:
-        """Why engines for `target` cannot run on this machine; None when they can."""
+        """The reason why engines for `target` cannot run on this machine; None if they can."""
 
     def open(self, engine: Engine) -> AbstractContextManager[Session]:
-        """Load an engine for running. Raises EnginesmithError when it does not fit this machine."""
+        """Load an engine for running. Raises EnginesmithError if it does not fit this machine."""
 
 
 def sizes_product(dims: Sequence[Dim], per_dim: Mapping[str, Sequence[int]]) -> Iterator[dict[str, int]]:
@@ -441,5 +441,5 @@ def sizes_product(dims: Sequence[Dim], per_dim: Mapping[str, Sequence[int]]) -> 
 
 
 # Where an output has the rows that a graph selects (`onnx_graphs.structure.find_selected`): along its first axis,
-# behind the batch, or their number for each sample.
+# behind the batch axis, or as a count per sample.
 Rows = Literal["all", "each", "count"]

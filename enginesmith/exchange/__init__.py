@@ -1,1 +1,1 @@
-"""Versions outside of their registry: mirrors and OCI image layouts."""
+"""Versions outside their registry: mirrors and OCI image layouts."""

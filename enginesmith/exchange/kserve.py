@@ -1,12 +1,12 @@
-"""KServe: the objects of a cluster that serves a version, and the URIs by which its storage initializer pulls it.
+"""KServe: the Kubernetes objects that serve a version, and the URIs with which its storage initializer pulls it.
 
-An `InferenceService` (serving.kserve.io/v1beta1) names the runtime, Triton, and where the model is from: a URI
+An `InferenceService` (serving.kserve.io/v1beta1) names the runtime, Triton, and the model's source: a URI
 `enginesmith://MODEL@VERSION?target=l4`, or an image with the repository in `/models` (`registry export --layout
-triton`), which KServe calls a model car. For such URIs a `ClusterStorageContainer` (v1alpha1) says which
-image pulls them: KServe runs it before the server, as `enginesmith initialize SRC DEST`, with DEST /mnt/models.
+triton`), which KServe calls a model car. For such URIs a `ClusterStorageContainer` (v1alpha1) names the image that
+pulls them: KServe runs it before the server, as `enginesmith initialize SRC DEST`, with DEST /mnt/models.
 
-The version is that of the reference at this moment, not its channel: what a pod serves must not depend on when it was
-started. Sources: kserve aaac4e2, pkg/apis/serving, pkg/webhook/admission/pod/storage_initializer_injector.go,
+The objects name the version that the reference means now, not its channel: the start time of a pod must not decide what
+it serves. Sources: kserve aaac4e2, pkg/apis/serving, pkg/webhook/admission/pod/storage_initializer_injector.go,
 pkg/utils/storage.go, config/runtimes/kserve-tritonserver.yaml.
 """
 
@@ -49,7 +49,7 @@ Json = dict[str, object]
 
 
 def storage_uri(reference: str, options: Sequence[tuple[str, str]] = ()) -> str:
-    """'enginesmith://digits@3?target=l4' of a reference and options of `pull`; flags have the value ''."""
+    """'enginesmith://digits@3?target=l4' for a reference and options of `pull`; flags have the value ''."""
     query = urlencode(options)
     return f"{SCHEME}://{quote(reference, safe='@:')}" + (f"?{query}" if query else "")
 
@@ -58,7 +58,7 @@ def pull_arguments(uri: str) -> list[str]:
     """The arguments of `enginesmith pull` for a URI, without DEST: ['digits@3', '--target', 'l4', '--layout',
     'triton'].
 
-    Without a layout it is Triton's. Raises InputError for another scheme and options that a URI cannot have,
+    The default layout is Triton's. Raises InputError for another scheme and options that a URI cannot have,
     UnknownNameError for a malformed reference.
     """
     scheme, separator, address = uri.partition("://")
@@ -69,7 +69,7 @@ def pull_arguments(uri: str) -> list[str]:
     query_pairs = parse_qsl(query, keep_blank_values=True)
     for name, value in query_pairs:
         if name not in (*_OPTIONS, *_FLAGS):
-            raise InputError(f"{uri!r} has {name!r}; it can have {', '.join((*_OPTIONS, *_FLAGS))}")
+            raise InputError(f"{uri!r} has the unknown option {name!r}; known: {', '.join((*_OPTIONS, *_FLAGS))}")
         if name in _FLAGS and value not in ("", "true"):
             raise InputError(f"{uri!r}: {name} has no value; leave it out, or write {name} alone")
         arguments += [f"--{name}"] if name in _FLAGS else [f"--{name}", value]
@@ -78,10 +78,11 @@ def pull_arguments(uri: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Deployment:
-    """A version for a cluster. engine: the one that will be served.  options: of `pull`, for the URI.
+    """A version for a cluster. engine: that will be served.  options: of `pull`, for the URI.
 
-    image: of the client, by digest; '' where the model comes in an image.  car: that image, by digest; '' for a URI.
-    registry: where the cluster pulls from.  Raises InputError for images without a digest, for none and for both.
+    image: of the client, by digest; '' if an image contains the model.  car: that image, by digest; '' for a URI.
+    registry: where the cluster pulls from.  Raises InputError for images without a digest, and unless exactly one is
+    given.
     """
 
     manifest: Manifest
@@ -101,7 +102,7 @@ class Deployment:
             raise InputError(f"image {image_name!r} is not pinned: give NAME@sha256:DIGEST")
 
     def to_objects(self) -> list[Json]:
-        """The InferenceService, and before it the ClusterStorageContainer where a URI needs one."""
+        """The InferenceService, and before it the ClusterStorageContainer if a URI needs one."""
         return [self._inference_service()] if self.car else [self._storage_container(), self._inference_service()]
 
     def _inference_service(self) -> Json:

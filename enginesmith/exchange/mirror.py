@@ -1,8 +1,8 @@
 """Copies complete versions to another registry, such as one of a site without a network.
 
 A version is copied in the order of its publication: blobs first, verified on the way; then the documents beside it
-(attestations, attachments, signatures, the page); last the manifest, byte for byte. Killed anywhere, the next run goes
-on: blobs that are there are not sent again, and no version is there in part.
+(attestations, attachments, signatures, the page); last the manifest, byte for byte. After a killed run the next one
+continues: stored blobs are not sent again, and no version is ever incomplete.
 """
 
 import tempfile
@@ -38,7 +38,7 @@ _AT_ONCE = 4
 
 @dataclass(frozen=True)
 class Mirrored:
-    """The result of a copy. versions: `model@version`.  copied, present: numbers of blobs sent, and there already.
+    """The result of a copy. versions: `model@version`.  copied, present: numbers of blobs sent, and already there.
     size_bytes: of the blobs sent.  moved: channels that were moved to a version, as `model:channel`."""
 
     versions: tuple[str, ...]
@@ -58,14 +58,14 @@ def mirror(
     by: str = "",
     say: Callable[[str], None] = lambda _: None,
 ) -> Mirrored:
-    """Copy the versions that references stand for, and add the points of their models' series of latencies.
+    """Copy the versions that references mean, and add the points of their models' series of latencies.
 
     with_channels: also move the channels that references name to them at `dest`, subject to its policies.  say: called
-    with the digest of each blob that is done.
+    with the digest of each finished blob.
 
-    Raises UnknownNameError for a reference to nothing, IntegrityError for blobs damaged or lost at the source,
-    ConflictError when `dest` has another version of that name, InputError when it is the source or its policy refuses,
-    UntrustedError, before anything is copied, when a signature that the trust policy asks for is missing.
+    Raises UnknownNameError for an unknown reference, IntegrityError for blobs damaged or lost at the source,
+    ConflictError if `dest` has another version with that name, InputError if it is the source or its policy refuses,
+    UntrustedError, before anything is copied, if a signature that the trust policy requires is missing.
     """
     if source.uri == dest.uri:
         raise InputError(f"{dest.uri} is the registry itself; name another one")
@@ -91,8 +91,8 @@ def mirror(
 def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[str]]:
     """The digests of the blobs and the keys of the documents of a version, without its manifest.
 
-    Blobs are those that the manifest needs, attachments, and all that its documents name and the store has, as
-    `collection.references` keeps them. Raises IntegrityError when one that is needed is lost.
+    Blobs are those that the manifest needs, attachments, and all stored ones that its documents name, as kept by
+    `collection.references`. Raises IntegrityError if a needed one is lost.
     """
     keys = list(store.list(version_prefix(manifest.model, manifest.version)))
     titles = {attachment.digest: f"attachment {attachment.name}" for attachment, _ in attachments(store, manifest)}
@@ -113,9 +113,9 @@ def _list_contents(store: Store, manifest: Manifest) -> tuple[list[str], list[st
 def _copy_version(
     source: Store, manifest: Manifest, guard: Guard, sizes: dict[str, int | None], say: Callable[[str], None]
 ) -> None:
-    """Copy a version to the guard's store, of an ensemble the versions of its graphs first.
+    """Copy a version to the guard's store; for an ensemble, the versions of its graphs first.
 
-    sizes: of the blobs of all versions in bytes, by digest, None for those that were there already; it is added to.
+    sizes: of the blobs of all versions in bytes, by digest, None for those that existed; entries are added.
     """
     for graph in manifest.graphs:
         _copy_version(source, load_pinned(source, graph), guard, sizes, say)
@@ -135,7 +135,7 @@ def _copy_version(
         for digest, size in side_by_side(copy, pending_blobs, _AT_ONCE, most_in_part=1):
             say(digest)
             sizes[digest] = size
-    # The last moment to stop: the lease must still be held, and every blob be there.
+    # The last moment to stop: the lease must still be held, and every blob be stored.
     guard.secure([name, *blobs])
     if lost_digests := [digest for digest in blobs if not dest.has(digest)]:
         raise IntegrityError(f"{dest.uri} lost blob {lost_digests[0]} while it was copied; run again")
@@ -143,11 +143,11 @@ def _copy_version(
     for document in documents:
         _copy_document(source, document, dest, page=document in page_keys)
     if not dest.create(key, content) and dest.read(key) != content:
-        raise ConflictError(f"{dest.uri} has another {name} since a moment; versions never change")
+        raise ConflictError(f"{dest.uri} got another {name} during the copy; mirror it to another registry")
 
 
 def _copy_blob(source: Store, dest: Store, folder: Path, digest: str) -> int | None:
-    """Copy a blob through a file in `folder`; its size in bytes if it was sent, None if it was there."""
+    """Copy a blob through a file in `folder`. Returns its size in bytes if it was sent, None if it existed."""
     size = source.size(digest)
     if dest.has(digest) and dest.size(digest) == size:
         return None
@@ -159,8 +159,8 @@ def _copy_blob(source: Store, dest: Store, folder: Path, digest: str) -> int | N
 
 
 def _copy_document(source: Store, key: str, dest: Store, *, page: bool) -> None:
-    """Copy a document unless it is there. Raises ConflictError for another one, but not for another page, which is for
-    people only, nor for another signature by the same key."""
+    """Copy a document unless it exists. Raises ConflictError for a different one, except for another page, which is
+    only for people, and for another signature by the same key."""
     content = source.read(key)
     if content is None or dest.create(key, content) or page or (dest_content := dest.read(key)) == content:
         return
@@ -168,13 +168,13 @@ def _copy_document(source: Store, key: str, dest: Store, *, page: bool) -> None:
         dest_bundle, bundle = read_bundle(dest_content or b""), read_bundle(content)
         if (dest_bundle.key_id, dest_bundle.file, dest_bundle.digest) == (bundle.key_id, bundle.file, bundle.digest):
             return
-    raise ConflictError(f"{dest.locator(key)} is another document; one of the two was edited by hand")
+    raise ConflictError(f"{dest.locator(key)} holds a different document; one of the two was edited by hand")
 
 
 def _move(
     source: Store, channel: Channel, manifest: Manifest, dest: Store, by: str, counts: Callable[[Attestation], bool]
 ) -> str:
-    """Move the channel at `dest`, on the evidence that moved it at the source; returns `model:channel`.
+    """Move the channel at `dest`, with the evidence that moved it at the source; returns `model:channel`.
 
     From a version that the source's channel served, any loss is accepted: the source accepted it, or rolled back.
     """

@@ -1,9 +1,9 @@
 """Engines as OCI images: a layout on disk that any registry tool can push, and Kubernetes can mount as a volume.
 
-Each engine becomes an image of its own: one layer, a tar with the engine and the JSON that `pull` writes beside it. An
-index per version names them all. Compute capability, precision and backend are annotations, because a platform holds
-operating system and CPU only. The same engines give the same bytes. As a model car of KServe's an image holds, in
-`/models`, the repository from which Triton serves the engine.
+Each engine becomes its own image: one layer, a tar with the engine and the JSON that `pull` writes beside it. One index
+per version lists all images. Compute capability, precision and backend are annotations, because a platform contains
+only operating system and CPU. The same engines give the same bytes. A KServe model car is an image with a Triton
+repository of the engine in `/models`.
 
 Sources: OCI image spec 1.0.2 (layout, index, manifest, config, annotations). Layers are plain tars, and the config is
 an image's, because container runtimes mount nothing else.
@@ -56,16 +56,16 @@ def export_oci(
     triton: bool = False,
     trust: TrustPolicy | Path | str | None = None,
 ) -> tuple[str, ...]:
-    """Write the usable engines of a version into the OCI layout in the folder `dest`; what else is there stays.
-    Returns the layout's tags of the version (the first) and of each engine.
+    """Write the usable engines of a version to the OCI layout in the folder `dest`; its other images stay. Returns the
+    layout's tags of the version (the first) and of each engine.
 
-    triton: each image holds a repository of Triton's in `/models`, and engines that Triton cannot serve are left out.
-    Raises UnknownNameError when no engine is usable, InputError for a folder with other things in it, IntegrityError
-    for a damaged engine, UnavailableError for a disk, UntrustedError when the trust policy asks for more.
+    triton: each image has a Triton repository in `/models`, and engines that Triton cannot serve are left out.
+    Raises UnknownNameError if no engine is usable, InputError for a folder with other files, IntegrityError for a
+    damaged engine, UnavailableError for a disk, UntrustedError if the trust policy requires more.
     """
     manifest = located.manifest
     require_model(manifest)
-    # Nothing is checked when an image is mounted, so the trust policy is checked here.
+    # Mounting an image checks nothing, so the trust policy is checked here.
     is_counted = require(store, located.manifest, trust).counts
     is_proven_only = proven_only or located.proven_only
     entries: list[EngineEntry] = [
@@ -96,10 +96,10 @@ def export_oci(
         f"{stem_of(manifest, entry)}-{entry.backend}{suffix}": image
         for entry, image in zip(entries, images, strict=True)
     }
-    for old in map(_annotations, old_images):  # 'a-1' of version 2 and 'a' of '1-2' have one tag
+    for old in map(_annotations, old_images):  # 'a-1' version 2 and 'a' version '1-2' have the same tag
         owner = old.get(f"{PREFIX}model"), old.get(f"{PREFIX}version")
         if old.get(REF_NAME) in tags and owner != (manifest.model, manifest.version):
-            raise InputError(f"{dest}: the tag {old[REF_NAME]} is of {owner[0]}@{owner[1]}; name another folder")
+            raise InputError(f"{dest}: the tag {old[REF_NAME]} belongs to {owner[0]}@{owner[1]}; name another folder")
     write_whole(dest / "oci-layout", LAYOUT)
     other_images = [image for image in old_images if _annotations(image).get(REF_NAME) not in tags]
     new_manifests = [{**image, "annotations": {**_annotations(image), REF_NAME: name}} for name, image in tags.items()]
@@ -109,7 +109,7 @@ def export_oci(
 
 
 def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str]:
-    """The annotations by which an engine's image is chosen: strings by name, as the format asks."""
+    """The annotations by which an engine's image is chosen: strings by name, as the format requires."""
     capability = entry.compute_capability
     annotations = {
         "target": entry.target,
@@ -131,7 +131,7 @@ def _engine_annotations(manifest: Manifest, entry: EngineEntry) -> dict[str, str
 
 
 def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry, triton: bool) -> Json:
-    """Write one engine's layer, config and manifest; the image's descriptor for an index."""
+    """Write one engine's layer, config and manifest; return the image's descriptor for an index."""
     manifest = located.manifest
 
     def lay_out(folder: Path) -> None:
@@ -149,7 +149,7 @@ def _image(store: Store, layout: "_Layout", located: Located, entry: EngineEntry
 
     layer = layout.put_layer(lay_out)
     annotations = _engine_annotations(manifest, entry)
-    # Of the machine that built: engines carry code for its kind of CPU, or are loaded by libraries of it.
+    # Of the building machine: engines contain code for its kind of CPU, or its libraries load them.
     architecture = _ARCHITECTURES.get(str(manifest.host.get("machine", "")).lower(), "amd64")
     platform = {"architecture": architecture, "os": "linux"}
     config = {
@@ -181,7 +181,7 @@ class _Layout:
         return {"mediaType": media_type, "digest": f"sha256:{digest}", "size": len(data)}
 
     def put_layer(self, lay_out: Callable[[Path], None]) -> Json:
-        """Write the tar of the files that `lay_out` writes into a folder; its descriptor. Raises as that does."""
+        """Write the tar of the files that `lay_out` writes to a folder; return its descriptor. Raises as `lay_out`."""
         folder = self._blobs()
         with reachable(f"writing {folder}"):
             sweep(folder)
@@ -219,9 +219,9 @@ def _read_index(dest: Path) -> list[Json]:
             return []
         if not dest.is_dir() or not (dest / "oci-layout").is_file() or not (dest / "index.json").is_file():
             if dest.is_dir() and (dest / "blobs" / "sha256").is_dir() and not (dest / "index.json").exists():
-                return []  # an export that was killed
+                return []  # from an export that was killed
             raise InputError(
-                f"{dest} is no OCI layout; name a new folder, or one that `enginesmith registry export` wrote"
+                f"{dest} is not an OCI layout; name a new folder, or one that `enginesmith registry export` wrote"
             )
         index_bytes = (dest / "index.json").read_bytes()
     try:

@@ -1,8 +1,8 @@
-"""A checked reader and a shared writer of files of JSON objects, one a line; the first line says what the file holds.
+"""A checked reader and a shared writer of JSON Lines files. The first line describes the file's content.
 
-Files may come from other programs, so that lines are read one at a time, within a limit. Several threads and processes
-may append at once: every line is one write to a file opened for appending, under a lock (`flock`; on NFS that needs
-version 4). Half a line that a killed writer left is cut off by the next writer.
+Files may come from other programs, so lines are read one at a time, within a limit. Several threads and processes may
+append at once: every line is one write to a file opened for appending, under a lock (`flock`; on NFS that needs version
+4). The next writer removes half a line that a killed writer left.
 """
 
 import fcntl
@@ -25,10 +25,8 @@ Record = Mapping[str, object]
 
 class JsonLinesReader:
     """The objects of a file, with their line numbers. cut: whether its last line was half written, and left out.
-
     size: bytes to read, for a file that may grow meanwhile; default: all.
-    Iterating raises DataError for a line that is longer than `most_bytes`, is no JSON object, or holds NaN.
-    """
+    Iterating raises DataError for a line that is longer than `most_bytes`, is no JSON object, or contains NaN."""
 
     def __init__(self, path: Path, most_bytes: int, size: int | None = None) -> None:
         self.path, self._most, self.cut = path, most_bytes, False
@@ -66,7 +64,7 @@ class JsonLinesReader:
         try:
             record = json.loads(line, parse_constant=parsing.refuse_constant, object_pairs_hook=parsing.without_twins)
         except (ValueError, RecursionError) as error:
-            is_wrong_value = type(error) is ValueError  # of a key or a number that is there, however the line ends
+            is_wrong_value = type(error) is ValueError  # of an existing key or number, whatever the end of the line
             if not line.endswith(b"\n") and not is_wrong_value:  # its writer was killed
                 self.cut = True
                 return None
@@ -77,7 +75,7 @@ class JsonLinesReader:
 
 
 def number_in(record: Record, name: str, *, above: float = -math.inf, most: float = math.inf) -> float:
-    """A finite number of a record that is greater than `above`, and `most` or less. Raises ValueError that names it."""
+    """A finite number in a record that is greater than `above`, and at most `most`. Raises ValueError with its name."""
     value = record.get(name)
     if value is None:
         raise ValueError(f"{name} is missing")
@@ -91,7 +89,7 @@ def number_in(record: Record, name: str, *, above: float = -math.inf, most: floa
 
 
 def truth_in(record: Record, name: str) -> bool:
-    """True or false of a record. Raises ValueError that names it."""
+    """A boolean in a record. Raises ValueError with its name."""
     value = record.get(name)
     if not isinstance(value, bool):
         raise ValueError(f"{name} is {_shorten(value)}; true or false is needed")
@@ -99,7 +97,7 @@ def truth_in(record: Record, name: str) -> bool:
 
 
 def text_in(record: Record, name: str, max_length: int = 1000) -> str:
-    """A text of a record, cut to `max_length` characters; '' where there is none. Raises ValueError."""
+    """A text in a record, cut to `max_length` characters; '' if there is none. Raises ValueError."""
     value = record.get(name, "")
     if not isinstance(value, str):
         raise ValueError(f"{name} is {_shorten(value)}; a text is needed")
@@ -111,15 +109,15 @@ def _shorten(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-# How a file of JSON objects begins, one a line; the first may be half written.
+# The beginning of a JSON Lines file; its first object may be half written.
 _FIRST_LINE = re.compile(rb'\s*(\{[ \t]*("|\Z)|\Z)')
 
 
 class LineFile:
     """A file of JSON lines to append to, created readable by its owner only (mode 600). header: its first line.
-    most_bytes: it never grows beyond that.
+    most_bytes: the file's maximum size.
 
-    Raises UnavailableError where it cannot be written, InputError for a file of something else, which stays as it is.
+    Raises UnavailableError if it cannot be written, InputError for a file with other content, which stays unchanged.
     """
 
     def __init__(self, path: Path, header: Mapping[str, object], most_bytes: int) -> None:
@@ -132,12 +130,12 @@ class LineFile:
 
     @property
     def line_count(self) -> int:
-        """How many lines this process appended; a forked child's count starts at zero."""
+        """The number of lines that this process appended; a forked child's count starts at zero."""
         return self._appended if self._pid == os.getpid() else 0
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing can be appended any more."""
+        """Whether the file is closed for appending."""
         return self._fd < 0
 
     def append(self, value: Mapping[str, object]) -> bool:
@@ -167,7 +165,7 @@ class LineFile:
             raise UnavailableError(f"opening {self.path}: {error.strerror or error}; name another file") from error
         if os.fstat(fd).st_size and not _FIRST_LINE.match(os.pread(fd, 100, 0)):
             os.close(fd)
-            raise InputError(f"{self.path} is no file of JSON lines, and is left as it is; name another file")
+            raise InputError(f"{self.path} is not a file of JSON lines, and is left as it is; name another file")
         return fd
 
     def _append(self, data: bytes) -> bool:
@@ -186,7 +184,7 @@ class LineFile:
 
 
 def _cut_half_line(fd: int) -> int:
-    """Cut off half a line at the end of a file, if there is one; returns the size in bytes then."""
+    """Remove half a line at the end of a file, if there is one; return the resulting size in bytes."""
     size = os.fstat(fd).st_size
     if size == 0 or os.pread(fd, 1, size - 1) == b"\n":
         return size

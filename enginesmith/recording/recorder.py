@@ -31,14 +31,14 @@ OBSERVATIONS = "enginesmith-observations"
 END = "enginesmith-end"
 IDENTITY = ("model", "version", "manifest", "engine", "target", "precision", "backend")
 MOST_BYTES = 1 << 30
-# The most observations of a file: these are held in memory.
+# The maximum number of observations in a file: these are held in memory.
 MOST_OBSERVATIONS = 5_000_000
-# Seconds (30 years), and points of score on either side of 0: more is no measurement, and its square may overflow.
+# Maximum seconds (30 years) and score: larger values are no measurements, and their squares may overflow.
 MOST_LATENCY, MOST_SCORE = 1e9, 1e30
 
 
 class _Log(SelfClosing):
-    """A file of lines, into which `append` of its subclasses writes."""
+    """A file of lines, to which `append` of its subclasses writes."""
 
     def __init__(self, path: Path | str, header: Mapping[str, object], most_bytes: int) -> None:
         if most_bytes < 1:
@@ -50,7 +50,7 @@ class _Log(SelfClosing):
     def _append(self, make: Callable[[], dict[str, object]]) -> bool:
         try:
             is_appended = self._file.append(make())
-        except Exception as error:  # of whatever the caller gave: a log is no reason to fail a request
+        except Exception as error:  # errors from the caller's data: a log must not fail a request
             self.failure, is_appended = describe_error(error), False
         else:
             self.full = not is_appended
@@ -65,11 +65,11 @@ class _Log(SelfClosing):
 class Recorder(_Log):
     """Appends a share of the requests, each with its time of arrival, to a file that `enginesmith canary run` replays.
 
-    sampling: the share that is kept, at random, which the file's head states.  max_bytes: the file never grows beyond
-    that.  made: where the traffic is from, if it is not real.  model: the name of the model that is asked.
-    kept, lost: numbers of requests.  full: whether the file has reached its size.  failure: the last error, or None.
-    path: the file.  seed: of the choice of what is kept; None: another one each time.
-    Raises InputError for a share or size out of range and for a file of something else, UnavailableError for one that
+    sampling: the share that is kept, at random, which the file's head states.  max_bytes: the file's maximum size.
+    made: the origin of artificial traffic.  model: the name of the requested model.
+    kept, lost: numbers of requests.  full: whether the file has its maximum size.  failure: the last error, or None.
+    path: the file.  seed: of the random choice; None: a new one each time.
+    Raises InputError for a share or size out of range and for a file with other content, UnavailableError for one that
     cannot be opened.
     """
 
@@ -92,13 +92,13 @@ class Recorder(_Log):
 
     def append(self, inputs: Tensors, at: float | None = None, *, latency: float | None = None) -> bool:
         """Record a request, and return whether it was kept. at: its arrival in seconds since the epoch; default: now.
-        latency: seconds until its answer; if given for every request, how many were in flight is known."""
+        latency: seconds until its answer; if given for every request, the number of concurrent requests is known."""
         return self._append_sample(at, latency, lambda: encode_inputs(inputs))
 
     def append_json(
         self, inputs: Mapping[str, object], at: float | None = None, *, latency: float | None = None
     ) -> bool:
-        """As `append`, of inputs that are JSON already, as a traffic file has them."""
+        """Like `append`, for inputs that are JSON already, as in a traffic file."""
         return self._append_sample(at, latency, lambda: dict(inputs))
 
     def _append_sample(self, at: float | None, latency: float | None, make: Callable[[], dict[str, object]]) -> bool:
@@ -118,11 +118,11 @@ class Recorder(_Log):
 class ObservationLog(_Log):
     """Appends the latency and outcome of requests to a file that `enginesmith canary judge` reads.
 
-    `close` adds a line that says that this process stopped in order, and after how many requests: a file without it may
-    be that of a process that died. It is left out where an error ends the `with` block, and where lines were lost.
+    `close` adds a line which states that this process stopped in order, and the number of requests: a file without it
+    may be from a process that died. It is left out if an error ends the `with` block, and if lines were lost.
 
-    description: the JSON that `enginesmith pull` wrote beside the engine; it says which engine the observations are of.
-    Raises DataError for another file, UnavailableError for a file that cannot be opened.
+    description: the JSON that `enginesmith pull` wrote beside the engine; it identifies the observed engine. Raises
+    DataError for another file, UnavailableError for a file that cannot be opened.
     """
 
     def __init__(self, path: Path | str, description: Path | str | None = None, *, max_bytes: int = MOST_BYTES) -> None:
@@ -142,14 +142,14 @@ class ObservationLog(_Log):
     ) -> bool:
         """Log a request, and return whether it was kept.
 
-        latency: seconds from its arrival to its answer; where `ok` is False any number, or None.
+        latency: seconds from its arrival to its answer; if `ok` is False any number, or None.
         ok: whether the answer was a good one; False counts as a failed request.
         time_s: its arrival in seconds since the epoch; None: now.
-        request: its name, where the other engine got the same one.
-        outputs: only their digest is kept.
+        request: its name, if the other engine got the same one.
+        outputs: only their digest is stored.
         score: quality by your own measure, higher is better.
         size: of the request, in any unit above 0 (tokens, rows): large requests are then compared with large ones.
-        error: what went wrong, cut after 1000 characters; '' for nothing.
+        error: describes a failure, cut after 1000 characters; '' if none.
         """
         arrival_s = time.time() if time_s is None else time_s
 
@@ -170,7 +170,7 @@ class ObservationLog(_Log):
         return self._append(line)
 
     def close(self) -> None:
-        """Append the line that this process stopped in order, and close the file."""
+        """Append the line which states that this process stopped in order, and close the file."""
         if self._file.line_count and not self.lost and not self._file.is_closed:
             try:
                 self._file.append(end_of(self._file.line_count))
@@ -186,7 +186,7 @@ class ObservationLog(_Log):
 
 
 def check_observation(record: Record) -> dict[str, object]:
-    """The columns of an observation, each with its value. Raises ValueError that names the field."""
+    """The columns of an observation, each with its value. Raises ValueError with the field's name."""
 
     def number(name: str, **limits: float) -> float:
         return math.nan if record.get(name) is None else number_in(record, name, **limits)
@@ -213,13 +213,13 @@ def check_observation(record: Record) -> dict[str, object]:
 def end_of(requests: int, died: str = "") -> dict[str, object]:
     """The last line of a file of observations, written by a process that logged `requests` and stopped in order.
 
-    died: what ended the process of the observed engine, where that is known.
+    died: the reason why the observed engine's process ended, if known.
     """
     return {"kind": END, "requests": requests, **({"died": died} if died else {})}
 
 
 def header_of(identity: Mapping[str, object], planned: int | None = None) -> dict[str, object]:
-    """The first line of a file of observations. planned: the number of requests to come, where that is known."""
+    """The first line of a file of observations. planned: the number of coming requests, if known."""
     identity_fields = {name: identity[name] for name in IDENTITY if identity.get(name) is not None}
     return {"format": FORMAT, "kind": OBSERVATIONS, **identity_fields, **({"planned": planned} if planned else {})}
 

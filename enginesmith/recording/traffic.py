@@ -26,17 +26,17 @@ TRAFFIC = "enginesmith-traffic"
 FORMAT = 1
 MOST_LINE_BYTES = 64 << 20
 MOST_BYTES = 1 << 30
-# Greater times of arrival are in milliseconds or less: as seconds they would be after the year 5000.
+# Larger times of arrival are in milliseconds or less: as seconds they would be after the year 5000.
 LATEST_S = 1e11
 INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 DTYPES = ("bool", *INTEGERS, "float16", "float32", "float64", "bfloat16")
-# Decibels for 'equal' and for 'nothing in common', because JSON has no infinity.
+# Decibels that stand for 'equal' and for 'nothing in common', because JSON has no infinity.
 EQUAL_DB, UNLIKE_DB = 999.0, -999.0
 
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """One request. at: seconds since the first.  latency: seconds until its answer, where that was recorded."""
+    """One request. at: seconds since the first.  latency: seconds until its answer, if recorded."""
 
     at: float
     inputs: Mapping[str, Array]
@@ -45,13 +45,12 @@ class RecordedRequest:
 
 @dataclass(frozen=True)
 class RecordedTraffic:
-    """Requests in the order of their arrival. digest: of the file.  sampling: share of the real traffic that they are.
+    """Requests in the order of their arrival. digest: of the file.  sampling: their share of the real traffic.
     cut: whether a last line was half written and left out.  made: how it was generated; '' for recorded traffic.
     surplus: arrays of generated traffic that are no inputs, such as labels of golden data, and were left out.
     timed: whether the file has times of arrival; if not, every `at` is 0 and the requests are in the order of the file.
-    start: the first arrival as the file has it, in seconds since the epoch where it was recorded so; 0 without times.
-    model: the model that was asked, where the file says it.
-    """
+    start: the first arrival in the file, in seconds since the epoch if it was recorded so; 0 without times.
+    model: the requested model, if the file names it."""
 
     requests: tuple[RecordedRequest, ...]
     digest: str
@@ -80,17 +79,17 @@ class RecordedTraffic:
                 yield arrival_s, request
 
     def count(self, scale: float = 1.0, duration: float | None = None) -> int:
-        """How many requests `arrivals` gives."""
+        """The number of requests that `arrivals` yields."""
         return sum(1 for _ in self.arrivals(scale, duration))
 
 
 def encode_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
-    """Inputs as JSON, byte for byte. Raises DataError for an array that traffic cannot hold."""
+    """Inputs as JSON, byte for byte. Raises DataError for an array that a traffic file cannot represent."""
     encoded_inputs: dict[str, object] = {}
     for name, value in inputs.items():
         array = np.ascontiguousarray(value)
         if array.dtype.name not in DTYPES:
-            raise DataError(f"input {name!r} is {array.dtype}; numbers and truth values can be recorded")
+            raise DataError(f"input {name!r} is {array.dtype}; only numbers and truth values can be recorded")
         _check_finite(name, array)
         data = base64.b64encode(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()).decode()
         shape = list(np.asarray(value).shape)
@@ -99,10 +98,10 @@ def encode_inputs(inputs: Mapping[str, object]) -> dict[str, object]:
 
 
 def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOST_BYTES) -> RecordedTraffic:
-    """Recorded traffic, checked against a model's inputs.
+    """Read recorded traffic, checked against a model's inputs.
 
-    Generated traffic holds all arrays of its file of samples; those that are no inputs are left out.
-    Raises DataError naming the line for a record that does not fit, and for more than `most_bytes` of inputs.
+    Generated traffic contains all arrays of its file of samples; those that are no inputs are left out. Raises
+    DataError with the line for a record that does not fit, and for more than `most_bytes` of inputs.
     """
     sampling, origin, model, is_cut = 1.0, "", "", False
     surplus_names: dict[str, None] = {}
@@ -147,8 +146,8 @@ def read_traffic(path: Path, inputs: Sequence[TensorSpec], most_bytes: int = MOS
 
 
 def _read_head(record: Record) -> tuple[float, str, str]:
-    """The share of the traffic that was recorded, how it was generated ('' if not), and the model that was asked (''
-    where that is not said). Raises ValueError, NewerFormatError for traffic of a newer release."""
+    """The share of the traffic that was recorded, how it was generated ('' if not), and the requested model ('' if
+    unknown). Raises ValueError, NewerFormatError for traffic of a newer release."""
     if record.get("kind") == TRAFFIC:
         refuse_newer("traffic", record.get("format"), FORMAT)
     if record.get("kind") != TRAFFIC or record.get("format") != FORMAT:
@@ -194,7 +193,7 @@ def _check_finite(name: str, array: Array) -> None:
 
 
 def decode_input(name: str, value: object, spec: TensorSpec | None) -> Array:
-    """An input out of JSON: an array as `encode_inputs` writes it, or nested lists of numbers that its dtype can hold.
+    """An input from JSON: an array as `encode_inputs` writes it, or nested lists of numbers that fit its dtype.
 
     Raises ValueError.
     """
@@ -205,10 +204,10 @@ def decode_input(name: str, value: object, spec: TensorSpec | None) -> Array:
     try:
         numbers = np.asarray(value)
     except ValueError as error:  # rows of unequal lengths
-        raise ValueError(f"input {name!r} is no array of numbers: {str(error)[:120]}") from error
+        raise ValueError(f"input {name!r} is not an array of numbers: {str(error)[:120]}") from error
     if numbers.dtype.kind not in "biuf":
-        raise ValueError(f"input {name!r} is no array of numbers")
-    with np.errstate(over="ignore", invalid="ignore"):  # an infinity that comes of it is found by `_check`
+        raise ValueError(f"input {name!r} is not an array of numbers")
+    with np.errstate(over="ignore", invalid="ignore"):  # `_check` finds an infinity that results
         array = numbers.astype(dtype_of(spec.dtype))
     if array.dtype.kind in "biu" and not np.array_equal(array, numbers):
         raise ValueError(f"input {name!r} holds numbers that {spec.dtype} cannot hold")
@@ -229,7 +228,7 @@ def _from_base64(name: str, value: Mapping[str, object]) -> Array:
         raise ValueError(f"input {name!r}: its data is not base64 ({error})") from None
     array_dtype = dtype_of(dtype)
     if len(array_bytes) != math.prod(shape) * array_dtype.itemsize:
-        raise ValueError(f"input {name!r} has {len(array_bytes)} bytes; {dtype} of shape {shape} needs another number")
+        raise ValueError(f"input {name!r} has {len(array_bytes)} bytes, which is not the size of {dtype} {shape}")
     return np.frombuffer(array_bytes, array_dtype).reshape(shape)
 
 
@@ -254,15 +253,15 @@ def _read_npz(path: Path, specs: Sequence[TensorSpec]) -> Iterator[RecordedReque
 
 @dataclass(frozen=True)
 class Difference:
-    """How two answers differ. sqnr_db: of the output that differs most; EQUAL_DB if equal, UNLIKE_DB if they cannot be
-    compared.  flipped: whether an argmax over the last axis differs."""
+    """The difference of two answers. sqnr_db: of the output that differs most; EQUAL_DB if equal, UNLIKE_DB if they
+    cannot be compared.  flipped: whether an argmax over the last axis differs."""
 
     sqnr_db: float
     flipped: bool
 
 
 def digest_of_outputs(outputs: Tensors) -> str:
-    """SHA-256 of the names, dtypes, shapes and bytes of arrays, whatever their order."""
+    """SHA-256 of the names, dtypes, shapes and bytes of arrays, in any order."""
     hasher = hashlib.sha256()
     for name in sorted(outputs):
         array = np.ascontiguousarray(outputs[name])
@@ -272,9 +271,9 @@ def digest_of_outputs(outputs: Tensors) -> str:
 
 
 def difference(candidate: Tensors, baseline: Tensors) -> Difference:
-    """How far the candidate's outputs are from the baseline's: UNLIKE_DB for other names or shapes, for a NaN, for an
-    infinity that only one of them has, and for integers that are not all equal. Infinities that both have are masks, as
-    in validation, and left out of the sums."""
+    """The difference of the candidate's outputs from the baseline's: UNLIKE_DB for other names or shapes, for a NaN,
+    for an infinity that only one of them has, and for integers that are not all equal. Infinities that both have are
+    masks, as in validation, and left out of the sums."""
     if candidate.keys() != baseline.keys() or not baseline:
         return Difference(UNLIKE_DB, True)
     differences = [_difference(np.asarray(candidate[name]), np.asarray(baseline[name])) for name in baseline]

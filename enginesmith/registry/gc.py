@@ -1,7 +1,7 @@
-"""Garbage collection: a sweep marks garbage, and deletes what was marked a grace period ago and still is garbage.
+"""Garbage collection: a sweep marks garbage, and deletes garbage that was marked a grace period ago.
 
-`collection.sweep` finds what is garbage, marks and deletes it. Nothing that a writer with a lease
-needs is deleted, at whatever moment (`leases`); docs/concepts/registry-protocol.md has the argument.
+`collection.sweep` finds the garbage, marks and deletes it. Nothing that a writer with a lease needs is ever deleted
+(`leases`); docs/concepts/registry-protocol.md has the argument.
 """
 
 from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ from enginesmith.registry.versions.index import heal_index
 from enginesmith.registry.versions.lookup import versions
 
 GRACE = timedelta(days=7)
-# Why documents are deleted that have no garbage mark, by kind.
+# The reasons for deleting documents without a garbage mark, by kind.
 _WHY = {
     "record": "a blob it speaks of is deleted",
     "series": "its model has no version left",
@@ -52,8 +52,8 @@ class GarbageItem:
 
 @dataclass(frozen=True)
 class Collected:
-    """The result of a collection. kept: version that stays -> reasons.  leases: running writers in words.  acted:
-    whether garbage was marked and deleted."""
+    """The result of a collection. kept: kept version -> reasons.  leases: running writers as text.  acted: whether
+    garbage was marked and deleted."""
 
     items: tuple[GarbageItem, ...]
     kept: Mapping[str, tuple[str, ...]]
@@ -73,11 +73,11 @@ def collect(
     delete: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Collected:
-    """Find garbage; with `delete`, mark new garbage and delete what was marked longer than `grace` ago.
+    """Find garbage; with `delete`, mark new garbage and delete names that were marked more than `grace` ago.
 
     rules: which versions are kept.  say: called with each name that is deleted.
-    Raises ConflictError while another collection is at work, IntegrityError for a channel, a lease, a kept manifest or
-    the garbage marks that cannot be read, since these may refer to anything.
+    Raises ConflictError while another collection runs, IntegrityError for an unreadable channel, lease, kept manifest
+    or garbage mark, since these may refer to anything.
     """
     if not delete:
         garbage, mark_state = find_garbage(store, rules or Rules()), read_state(store)
@@ -86,7 +86,7 @@ def collect(
         sweep = Sweep(claim, rules or Rules(), grace, say)
         garbage = last_garbage = sweep.run()
         if not grace and any(shard.waiting for shard in sweep.shards.values()):
-            # What was just marked is due; only what was marked before a sweep began is deleted.
+            # Without grace, new marks are due at once; a sweep deletes only names that were marked before it.
             last_garbage = sweep.run()
         _clean_up(sweep, last_garbage)
         claim.release(shard for shard, marks in sweep.shards.items() if marks == MarkShard())
@@ -94,9 +94,9 @@ def collect(
 
 
 def _clean_up(sweep: Sweep, garbage: Garbage) -> None:
-    """Delete what only garbage needed, and what writers that died left behind: records, series of latencies of models
-    without a version, leases that are over, build locks, unfinished uploads. Snapshots of the models that such leases
-    name, and what the index of models has wrong, are written anew."""
+    """Delete documents that only garbage needed, and remains of dead writers: records, series of latencies of models
+    without a version, expired leases, build locks, unfinished uploads. Writes the snapshots of the models that such
+    leases name, and corrects the index of models."""
     store = sweep.store
     sweep.delete_dead_records(garbage)
     listed_models = {listing.model for listing in garbage.listed}
@@ -119,8 +119,8 @@ def _clean_up(sweep: Sweep, garbage: Garbage) -> None:
 
 
 def _tend_reports(sweep: Sweep, now: datetime) -> None:
-    """Delete the reports of nodes that are gone, and set the share of nodes that report outside of rollouts, such that
-    about `rollouts.reports.MOST_REPORTERS` of a channel do."""
+    """Delete the reports of nodes that are gone, and set the share of nodes that report outside of rollouts, so that
+    about `rollouts.reports.MOST_REPORTERS` nodes of a channel report."""
     deleted_keys, reporting_nodes = clear_gone(sweep.store, now)
     sweep.gone.update(dict.fromkeys(deleted_keys, "report"))
     for (model, name), nodes in reporting_nodes.items():
@@ -129,9 +129,8 @@ def _tend_reports(sweep: Sweep, now: datetime) -> None:
 
 
 def _with_share(nodes: list[str], channel: Channel | None) -> Channel | None:
-    """The state with the next share of nodes that report outside of rollouts. nodes: digests of the names of those that
-    have reported. None, which changes nothing, for a channel that is gone and while a rollout runs.
-    """
+    """The channel with the next share of nodes that report outside of rollouts. nodes: digests of the names of the
+    nodes that reported. None (no change) if the channel is gone or a rollout runs."""
     if channel is None or channel.active_rollout:
         return None
     count = sum(is_reporter(node, channel.reporters_ppm) for node in nodes)
@@ -146,10 +145,10 @@ def _summarize(
     shards: Mapping[str, MarkShard],
     kinds: Mapping[str, str] | None = None,
 ) -> Collected:
-    """The result of a collection, which also deletes the old runs if it acted. kinds: name -> kind of what was deleted;
-    None if it did not act.
+    """The result of a collection. Also deletes the old runs if it acted. kinds: name -> kind of each deleted name; None
+    if it did not act.
 
-    Nothing refers to a run's document, so that it needs no tombstone. Its logs are blobs, and garbage from then on.
+    Nothing refers to a run's document, so it needs no tombstone. Its logs are blobs, and become garbage.
     """
     has_deleted, kinds, now = kinds is not None, kinds or {}, store.now()
     marks = {name: mark for shard in shards.values() for name, mark in (*shard.waiting.items(), *shard.going.items())}
@@ -163,7 +162,7 @@ def _summarize(
             return GarbageItem(kind, name, why, size, "deleted")
         if tombstone is None or not mark_state.counts(tombstone):
             return GarbageItem(kind, name, why, size, "new")
-        due_time = due_times.setdefault(tombstone.since, tombstone.since + grace)  # one time for all that it is due for
+        due_time = due_times.setdefault(tombstone.since, tombstone.since + grace)  # shared by all of its names
         is_blocked = oldest_generation is not None and tombstone.generation > oldest_generation
         return GarbageItem(
             kind, name, why, size, "waiting" if due_time > now else "held" if is_blocked else "due", due_time

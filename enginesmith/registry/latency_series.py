@@ -1,11 +1,11 @@
-"""Series of latencies: what was measured of a model's unit at one bucket on one kind of machine, point after point.
+"""Series of latencies: measurements over time of one unit of a model at one bucket on one kind of machine.
 
-Each series is a document of its own, to which points are only added, by compare-and-swap; the oldest go where there are
-more than MOST_POINTS. A point has two values: the median in seconds, which holds for the load of its machine, and the
-ratio of paired runs to a reference, an engine of an earlier version, which the load changes far less. The reference is
-opened by the runtime and driver of today, so that these change the median alone.
+Each series is its own document. Points are only added, by compare-and-swap; the oldest are dropped beyond MOST_POINTS.
+A point has two values: the median in seconds, which depends on the load of its machine, and the ratio of paired runs to
+a reference, an engine of an earlier version, which depends on the load far less. The reference is opened by the current
+runtime and driver, so a change of these affects only the median.
 
-Series outlive the versions that they name, and name no blob that garbage collection would keep.
+Series outlive the versions that they name, and garbage collection keeps no blob because of them.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from enginesmith.registry.store.layout import SERIES, series_key
 
 MAX_BYTES = 8 << 20
 MOST_POINTS = 2000
-# Points whose median is the level that a new reference continues from.
+# Number of points whose median is the base level of a new reference.
 LEVEL_POINTS = 5
 
 
@@ -32,9 +32,9 @@ LEVEL_POINTS = 5
 class SeriesPoint:
     """One measurement. at: ISO 8601, UTC.  engine: its digest.  median_s, low_s, high_s: with the 95 % interval.
 
-    relative, relative_low, relative_high: of the ratio to the series' reference; None where that could not be run.
-    toolchain: versions that the engine was built with, and runtimes it was run by ('now onnxruntime').  driver: of the
-    GPU, None on a CPU.  load: share of all cores' time that other processes used.  busy: as in a latency report.
+    relative, relative_low, relative_high: of the ratio to the series' reference; None if that could not be run.
+    toolchain: versions that built the engine, and runtimes that ran it ('now onnxruntime').  driver: of the GPU, None
+    on a CPU.  load: share of all cores' time used by other processes.  busy: as in a latency report.
     """
 
     at: str
@@ -56,8 +56,8 @@ class SeriesPoint:
 class LatencySeries:
     """A unit of a model ('cpu int8 onnxruntime') at a bucket on a kind of machine. points: oldest first.
 
-    reference: the version whose engine ratios are to, None before the first point.  base: the level of its engine in
-    the units of the first reference.
+    reference: the version whose engine is the ratios' denominator, None before the first point.  base: that engine's
+    level in units of the first reference.
     """
 
     model: str
@@ -75,8 +75,8 @@ class LatencySeries:
         return series_key(self.model, digest_of([self.unit, self.bucket, encode(self.machine)]))
 
     def with_reference(self, version: str) -> "LatencySeries":
-        """The series with another reference. Its level is the median of the newest points of that version, else of all:
-        the reference that is lost cannot be run against it."""
+        """The series with another reference. Its base level is the median of the newest points of that version, else of
+        all points, since the lost reference cannot be run against it."""
         relative_points = [point for point in self.points if point.relative is not None]
         level_points = [point for point in relative_points if point.version == version] or relative_points
         relative_levels = [point.relative for point in level_points[-LEVEL_POINTS:] if point.relative is not None]
@@ -84,10 +84,10 @@ class LatencySeries:
 
 
 def append_point(store: Store, series: LatencySeries, point: SeriesPoint) -> LatencySeries:
-    """Add a point to the stored series, and return that. series: what it is of, and its reference; its points count
-    only where none are stored. Of concurrent writers none loses a point.
+    """Add a point to the stored series, and return the series. series: names the series and its reference; its points
+    count only if none are stored. Concurrent writers lose no point.
 
-    Raises IntegrityError where the stored document cannot be read, and as `store.base.change`.
+    Raises IntegrityError for an unreadable document, and as `store.base.change`.
     """
 
     def add(data: bytes | None) -> bytes:
@@ -102,7 +102,7 @@ def append_point(store: Store, series: LatencySeries, point: SeriesPoint) -> Lat
 
 
 def merge_series(source: Store, dest: Store, model: str) -> None:
-    """Add the points of a model's series to those of another registry."""
+    """Merge a model's series into those of another registry."""
     for series in list_series(source, model):
 
         def add(data: bytes | None, new: LatencySeries = series) -> bytes:
@@ -112,20 +112,20 @@ def merge_series(source: Store, dest: Store, model: str) -> None:
 
 
 def merged(series: LatencySeries, points: tuple[SeriesPoint, ...]) -> bytes:
-    """The document with these points too, each once, in the order of time, the newest MOST_POINTS of all."""
+    """The document with these points added, each once, ordered by time; only the newest MOST_POINTS remain."""
     points_by_key = {(point.at, point.engine, point.median_s): point for point in (*series.points, *points)}
     ordered_points = [point for _, point in sorted(points_by_key.items(), key=lambda keyed_point: keyed_point[0])]
     return canonical_json(encode(replace(series, points=tuple(ordered_points[-MOST_POINTS:]))))
 
 
 def read_series(store: Store, series: LatencySeries) -> LatencySeries:
-    """The stored series of what `series` is of; itself where none is stored. Raises IntegrityError."""
+    """The stored series with the key of `series`; `series` itself if none is stored. Raises IntegrityError."""
     series_bytes = store.read(series.key)
     return parse_series(series_bytes, series.key) if series_bytes else series
 
 
 def list_series(store: Store, model: str) -> list[LatencySeries]:
-    """All series of a model, in `order_of`. Raises IntegrityError for one that cannot be read."""
+    """All series of a model, in `order_of`. Raises IntegrityError for an unreadable one."""
     documents = ((key, store.read(key)) for key in store.list(f"{SERIES}{model}/"))
     return sorted((parse_series(series_bytes, key) for key, series_bytes in documents if series_bytes), key=order_of)
 
@@ -136,15 +136,15 @@ def order_of(series: LatencySeries) -> tuple[object, ...]:
 
 
 def models_with_series(store: Store) -> list[str]:
-    """The models that have series, whether or not they have versions."""
+    """The models that have series, with or without versions."""
     models = {key.removeprefix(SERIES).partition("/")[0] for key in store.list(SERIES)}
     return sorted(filter(is_name, models))
 
 
 def parse_series(data: bytes, key: str) -> LatencySeries:
-    """A document of a series. Raises IntegrityError where it is none, or not the one that its key says."""
-    with explain_damage(f"{key} is no series of latencies", "move it away, and a new one begins"):
+    """Parse the document of a series. Raises IntegrityError if it is invalid, or does not belong to its key."""
+    with explain_damage(f"{key} is not a series of latencies", "move it away, and a new one begins"):
         series = parse_as(data, MAX_BYTES, LatencySeries)
         if series.key != key:
-            raise Malformed(f"it is the series of something else ({series.key})")
+            raise Malformed(f"it is another series ({series.key})")
     return series

@@ -40,12 +40,12 @@ _REMEDY = (
 )
 Suffix = Annotated[str, Predicate(is_suffix), doc("a file suffix such as '.engine'")]
 BlobSize = Annotated[int, Interval(ge=0, le=MAX_BLOB_BYTES), doc(f"a size of at most {MAX_BLOB_BYTES} bytes")]
-# Whole or not, as it was written: the digest is of the text.
+# An int or a float, unconverted: the digest is of the text.
 Number = Annotated[int | float, Interval(ge=-sys.float_info.max, le=sys.float_info.max), doc("a finite number")]
 
 
-class Misplaced(IntegrityError):  # noqa: N818 - says what the manifest is
-    """A valid manifest of another model or version than its key says."""
+class Misplaced(IntegrityError):  # noqa: N818 - named after the manifest's state
+    """A valid manifest whose model or version does not match its key."""
 
 
 Status = Literal["proven", "proven on random inputs", "unproven", "failed", "refused"]
@@ -59,13 +59,12 @@ class EngineEntry:
     """One unit of a version: an engine that can be pulled, or the reason why there is none.
 
     status: 'proven' (ran on its hardware and passed), 'proven on random inputs' (the same without golden data),
-    'unproven' (never ran there, or `is_measured` is not so),
-    'failed', 'refused'.
-    reason: of the status, in words.  build_key: digest of the build request.
+    'unproven' (never ran there, or `is_measured` is False), 'failed', 'refused'.
+    reason: of the status, as text.  build_key: digest of the build request.
     graph: digest of the ONNX model it was compiled from.  scales: digest of the calibrated ranges of an int8 engine.
     digest, size_bytes, suffix: the engine's file; None without one.  report: digest of its validation report.
-    checks, sqnr_db: `Report.counts` and `Report.sqnr_db`.  requires: what a machine must have to run it.
-    notes: messages of the compiler or a cast that users should know.
+    checks, sqnr_db: `Report.counts` and `Report.sqnr_db`.  requires: requirements on a machine that runs it.
+    notes: messages of the compiler or a cast for users.
     quantized_states: as in `BuildRequest`.
     """
 
@@ -101,12 +100,12 @@ class EngineEntry:
 
     @property
     def usable(self) -> bool:
-        """Whether the unit has an engine that may be pulled: proven, on whatever inputs, or unproven."""
+        """Whether the unit has an engine that may be pulled: proven (also on random inputs) or unproven."""
         return self.status in USABLE
 
     @property
     def is_measured(self) -> bool:
-        """Whether each of its checks measured something; otherwise no run proves it without other golden data."""
+        """Whether each of its checks measured something; if not, no run can prove it without other golden data."""
         return not self.checks.get("not_measured")
 
     @property
@@ -116,7 +115,7 @@ class EngineEntry:
 
     @property
     def cpu(self) -> str | None:
-        """The kind of CPU that a CPU engine was built for, and that its status is about; None for a GPU engine."""
+        """The kind of CPU that a CPU engine was built for, and its status is about; None for a GPU engine."""
         return self.toolchain.get(CPU_KIND)
 
     @property
@@ -126,7 +125,7 @@ class EngineEntry:
 
     def check_fields(self) -> None:
         """Raise Malformed for a usable engine without a file, a report or a processor requirement, and for a profile
-        with sizes of what is no input, or of another number of axes."""
+        with an unknown input or a wrong number of axes."""
         missing_fields = [name for name in ("digest", "size_bytes", "suffix", "report") if getattr(self, name) is None]
         if self.usable and missing_fields:
             raise Malformed(f"{self.unit} is {self.status} and has no {missing_fields[0]}")
@@ -147,16 +146,16 @@ class Manifest:
 
     content: digest of all inputs; two runs with equal content are the same version.
     spec: the spec with every default filled in.  sources: models and data that engines were built from and measured
-    against, name -> digest; stored as blobs.  provenance: what those were made from (spec, weights, data files),
-    name -> digest; not stored.  blake3: SHA-256 -> BLAKE3 of blobs that are pulled, where the uploader had the library.
-    shards: of engines and sources whose weights lie in files of their own: digest of the file that names them -> digest
+    against, name -> digest; stored as blobs.  provenance: origins of these (spec, weights, data files), name -> digest;
+    not stored.  blake3: SHA-256 -> BLAKE3 of blobs that are pulled, if the uploader had the library.
+    shards: for engines and sources whose weights lie in their own files: digest of the file that names them -> digest
     of each -> size in bytes; they are blobs.
-    toolchain, host: what built it, where.  metrics: the task metric per precision.
-    graphs: of an ensemble, the versions that are its graphs, in the order of the data flow. Its engines are documents
-    that name an engine of each.
+    toolchain, host: versions and machine of the build.  metrics: the task metric per precision.
+    graphs: for an ensemble, the versions that are its graphs, in the order of the data flow. Its engines are documents
+    that name an engine of each graph.
     report: digest of the version's report (JSON).  created_at: ISO 8601, UTC.
 
-    Before it is published a manifest has no version ('') and no engines: see `versions.publish.publish`.
+    Before publication a manifest has no version ('') and no engines: see `versions.publish.publish`.
     """
 
     model: Name
@@ -183,12 +182,12 @@ class Manifest:
 
     @property
     def golden(self) -> str:
-        """Digest of the golden set. Raises IntegrityError for a version without one."""
+        """Digest of the golden set. Raises IntegrityError if the version has none."""
         return self._source("golden")
 
     @property
     def onnx(self) -> str:
-        """Digest of the exported model. Raises IntegrityError for a version without one."""
+        """Digest of the exported model. Raises IntegrityError if the version has none."""
         return self._source("onnx")
 
     def _source(self, name: str) -> str:
@@ -197,7 +196,7 @@ class Manifest:
         return digest
 
     def size_of(self, entry: EngineEntry) -> int | None:
-        """Size in bytes of an engine's file and its shards; None of a unit without an engine."""
+        """Size in bytes of an engine's file and its shards; None for a unit without an engine."""
         return entry.size_bytes and entry.size_bytes + sum(self.shards.get(str(entry.digest), {}).values())
 
     def to_bytes(self) -> bytes:
@@ -232,9 +231,9 @@ class Manifest:
 
 
 def parse(data: bytes, *, model: str | None = None, version: str | None = None, place: str = "") -> Manifest:
-    """Read a manifest's bytes. place: the path or URI that they were read from, for errors.
+    """Parse a manifest. place: the path or URI that it was read from, for errors.
 
-    Raises IntegrityError for what is not JSON, was edited, has a newer format or a wrong field; Misplaced if it is of
+    Raises IntegrityError if it is no JSON, was edited, has a newer format or a wrong field; Misplaced if it is of
     another model or version than the given ones.
     """
     document_name = f"manifest of {model}@{version}" if model else "manifest"
@@ -248,7 +247,7 @@ def parse(data: bytes, *, model: str | None = None, version: str | None = None, 
     except Malformed as error:
         raise document_error(document_name, error, _REMEDY if place else "") from error
     if model is not None and (manifest.model, manifest.version) != (model, version):
-        raise Misplaced(f"{document_name}: it is that of {manifest.reference}; it was moved by hand; move it back")
+        raise Misplaced(f"{document_name}: it belongs to {manifest.reference}: it was moved by hand; move it back")
     return manifest
 
 
@@ -258,12 +257,12 @@ def _read(data: bytes) -> Manifest:
     manifest = decode(document, Manifest, "")
     if stated_digest != (digest := digest_of(document)):
         raise Malformed(f"its digest is {digest}, and it says {stated_digest!r:.80}: it was edited by hand or damaged")
-    vars(manifest)["digest"] = digest  # of the document, as `digest` would work it out
+    vars(manifest)["digest"] = digest  # of the document, as `digest` would compute it
     return manifest
 
 
 def request_of(entry: EngineEntry) -> BuildRequest:
-    """The build request that an engine was built from. Raises IntegrityError if it has another build key."""
+    """The build request that an engine was built from. Raises IntegrityError if its build key differs."""
     request = make_request(entry)
     if request.key != entry.build_key:
         raise IntegrityError(f"{entry.unit}: its build key is {entry.build_key}, its fields give {request.key}")
@@ -286,10 +285,10 @@ def make_request(entry: EngineEntry) -> BuildRequest:
     )
 
 
-# Versions that are several graphs: the versions that they pin, and the engines that each of their own stands for.
+# Ensembles: the versions that they pin, and the graphs' engines that each of their engines consists of.
 #
 # An engine of an ensemble is a blob of JSON that names an engine of each pinned version. So it has a status, a report,
-# requirements and attestations as any engine has, and is ranked by them.
+# requirements and attestations like other engines, and is ranked by them.
 
 ENSEMBLE_FORMAT = 1
 MAX_ENSEMBLE_BYTES = 1 << 20
@@ -297,7 +296,7 @@ SUFFIX = ".json"
 
 
 def require_model(manifest: Manifest) -> None:
-    """Raise InputError for an ensemble: of what works on a model of one graph."""
+    """Raise InputError for an ensemble, which commands for one graph cannot handle."""
     if manifest.graphs:
         graph_list = ", ".join(graph.reference for graph in manifest.graphs)
         raise InputError(
@@ -307,7 +306,7 @@ def require_model(manifest: Manifest) -> None:
 
 @dataclass(frozen=True)
 class NamedEngine:
-    """An engine of a version. unit: as in `EngineEntry.unit`: several units may have an engine of the same bytes."""
+    """An engine of a version. unit: as in `EngineEntry.unit`, because several units may have identical engines."""
 
     unit: str
     digest: Digest
@@ -328,7 +327,7 @@ def function_sources(functions: Iterable[EnsembleFunction]) -> dict[str, str]:
 
 
 def functions_of(manifest: Manifest) -> list[EnsembleFunction]:
-    """The functions between the graphs of a version. Raises IntegrityError for what describes none."""
+    """The functions between the graphs of a version. Raises IntegrityError for an invalid description."""
     with explain_damage(manifest.reference, "build it again"):
         return read_functions(manifest.spec, manifest.sources)
 
@@ -340,13 +339,13 @@ def write_engines(engines: Mapping[str, EngineEntry]) -> bytes:
 
 
 def read_engines(store: Documents, digest: str) -> Mapping[str, NamedEngine]:
-    """The engines of graphs, by name, that an ensemble's engine stands for. Raises IntegrityError for another blob."""
+    """The engines by graph in the document of an ensemble's engine. Raises IntegrityError for another blob."""
     with explain_damage(f"engine {digest} of an ensemble", "build it again"):
         return parse_as(store.read_blob(digest, MAX_ENSEMBLE_BYTES), MAX_ENSEMBLE_BYTES, _EnsembleEngine).engines
 
 
 def load_pinned(store: Documents, graph: PinnedGraph) -> Manifest:
-    """The manifest of a graph's version. Raises IntegrityError where that is gone, damaged or another one."""
+    """The manifest of a graph's version. Raises IntegrityError if it is missing, damaged or another one."""
     key = manifest_key(graph.model, graph.version)
     graph_text = f"graph {graph.name!r} is {graph.reference}"
     if (manifest_bytes := store.read(key)) is None:
@@ -354,7 +353,7 @@ def load_pinned(store: Documents, graph: PinnedGraph) -> Manifest:
     manifest = parse(manifest_bytes, model=graph.model, version=graph.version, place=place_of(store, key))
     if manifest.digest != graph.manifest:
         raise IntegrityError(
-            f"{graph_text} with manifest {graph.manifest}, and that is now {manifest.digest}; restore it"
+            f"{graph_text} with manifest {graph.manifest}, but the manifest is now {manifest.digest}; restore it"
         )
     if manifest.graphs:
         raise IntegrityError(f"{graph_text}, which is an ensemble itself; a graph is a model of one graph")
@@ -364,7 +363,7 @@ def load_pinned(store: Documents, graph: PinnedGraph) -> Manifest:
 def pinned_engines(
     store: Documents, manifest: Manifest, entry: EngineEntry
 ) -> Iterator[tuple[PinnedGraph, Manifest, EngineEntry]]:
-    """Each graph of an ensemble's engine with its version and engine. Raises IntegrityError for what is not there."""
+    """Each graph of an ensemble's engine with its version and engine. Raises IntegrityError if one is missing."""
     named_engines = read_engines(store, str(entry.digest))
     for graph in manifest.graphs:
         pinned_manifest = load_pinned(store, graph)

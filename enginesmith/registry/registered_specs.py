@@ -25,14 +25,14 @@ from enginesmith.registry.versions.lookup import folder_names
 
 
 def list_pinned(store: Store, model: str) -> list[str]:
-    """A model's pinned versions in the order of their names. Lists keys, and reads no pin."""
+    """A model's pinned versions, sorted by name. Lists keys, and reads no pin."""
     prefix = model_prefix("pins", model)
     pinned_names = (name.removesuffix(".json") for name in store.children(prefix) if name.endswith(".json"))
     return sorted(filter(is_name, pinned_names), key=version_order)
 
 
 def pin(store: Store, manifest: Manifest, *, by: str = "", why: str = "") -> bool:
-    """Pin a version and return whether it was not pinned before. Raises IntegrityError if it was deleted meanwhile."""
+    """Pin a version. Returns False if it was already pinned. Raises IntegrityError if it was deleted meanwhile."""
     document = canonical_json({"at": now(), "by": by, "why": why})
     with hold_lease(store, f"pinning {manifest.reference}") as guard:
         secure_version(guard, manifest)
@@ -40,7 +40,7 @@ def pin(store: Store, manifest: Manifest, *, by: str = "", why: str = "") -> boo
 
 
 def unpin(store: Store, model: str, version: str) -> None:
-    """Remove a version's pin. Raises UnknownNameError when there is none."""
+    """Remove a version's pin. Raises UnknownNameError if there is none."""
     if store.read(pin_key(model, version)) is None:
         raise UnknownNameError(
             f"{model}@{version} is not pinned; pinned: {', '.join(list_pinned(store, model)) or 'nothing'}"
@@ -73,13 +73,13 @@ class SpecBundle:
     files: Mapping[FilePath, Digest]
 
     def check_fields(self) -> None:
-        """Raise Malformed for a spec that is none of the files."""
+        """Raise Malformed if the spec is not among the files."""
         if self.spec not in self.files:
-            raise Malformed(f"spec is {self.spec!r:.80}, which is none of its files")
+            raise Malformed(f"spec is {self.spec!r:.80}, which is not one of its files")
 
     @cached_property
     def digest(self) -> str:
-        """The bundle's identity: equal files under equal names give the same digest, in whatever folder they are."""
+        """The bundle's identity: equal files with equal names give the same digest, in any folder."""
         return digest_of(encode(self))
 
 
@@ -96,7 +96,7 @@ class Registration:
         object.__setattr__(self, "digest", self.digest or self.bundle.digest)
 
     def check_fields(self) -> None:
-        """Raise Malformed for another digest than the bundle's."""
+        """Raise Malformed if the digest is not the bundle's."""
         if self.digest != self.bundle.digest:
             raise Malformed(f"its bundle has digest {self.bundle.digest}; it was edited")
 
@@ -112,25 +112,25 @@ class _Document:
 
 
 def registrations(store: Store, model: str) -> list[Registration]:
-    """A model's registrations, newest last. Raises IntegrityError if the document cannot be read."""
+    """A model's registrations, newest last. Raises IntegrityError if the document is unreadable."""
     return parse(store.read(registered_key(model)), model)
 
 
 def addresses(store: Store) -> list[str]:
     """The address of the newest registration of each model that has one, sorted by name.
 
-    One that cannot be read gets an address without a digest: it fails when it is used, and the others do not.
+    For an unreadable document the address has no digest: only the use of this address fails.
     """
     return [getattr(registration, "address", f"registered:{registration}") for registration in _newest(store)]
 
 
 def newest_registrations(store: Store) -> Iterator[Registration]:
-    """The newest registration of each model that has one which can be read, sorted by name."""
+    """The newest registration of each model, sorted by name, without unreadable ones."""
     return (registration for registration in _newest(store) if isinstance(registration, Registration))
 
 
 def _newest(store: Store) -> Iterator[Registration | str]:
-    """The newest registration of each model that has one; the model's name for one that cannot be read."""
+    """The newest registration of each model that has one; the model's name if it is unreadable."""
     for model in filter(is_name, folder_names(store)):
         try:
             yield from registrations(store, model)[-1:]
@@ -139,7 +139,7 @@ def _newest(store: Store) -> Iterator[Registration | str]:
 
 
 def find(store: Store, model: str, digest: str | None = None) -> Registration:
-    """A model's registration by its bundle's digest, or the newest. Raises UnknownNameError."""
+    """A model's registration whose bundle has this digest; None: the newest. Raises UnknownNameError."""
     entries = registrations(store, model)
     matching_entries = [registration for registration in entries if digest in (None, registration.bundle.digest)]
     if not matching_entries:
@@ -153,11 +153,11 @@ def find(store: Store, model: str, digest: str | None = None) -> Registration:
 
 
 def parse(data: bytes | None, model: str) -> list[Registration]:
-    """Read a model's document. Raises IntegrityError."""
+    """Parse a model's document. Raises IntegrityError."""
     with explain_damage(registered_key(model), "delete it and register again"):
         entries = parse_as(data, MAX_BYTES, _Document).registered if data is not None else ()
         if other_models := [entry.bundle.model for entry in entries if entry.bundle.model != model]:
-            raise Malformed(f"a bundle is of {other_models[0]}; it was edited")
+            raise Malformed(f"a bundle belongs to {other_models[0]}: the document was edited")
         return list(entries)
 
 

@@ -1,4 +1,4 @@
-"""Batches requests that wait at the same time."""
+"""Batches waiting requests."""
 
 import math
 import time
@@ -27,9 +27,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class BatchQueues(Generic[Key, Item]):
-    """Waiting requests, by bucket: the policy of a dynamic batcher without threads and clocks, for simulators too.
+    """Waiting requests, by bucket: the policy of a dynamic batcher without threads and clocks, also for simulators.
 
-    most: samples of a batch.  wait_s: seconds that a request waits, at most, while nothing else runs.
+    most: maximum samples of a batch.  wait_s: maximum seconds that a request waits while nothing else runs.
     """
 
     def __init__(self, most: int, wait_s: float) -> None:
@@ -38,7 +38,7 @@ class BatchQueues(Generic[Key, Item]):
         self._samples: dict[Key, int] = {}
 
     def add(self, bucket: Key, request: Item, samples: int, at: float) -> None:
-        """Add a request that arrived at the time `at`; those of a bucket come in order of arrival.
+        """Add a request that arrived at the time `at`; those of a bucket must be added in order of arrival.
 
         samples: number of its rows along the batch dim.
         """
@@ -46,13 +46,13 @@ class BatchQueues(Generic[Key, Item]):
         self._samples[bucket] = self._samples.get(bucket, 0) + samples
 
     def ready_at(self) -> float:
-        """The time from which a queue is ready; minus infinity where one is full, infinity where none has a request."""
+        """The time from which a queue is ready; minus infinity if one is full, infinity if all are empty."""
         if any(sample_count >= self._most for sample_count in self._samples.values()):
             return -math.inf
         return min((queue[0][0] + self._wait_s for queue in self._queues.values()), default=math.inf)
 
     def take(self, now: float, *, all_ready: bool = False) -> tuple[Key, list[Item]] | None:
-        """The next batch and its bucket; None where no queue is ready. all_ready: no request waits any more."""
+        """The next batch and its bucket; None if no queue is ready. all_ready: whether all queues count as ready."""
         ready_buckets = [
             bucket
             for bucket, queue in self._queues.items()
@@ -72,14 +72,14 @@ class BatchQueues(Generic[Key, Item]):
         return bucket, items
 
 
-# The policy (`BatchQueues`). Requests are queued per bucket: that of all named dims but the batch dim (of a router
-# the padded sizes; of a session, and of what no bucket of a router holds, the request's own). A queue is ready when
-# it holds at least `most` samples or its oldest request has waited `wait_s`. The one worker thread, when free, takes
-# the ready queue whose oldest request is the oldest; from it requests in order of arrival, the first one always, and
-# more while all of them together have at most `most` samples; runs these as one batch; and answers them. If no queue
-# is ready it sleeps until the first will be. On `close` every queue is ready. An Exception of a batch is that of its
-# requests; anything else that a runtime raises (SystemExit, a panic of Rust) ends the batcher: all that waits and
-# every later `submit` fails with it.
+# The policy (`BatchQueues`). Requests are queued per bucket: the sizes of all named dims but the batch dim (for a
+# router the padded sizes; for a session, and for requests outside all buckets of a router, the request's own). A queue
+# is ready if it holds at least `most` samples or its oldest request has waited `wait_s`. The one worker thread, when
+# free, takes the ready queue whose oldest request is the oldest; from it requests in order of arrival, the first one
+# always, and more while all of them together have at most `most` samples; runs these as one batch; and answers them. If
+# no queue is ready it sleeps until the first will be. After `close` every queue is ready. An Exception in a batch is
+# raised for its requests. Any other error of a runtime (SystemExit, a panic of Rust) ends the batcher: all waiting
+# requests and every later `submit` fail with it.
 
 Answer = dict[str, Array]
 # Sizes of all dims except the batch dim.
@@ -88,9 +88,9 @@ _Key = tuple[int, ...]
 
 @dataclass(frozen=True)
 class BatchedRequest:
-    """An answered request. bucket: sizes of the other dims, as they were run.  waited_s: seconds from `submit` until it
-    was taken.  service_s: seconds from there until its batch was answered.  samples: its own.  batch: samples of the
-    batch."""
+    """An answered request. bucket: sizes of the other dims in its run.  waited_s: seconds from `submit` until it was
+    taken.  service_s: seconds from there until its batch was answered.  samples: its own.  batch: samples of the batch.
+    """
 
     bucket: Mapping[str, int]
     waited_s: float
@@ -101,7 +101,7 @@ class BatchedRequest:
 
 @dataclass(frozen=True)
 class _Join:
-    """How requests of some sizes are joined to others. bucket: sizes of the other dims there.  plan: to these."""
+    """How requests of some sizes join others. bucket: sizes of the other dims after padding.  plan: of the padding."""
 
     bucket: Mapping[str, int]
     plan: PadPlan
@@ -110,7 +110,7 @@ class _Join:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A request in a queue. at: of its arrival, by the clock."""
+    """A request in a queue. at: its arrival, on the clock."""
 
     inputs: Tensors
     join: _Join
@@ -119,11 +119,11 @@ class _Waiting:
 
 
 class Batcher(SelfClosing):
-    """A dynamic batcher with one worker thread; `submit` is for several threads at once.
+    """A dynamic batcher with one worker thread; `submit` is thread-safe.
 
-    session: a router, or an opened engine.  most: samples of a batch, at most.  wait_s: seconds that a request waits
-    for others, at most, while the worker is free.  dim: of the batch; every input and output has it as an axis.
-    record: called with each answered request by the worker.  log: so many of the last ones are kept in `served`.
+    session: a router, or an opened engine.  most: maximum samples of a batch.  wait_s: maximum seconds that a request
+    waits for others while the worker is free.  dim: of the batch; every input and output has it as an axis.
+    record: called by the worker with each answered request.  log: number of the last ones that are kept in `served`.
     Raises InputError for limits out of range, for more samples than any engine of a router takes, and for an input or
     output without the batch dim.
     """
@@ -145,7 +145,7 @@ class Batcher(SelfClosing):
             )
         if isinstance(session, Router) and most > (largest := session.largest(dim)):
             raise InputError(
-                f"most is {most}, and the router's engines take {dim} {largest} at most; give that, or less"
+                f"most is {most}, but the router's engines accept at most {dim}={largest}; give that or less"
             )
         self._session, self._dim = session, dim
         self._record, self._check, self._joins = record, InputCheck(session.inputs), dict[_Key, _Join]()
@@ -160,8 +160,8 @@ class Batcher(SelfClosing):
     def submit(self, inputs: Tensors) -> "Future[Answer]":
         """The outputs of a request, after its batch has run. An error of the batch is raised for all its requests.
 
-        The arrays must not change before. Raises DataError for inputs that do not fit the model, EnginesmithError on a
-        batcher that is closed, or has ended, with the reason.
+        The caller must not change the arrays before that. Raises DataError for inputs that do not fit the model,
+        EnginesmithError, with the reason, if the batcher is closed or has stopped.
         """
         sizes = self._check(inputs).sizes
         key = tuple(sizes.values())
@@ -177,7 +177,7 @@ class Batcher(SelfClosing):
         return request.future
 
     def close(self) -> None:
-        """Answer what waits, and end the worker."""
+        """Answer waiting requests, and end the worker."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -205,7 +205,7 @@ class Batcher(SelfClosing):
             try:
                 for request, answer in zip(running_requests, self._run(running_requests), strict=True):
                     request.future.set_result(answer)
-            except Exception as error:  # whatever a runtime raises
+            except Exception as error:  # any error of a runtime
                 for request in running_requests:
                     if not request.future.done():
                         request.future.set_exception(error)
@@ -220,11 +220,11 @@ class Batcher(SelfClosing):
                 waiting_requests += queue_batch[1]
         for request in waiting_requests:
             if not request.future.done():
-                with suppress(BaseException):  # of a callback of the future
+                with suppress(BaseException):  # from a callback of the future
                     request.future.set_exception(EnginesmithError(self._ended))
 
     def _take(self) -> list[_Waiting] | None:
-        """The next batch; None where the batcher is closed and nothing waits."""
+        """The next batch; None if the batcher is closed and no request waits."""
         with self._changed:
             while True:
                 now_s = time.perf_counter()
@@ -277,8 +277,8 @@ class Batcher(SelfClosing):
             if self._record is not None:
                 try:
                     self._record(record)
-                except Exception as error:  # of the caller, whose requests go on
-                    with suppress(UserWarning):  # where warnings are errors
+                except Exception as error:  # an error of the caller, whose requests continue
+                    with suppress(UserWarning):  # if warnings are errors
                         warnings.warn(f"record of a batcher raised {describe_error(error)}", stacklevel=2)
 
 

@@ -1,8 +1,8 @@
-"""Buckets of engines: which sizes each takes, what requests are padded to in it, and what a call costs there.
+"""Buckets of engines: the sizes that each takes, the padding of requests in it, and the cost of a call.
 
-A bucket is a profile of an engine, cut at the edges that the padding has for its dims. A dim that may be padded is
-brought to the bucket's edge, or, without edges, to the least size that the profile takes; any other dim must have a
-size that the profile takes as it is.
+A bucket is a profile of an engine, cut at the padding's edges of its dims. A dim that may be padded is raised to the
+bucket's edge, or, without edges, to the smallest size that the profile takes; any other dim must have a size that the
+profile takes unchanged.
 """
 
 import itertools
@@ -31,7 +31,7 @@ class _Fill:
 
 @dataclass(frozen=True)
 class _PaddedArray:
-    """How an input is padded: to `shape`, its own entries at `place`. zeros: all the rest is 0, without `fills`."""
+    """The padding of an input to `shape`, with its own entries at `place`. zeros: the rest is 0, without `fills`."""
 
     name: str
     shape: Shape
@@ -52,8 +52,8 @@ class _PaddedArray:
 class PadPlan:
     """How requests of some sizes are padded to other sizes, and their outputs cropped.
 
-    elements, own_elements: of all inputs, padded and as they were given.
-    inputs: how each is padded.  crops: output -> what is kept of it along each axis.
+    elements, own_elements: of all inputs, padded and as given.
+    inputs: the padding of each.  crops: output -> the part along each axis that stays.
     """
 
     inputs: tuple[_PaddedArray, ...]
@@ -129,7 +129,7 @@ def _crop(spec: TensorSpec, grown: set[str], sizes: Mapping[str, int]) -> _Place
     return tuple(slice(0, sizes[dim]) if isinstance(dim, str) and dim in grown else slice(None) for dim in spec.shape)
 
 
-# Of a dim that nothing bounds.
+# The maximum of a dim without limits.
 UNBOUNDED = 1 << 62
 Sizes = Mapping[str, int]
 
@@ -138,8 +138,8 @@ Sizes = Mapping[str, int]
 class RoutedEngine:
     """An engine that a router sends requests to. run: runs it once on all of its inputs, by name.
 
-    profiles: sizes that it takes; none: every size.  seconds: the 95 % interval of a call's time at some sizes, as
-    measured; None where it was not measured.
+    profiles: sizes that it takes; empty: every size.  seconds: the measured 95 % interval of a call's time at some
+    sizes; None if it was not measured.
     """
 
     name: str
@@ -152,8 +152,8 @@ class RoutedEngine:
 
 @dataclass(frozen=True)
 class DimBounds:
-    """Sizes of a dim in a bucket: least to most in steps of `multiple`. padded: whether a request's size may be raised;
-    to the edge, where there is one."""
+    """Sizes of a dim in a bucket: least to most in steps of `multiple`. padded: whether a request's size may be raised,
+    to the edge if there is one."""
 
     least: int
     most: int
@@ -162,7 +162,7 @@ class DimBounds:
     edge: int | None = None
 
     def fit(self, size: int) -> int | None:
-        """The size that a request's size becomes; None where the bucket does not hold it."""
+        """The size that a request's size becomes; None if the bucket does not take it."""
         if not self.padded or size < 1:
             return size if self.least <= size <= self.most and size % self.multiple == 0 else None
         padded_size = self.edge or -(-max(self.least, size) // self.multiple) * self.multiple
@@ -179,7 +179,7 @@ class EngineBucket:
     name: str
 
     def fit(self, sizes: Sizes) -> dict[str, int] | None:
-        """The sizes that a request's dims become in this bucket; None where it does not hold them."""
+        """The sizes that a request's dims become in this bucket; None if it does not take them."""
         bucket_sizes: dict[str, int] = {}
         for dim, size in sizes.items():
             bounds = self.bounds.get(dim)
@@ -191,7 +191,7 @@ class EngineBucket:
 
 @dataclass(frozen=True)
 class Route:
-    """Where requests of some sizes go. bucket: number of the bucket.  padded: the sizes of their dims there.
+    """The bucket of requests with some sizes. bucket: its number.  padded: the sizes of their dims in it.
 
     plan: how inputs are padded and outputs cropped.  run: the engine's.
     """
@@ -224,7 +224,7 @@ def list_buckets(engines: Sequence[RoutedEngine], padding: Padding) -> tuple[Eng
 
 
 def _bounds_of(engine: RoutedEngine) -> Iterator[dict[str, DimBounds]]:
-    """For each profile, the bounds of each named dim of the inputs; without profiles one that bounds nothing."""
+    """For each profile, the bounds of each named dim of the inputs; without profiles one entry without limits."""
     dim_names = {dim for spec in engine.inputs for dim in spec.shape if isinstance(dim, str) and PLUS not in dim}
     if not engine.profiles:
         yield {dim: DimBounds(0, UNBOUNDED) for dim in sorted(dim_names)}
@@ -240,7 +240,7 @@ def _bounds_of(engine: RoutedEngine) -> Iterator[dict[str, DimBounds]]:
 
 
 def _cut(dim: str, bounds: DimBounds, padding: Padding) -> Iterator[DimBounds]:
-    """The bounds of a dim between the edges of the padding, and behind the last one; as they are without edges."""
+    """The bounds of a dim between the edges of the padding, and beyond the last one; unchanged without edges."""
     if dim not in padding.dims:
         yield bounds
         return
@@ -257,10 +257,10 @@ def _words(bounds: DimBounds) -> str:
 
 
 def cheapest(buckets: Sequence[EngineBucket], sizes: Sizes) -> tuple[int, dict[str, int]] | None:
-    """Number of the cheapest bucket that holds a request, and its sizes there; None where none does.
+    """Number of the cheapest bucket that takes a request, and its sizes in it; None if none does.
 
-    Of an engine's buckets the one with the least elements in the padded inputs. Of engines the first that no other was
-    shown to be faster than, at the sizes that the request has there (`core.reports.latency`).
+    Among an engine's buckets, the one with the fewest elements in the padded inputs. Among engines, the first that no
+    other is measurably faster than, at the request's sizes there (`core.reports.latency`).
     """
     best_fits = dict[int, _Held]()
     for index, bucket in enumerate(buckets):
@@ -278,7 +278,7 @@ def cheapest(buckets: Sequence[EngineBucket], sizes: Sizes) -> tuple[int, dict[s
 
 @dataclass(frozen=True)
 class _Held:
-    """A bucket that holds a request. number: of the bucket.  fitted: the sizes of the request's dims there."""
+    """A bucket that takes a request. number: of the bucket.  fitted: the sizes of the request's dims in it."""
 
     number: int
     fitted: dict[str, int]
@@ -287,7 +287,7 @@ class _Held:
 
 
 def make_route(buckets: Sequence[EngineBucket], sizes: Sizes, padding: Padding) -> Route | None:
-    """The route of requests of some sizes: the cheapest bucket that holds them; None where none does."""
+    """The route of requests with some sizes: the cheapest bucket that takes them; None if none does."""
     if (cheapest_fit := cheapest(buckets, sizes)) is None:
         return None
     bucket_index, padded_sizes = cheapest_fit
@@ -302,7 +302,7 @@ def converting(
     common: tuple[Sequence[TensorSpec], Sequence[TensorSpec]],
 ) -> Callable[[Tensors], Tensors]:
     """A call of an engine (`run`, with `own_specs` inputs and outputs) on tensors in the dtypes of `common`: floats are
-    converted both ways. `run` itself where all dtypes are the same."""
+    converted both ways. `run` itself if all dtypes are the same."""
     input_dtypes, output_dtypes = ({spec.name: spec.dtype for spec in specs} for specs in (own_specs[0], common[1]))
     in_casts = {
         spec.name: input_dtypes[spec.name] for spec in common[0] if _differ(spec.dtype, input_dtypes.get(spec.name, ""))
@@ -330,15 +330,15 @@ def _differ(one: str, other: str) -> bool:
 def measured_seconds(
     report: LatencyReport, inputs: Sequence[TensorSpec], timed: Timed
 ) -> Callable[[Sizes], Interval] | None:
-    """The 95 % interval of a call's time by the medians of a latency report, linear in the elements of the inputs
-    between the sizes that were timed, as of the least below them, and in proportion above; None for a report with a
-    bucket without interval. timed: see `timed_alike`."""
+    """A function from sizes to the 95 % interval of a call's time, from the medians of a latency report: linear in the
+    elements of the inputs between timed sizes, constant below the smallest, proportional above the largest. None if a
+    bucket of the report has no interval. timed: see `timed_alike`."""
     intervals: dict[int, Interval] = {}
     for bucket in report.buckets:
         try:
             elements = sum(math.prod(spec.at(bucket.sizes)) for spec in inputs)
         except KeyError:
-            continue  # of a model with other dims
+            continue  # from a model with other dims
         if (interval := bucket.interval(timed)) is None:
             return None
         intervals[elements] = interval

@@ -1,4 +1,4 @@
-"""The counts of routers for Prometheus. Only what asks for them loads prometheus-client (extra `build`).
+"""The counts of routers for Prometheus. prometheus-client (extra `build`) is imported only on use.
 
 Labels have few values: a model, which the caller names, and its buckets and fallbacks.
 """
@@ -28,7 +28,7 @@ class RouterCollector:
         self._router, self._model = router, model
 
     def collect(self) -> Iterator["MetricFamily"]:
-        """The metrics as they are now."""
+        """The current metrics."""
         from prometheus_client.core import CounterMetricFamily
 
         counts, model = self._router.counts(), self._model
@@ -67,7 +67,7 @@ def prometheus_text(router: Router, model: str) -> str:
 
 
 def register(router: Router, model: str, registry: "CollectorRegistry | None" = None) -> None:
-    """Have a registry of prometheus-client (None: its default one) show a router's counts. model: their label."""
+    """Add a router's counts to a registry of prometheus-client (None: its default one). model: their label."""
     from prometheus_client import REGISTRY
 
     (registry or REGISTRY).register(RouterCollector(router, model))

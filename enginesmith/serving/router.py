@@ -44,9 +44,9 @@ class BucketCount:
 class RouterCounts:
     """Counts of a router since its creation. fallbacks: name of a fallback -> requests that it answered.
 
-    unanswered: requests that no bucket held and no fallback answered.  errors: requests whose engine raised an error.
-    padding_share: of all elements that engines ran on in buckets, those that were padding.  fallback_rate: share of
-    the requests that no bucket held.
+    unanswered: requests outside all buckets that no fallback answered.  errors: requests whose engine raised an error.
+    padding_share: of all elements that engines ran on in buckets, the share of padding.  fallback_rate: share of the
+    requests outside all buckets.
     """
 
     buckets: tuple[BucketCount, ...]
@@ -68,7 +68,7 @@ class RouterCounts:
 
 
 class RequestCounter:
-    """Counts the requests of a router; for several threads at once. buckets, fallbacks: their names."""
+    """Counts the requests of a router; thread-safe. buckets, fallbacks: their names."""
 
     def __init__(self, buckets: tuple[str, ...], fallbacks: tuple[str, ...]) -> None:
         self._lock = Lock()
@@ -98,7 +98,7 @@ class RequestCounter:
             self._errors += 1
 
     def counts(self) -> RouterCounts:
-        """All of it as a value."""
+        """The current counts as a value."""
         with self._lock:
             bucket_counts = tuple(BucketCount(name, *row) for name, row in zip(self._names, self._rows, strict=True))
             fallbacks = dict(self._fallbacks)
@@ -106,7 +106,7 @@ class RequestCounter:
 
 
 _WIDEN = "widen dims and build again, give inputs a pad, or give the router a fallback"
-# Gives for an engine's file a function that runs it.
+# Returns, for an engine's file, a function that runs it.
 Opens = Callable[[Path], Callable[[Tensors], Tensors]]
 
 
@@ -122,11 +122,11 @@ class _RoutedDescription(DescribedGraph):
 def open_described(
     description: Path | str, opens: Opens | None, latency: LatencyReport | None, timed: Timed = "session"
 ) -> tuple[RoutedEngine, Padding]:
-    """The engine beside a description, opened, and how its requests are padded. opens: None for `open_onnx`.
-    latency: None where it was not timed.  timed: what of it counts (`timed_alike`).
+    """The engine beside a description, opened, and the padding of its requests. opens: None for `open_onnx`.
+    latency: None if it was not timed.  timed: which of its times count (`timed_alike`).
 
-    Raises DataError for a file that describes no engine and for a model with state, IntegrityError for other bytes than
-    were published, and what `opens` raises.
+    Raises DataError if the file describes no engine and for a model with state, IntegrityError for other bytes than
+    were published, and errors of `opens`.
     """
     path = Path(description)
     document = read_description(path)
@@ -150,13 +150,13 @@ MOST_ROUTES = 4096
 
 
 class Router(Session, SelfClosing):
-    """Several engines of one model as one session, for several threads at once.
+    """Several engines of one model as one session; thread-safe.
 
     engines: best first; the inputs and outputs are those of the first one, and floats are converted for the others.
-    padding: how requests are padded; a dim without a rule never is.  fallbacks: engines that take what no bucket holds,
-    in order.
-    Raises InputError without engines, for what is none, for engines of other inputs than the first, and for two of one
-    name.
+    padding: how requests are padded; a dim without a rule never is.  fallbacks: engines for requests outside all
+    buckets, in order.
+    Raises InputError without engines, for objects that are no engines, for engines with other inputs than the first,
+    and for two with one name.
     """
 
     def __init__(
@@ -187,18 +187,18 @@ class Router(Session, SelfClosing):
     def opened(cls, pulled: "Sequence[Pulled]", *, opens: Opens | None = None) -> Self:
         """A router over pulled engines of one version, best first (`Client.pull_all`).
 
-        An engine that takes any size, as the version's graph (`Policy(fallback="onnx")`), is a fallback. opens: gives
-        for an engine's file a function that runs it; default: engines of ONNX Runtime.
-        Raises InputError for what was not pulled; DataError for what is no engine, for models with state, and for an
-        engine of another compiler without `opens`; what `opens` raises; and as `Router`.
+        An engine that takes any size, like the version's graph (`Policy(fallback="onnx")`), is a fallback. opens:
+        returns, for an engine's file, a function that runs it; default: engines of ONNX Runtime.
+        Raises InputError for objects that were not pulled; DataError for files that are no engines, for models with
+        state, and for an engine of another compiler without `opens`; errors of `opens`; and as `Router`.
         """
-        argument: object = pulled  # whoever makes a router may give anything
+        argument: object = pulled  # a caller may pass any object
         if not isinstance(argument, Sequence) or isinstance(argument, str):
             raise InputError(f"pulled is a {type(pulled).__name__}; give the list that Client.pull_all returns")
         if non_engine := next(
             (pulled_engine for pulled_engine in pulled if not hasattr(pulled_engine, "description")), None
         ):
-            raise InputError(f"{non_engine!r} is no pulled engine; give the list that Client.pull_all returns")
+            raise InputError(f"{non_engine!r} is not a pulled engine; give the list that Client.pull_all returns")
         timing_kind = timed_alike(engine.latency for engine in pulled if engine.latency)
         engines = [open_described(engine.description, opens, engine.latency, timing_kind) for engine in pulled]
         return cls(
@@ -210,14 +210,14 @@ class Router(Session, SelfClosing):
     def run(self, inputs: Tensors) -> dict[str, Array]:
         """The outputs of a request, at its own sizes; padded outputs are views of the engine's arrays.
 
-        Raises DataError for arrays that are none of the model's inputs or, without a fallback, that no bucket holds;
-        EnginesmithError where the fallbacks fail too, with each reason, and on a closed router; what the engine raises.
+        Raises DataError for arrays that do not fit the model's inputs or, without a fallback, that no bucket takes;
+        EnginesmithError if the fallbacks fail too, with each reason, and on a closed router; errors of the engine.
         """
         return self.run_joined(inputs, 1, None)
 
     def run_joined(self, inputs: Tensors, requests: int, elements: int | None) -> dict[str, Array]:
-        """As `run`, of a batch that was joined from `requests` requests, whose inputs had `elements` elements before
-        they were padded (None: as many as these), so that it is counted as these. For batchers."""
+        """Like `run`, for a batch that was joined from `requests` requests, whose inputs had `elements` elements before
+        padding (None: as many as these). The counts then use these numbers. For batchers."""
         route = self._find_known(inputs)
         if route is None or self._closed:
             sizes = self._check(inputs).sizes
@@ -235,8 +235,8 @@ class Router(Session, SelfClosing):
         return answer
 
     def padded_sizes(self, sizes: Mapping[str, int]) -> Mapping[str, int] | None:
-        """What the dims of a request (all of them, with their sizes) become in its bucket; None where no bucket holds
-        it. Raises InputError where a dim is missing, or no number."""
+        """The sizes that a request's dims become in its bucket; None if no bucket takes it. sizes: of all its dims.
+        Raises InputError if a dim is missing, or no number."""
         if missing_dim := next((dim for dim in self._dims if not isinstance(sizes.get(dim), Integral)), None):
             raise InputError(f"no size of dim {missing_dim!r}; give a whole number for each of {', '.join(self._dims)}")
         route = self._route({dim: sizes[dim] for dim in self._dims})
@@ -251,11 +251,11 @@ class Router(Session, SelfClosing):
         return self._counter.counts()
 
     def close(self) -> None:
-        """Requests are refused from now on."""
+        """Refuse requests from now on."""
         self._closed = True
 
     def _alike(self, engine: RoutedEngine) -> RoutedEngine:
-        """The engine, taking and giving the dtypes of the router."""
+        """The engine, with the dtypes of the router."""
         shapes, common_shapes = ({spec.name: spec.shape for spec in specs} for specs in (engine.inputs, self.inputs))
         if shapes != common_shapes:
             raise InputError(
@@ -290,15 +290,15 @@ class Router(Session, SelfClosing):
             return route
 
     def _fall_back(self, inputs: Tensors, sizes: Mapping[str, int], requests: int) -> dict[str, Array]:
-        """The outputs of the first fallback that gives some. Raises DataError where there is no fallback, and
-        EnginesmithError with the reason of each where all fail."""
+        """The outputs of the first fallback that succeeds. Raises DataError without a fallback, and EnginesmithError
+        with the reason of each if all fail."""
         if self._closed:
             raise EnginesmithError("the router is closed; make another one")
         reasons: list[str] = []
         for engine in self._fallbacks:
             try:
                 answer = dict(engine.run(inputs))
-            except Exception as error:  # whatever a runtime raises
+            except Exception as error:  # any error of a runtime
                 reasons.append(f"{engine.name}: {type(error).__name__}: {error}")
             else:
                 self._counter.add_fallback(engine.name, requests)

@@ -8,7 +8,7 @@ from enginesmith.user_code.task import Task
 
 
 def main(descriptor: int) -> None:
-    """Serve the task that comes first; then end at once, whatever threads the user's code has left running."""
+    """Serve the first task; then end at once, even if threads of the user's code still run."""
     with MessageChannel(descriptor) as channel:
         task, _ = channel.receive(Task)
         task.serve(channel)

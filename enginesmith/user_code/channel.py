@@ -32,18 +32,18 @@ class _PublishedSource(SourceFileLoader):
         self._data = data
 
     def get_data(self, path: str) -> bytes:
-        """The source. Raises OSError for any other file, such as bytecode."""
+        """Return the source. Raises OSError for any other file, such as bytecode."""
         if path != self.path:
             raise FileNotFoundError(path)
         return self._data
 
     def path_stats(self, path: str) -> Mapping[str, int]:
-        """Raises OSError, so that no bytecode is looked for or written."""
+        """Raise OSError, so that no bytecode is read or written."""
         raise FileNotFoundError(path)
 
 
 class PublishedModules:
-    """Finds the modules of files. files: bytes by path, relative to `root`.  folders: of absolute imports, below it."""
+    """Finds the modules of files. files: bytes by path below `root`.  folders: of absolute imports, in `root`."""
 
     def __init__(self, root: Path, files: Mapping[str, bytes], folders: tuple[str, ...]) -> None:
         self._root, self._files, self._folders = root, files, folders
@@ -68,13 +68,13 @@ def importing_published(root: Path, file: str, digests: Mapping[str, str]) -> It
     """Make a version's modules importable, and yield the module name of `file`. On exit, the modules are unloaded.
 
     root: the folder of the files.  digests: SHA-256 of each file, by its path in that folder.
-    Raises ModelError for a file that is not among them, or has the name of a module that is loaded already; DataError
-    for one that cannot be read, IntegrityError for other bytes than were published.
+    Raises ModelError for a file that is not among them, or has the name of a loaded module; DataError for an unreadable
+    one, IntegrityError for other bytes than were published.
     """
     if file not in digests or not file.endswith(".py"):
-        raise ModelError(f"{root / file} is none of the published files: {', '.join(sorted(digests))}; pull it again")
+        raise ModelError(f"{root / file} is not a published Python file ({', '.join(sorted(digests))}); pull it again")
     if invalid_path := next((name for name in digests if not is_path(name)), None):
-        raise ModelError(f"{invalid_path[:80]!r} is no path of a file in {root}; do not load it")
+        raise ModelError(f"{invalid_path[:80]!r} is not a path of a file in {root}; do not load it")
     files = {name: read_file(find_file(root, name), digest) for name, digest in digests.items()}
     folders = tuple(dict.fromkeys((str(PurePosixPath(file).parent), ".")))
     finder = PublishedModules(root, files, folders)
@@ -94,14 +94,14 @@ def importing_published(root: Path, file: str, digests: Mapping[str, str]) -> It
                 del sys.modules[name]
 
 
-# Messages between a job and the process of a user's code: a typed value as JSON, and numpy arrays behind it.
+# Messages between a job and the process of a user's code: a typed value as JSON, followed by numpy arrays.
 
 T = TypeVar("T")
 Arrays = dict[str, Array]
 
 
 class UserCodeError(Exception):
-    """An exception in the other process that is no EnginesmithError; the text has its type."""
+    """An exception in the other process that is no EnginesmithError; the text contains its type."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class _Message:
 
 
 class MessageChannel(SelfClosing):
-    """One end of a socket, of which it takes over and closes the descriptor `file`."""
+    """One end of a socket, whose descriptor `file` it takes over and closes."""
 
     def __init__(self, file: int) -> None:
         self._connection = Connection(file)
@@ -123,7 +123,7 @@ class MessageChannel(SelfClosing):
     def send(self, value: object, arrays: Mapping[str, Array] | None = None) -> None:
         """Send a frozen dataclass, and arrays of any shape and dtype; for arrays of Python objects, only the shape.
 
-        Raises OSError when the other end is closed.
+        Raises OSError if the other end is closed.
         """
         payload_arrays = arrays or {}
         array_types = ((name, array.dtype, array.shape) for name, array in payload_arrays.items())
@@ -145,7 +145,7 @@ class MessageChannel(SelfClosing):
             self.send(value, arrays)
 
     def send_error(self, error: Exception) -> None:
-        """Send an error instead of an answer, which `receive` raises there; print the traceback of a bug."""
+        """Send an error instead of an answer, which `receive` raises at the other end; print the traceback of a bug."""
         if isinstance(error, EnginesmithError):
             self._send(_Message(error=error_to_json(error)))
         else:
@@ -153,10 +153,9 @@ class MessageChannel(SelfClosing):
             self._send(_Message(exception=f"{type(error).__name__}: {error}"))
 
     def receive(self, kind: type[T]) -> tuple[T, Arrays]:
-        """The next value, and the arrays behind it.
+        """The next value, and the arrays after it.
 
-        Raises EOFError when the other end is closed, the EnginesmithError that was sent, or UserCodeError for any
-        other.
+        Raises EOFError if the other end is closed, the EnginesmithError that was sent, or UserCodeError for any other.
         """
         message = decode(json.loads(self._connection.recv_bytes()), _Message)
         if message.error is not None:
@@ -182,16 +181,16 @@ class MessageChannel(SelfClosing):
 
 @dataclass(frozen=True)
 class ArraysOnly:
-    """No more than the arrays that come with this: what a function or a model is called on, or what it gave."""
+    """A message with only the arrays that follow it: the inputs of a function or a model, or its results."""
 
 
 @dataclass(frozen=True)
 class CallFunction:
-    """Import a function and call it whenever asked. node: what messages call it.
+    """Import a function and call it on request. node: its name in messages.
 
     The first answer is `ArraysOnly`; then each `ArraysOnly` gets one.
 
-    root: the folder of the spec.  file, function: where it is, relative to `root`, and its name.
+    root: the folder of the spec.  file, function: its file, relative to `root`, and its name.
     """
 
     root: Path
@@ -200,7 +199,7 @@ class CallFunction:
     node: str
 
     def serve(self, channel: MessageChannel) -> None:
-        """Answer until the other end is closed. Raises EOFError then, and ModelError for code that cannot be read."""
+        """Answer until the other end is closed. Then raises EOFError; ModelError for code that cannot be imported."""
         with importing_from(self.root, self.file):
             callee = find_function(self.root, self.file, self.function)
             channel.send(ArraysOnly())
@@ -215,7 +214,7 @@ class CallFunction:
 def call(function: Callable[..., Any], arrays: Mapping[str, Array], name: str, root: Path) -> dict[str, Array]:
     """The result of a function for arrays. name: for messages.  root: the folder of its code.
 
-    Raises DataError for any exception of its code, and for an answer that is no dict of arrays.
+    Raises DataError for any exception of its code, and for a result that is no dict of arrays.
     """
     try:
         answer = function(**arrays)
@@ -227,7 +226,7 @@ def call(function: Callable[..., Any], arrays: Mapping[str, Array], name: str, r
     try:
         return {str(key): np.asarray(value) for key, value in answer.items()}
     except (TypeError, ValueError) as error:
-        raise DataError(f"function {name!r} returned something of which numpy makes no array: {error}") from error
+        raise DataError(f"function {name!r} returned a value that numpy cannot convert: {error}") from error
 
 
 def load_function(
@@ -236,10 +235,9 @@ def load_function(
     """A function of a published version in this process, to be called with a mapping of arrays. root: the folder of its
     code.  files: digests of its file and of every module that it imports from there, by path.
 
-    Its file is run: the bytes that have this digest, as those of its modules. Other files in the folder are not found,
-    and the modules only while it is imported, not by imports inside of functions. Raises IntegrityError for other bytes
-    than were published, DataError for files that are not there, ModelError for code that cannot be imported, and where
-    the function is not in it.
+    The bytes with these digests are run, for its file and its modules. Other files in the folder are not importable,
+    and the modules only during its import, not by imports inside functions. Raises IntegrityError for other bytes than
+    were published, DataError for missing files, ModelError for code that cannot be imported, or lacks the function.
     """
     with importing_published(root, file, files) as module:
         try:

@@ -1,7 +1,7 @@
-"""What a PyTorch model says of its inputs, for a first spec: a `.pt2` program says all of it, a module something.
+"""Facts that a PyTorch model states about its inputs, for a first spec: a `.pt2` program states all, a module some.
 
-Of a module, an example that its file gives says most (`example_inputs`, `samples`); else its first layer is looked at.
-What nothing says stays unknown.
+For a module, an example in its file is the best source (`example_inputs`, `samples`); else its first layer. Facts
+without a source stay unknown.
 """
 
 import inspect
@@ -17,7 +17,7 @@ from enginesmith.user_code.entry_point import call_entry_point, reason
 if TYPE_CHECKING:
     import torch
 
-# Functions beside an entry point that give inputs: a dict by name, the arguments in order, one tensor; or yield these.
+# Functions beside an entry point that return or yield inputs: a dict by name, the arguments in order, one tensor.
 EXAMPLES = ("example_inputs", "samples")
 # Operators of ATen, by a part of their name, whose weights float16 makes smaller.
 _HEAVY = ("conv", "linear", "addmm", "matmul", "mm.", "bmm", "attention", "lstm", "gru")
@@ -25,9 +25,8 @@ _HEAVY = ("conv", "linear", "addmm", "matmul", "mm.", "bmm", "attention", "lstm"
 
 @dataclass(frozen=True)
 class SeenInput:
-    """An input. dtype: '' where nothing says it.  shape: a dynamic axis is '?', or has a name that equal axes share;
-    None where nothing says it.  why: what said it.  any_rank: whether the layer that said it takes more axes too.
-    """
+    """An input. dtype: '' if unknown.  shape: a dynamic axis is '?', or has a name that equal axes share; None if
+    unknown.  why: the source.  any_rank: whether the layer that is the source accepts more axes too."""
 
     name: str
     dtype: str
@@ -38,8 +37,8 @@ class SeenInput:
 
 @dataclass(frozen=True)
 class SeenModel:
-    """A model as it was seen. outputs: () where they are not known without a run.  ranges: least and greatest size of
-    named axes, None for no end.  is_heavy: whether it has weights that are multiplied with.  notes: for people."""
+    """The known facts about a model. outputs: () if they are unknown without a run.  ranges: smallest and largest size
+    of named axes, None for no end.  is_heavy: whether it multiplies with weights.  notes: for people."""
 
     inputs: tuple[SeenInput, ...]
     outputs: tuple[str, ...] = ()
@@ -57,7 +56,7 @@ def describe_program(exported: "torch.export.ExportedProgram", outputs: Sequence
             continue
         value = node.meta.get("val")
         if not hasattr(value, "dtype"):
-            raise ModelError(f"input {node.name!r} is {value!r} and no tensor; export the program with tensors only")
+            raise ModelError(f"input {node.name!r} is {value!r} and not a tensor; export the program with tensors only")
         shape = tuple(size if isinstance(size, int) else _axis(size, exported, ranges) for size in value.shape)
         inputs.append(SeenInput(node.name, str(value.dtype).removeprefix("torch."), shape, "the program"))
     operator_names = {str(node.target) for node in exported.graph.nodes if node.op == "call_function"}
@@ -66,13 +65,13 @@ def describe_program(exported: "torch.export.ExportedProgram", outputs: Sequence
 
 
 def _axis(size: Any, exported: "torch.export.ExportedProgram", ranges: dict[str, tuple[int, int | None]]) -> str:
-    """The name of a dynamic axis, whose range is noted; '?' for one whose size is computed from others."""
+    """The name of a dynamic axis, whose range is added to `ranges`; '?' for one whose size is computed from others."""
     symbol = size.node.expr
     if not symbol.is_symbol:
         return "?"
     name = str(symbol)
     if (value_range := exported.range_constraints.get(symbol)) is not None:
-        # The greatest size may be infinity, or a number that represents it.
+        # The largest size may be infinity, or a number that represents it.
         is_bounded = value_range.upper.is_finite and value_range.upper < sys.maxsize - 1
         ranges[name] = int(value_range.lower), int(value_range.upper) if is_bounded else None
     return name
@@ -81,11 +80,11 @@ def _axis(size: Any, exported: "torch.export.ExportedProgram", ranges: dict[str,
 def describe_module(
     module: "torch.nn.Module", root: Path, entry: tuple[str, str], requests: Collection[str] = ()
 ) -> SeenModel:
-    """Facts that a module states, and its file. entry: the file below `root`, and its dotted name or ''.
+    """Facts that a module and its file state. entry: the file below `root`, and its dotted name or ''.
 
-    requests: the names of inputs that requests to it hold.
+    requests: names of the inputs in recorded requests.
 
-    Raises ModelError where the function that gives an example fails.
+    Raises ModelError if the function with an example fails.
     """
     import torch
 
@@ -99,7 +98,7 @@ def describe_module(
     example = _find_example(root, entry, parameter_names)
     if example is not None:
         name, tensors = example
-        # One leading size for all is the batch's; several are what they are.
+        # One leading size for all is the batch's; several are constants.
         is_batched = len({value.shape[0] for value in tensors.values() if value.ndim}) == 1
         inputs = tuple(
             SeenInput(
@@ -119,7 +118,7 @@ def describe_module(
         (f"inputs that forward() has defaults for are left out: {', '.join(optional_names)}",) if optional_names else ()
     )
     dtype, shape, origin = _first_layer(module)
-    # One layer says what one input is; token ids, their mask and their types are alike.
+    # One layer describes one input; token ids, their mask and their types are alike.
     if len(required_names) > 1 and dtype != "int64":
         dtype, shape, origin = "", None, "the inputs are several, and no layer says which is which"
     is_any_rank = origin.endswith((": Linear", ": LayerNorm"))
@@ -130,7 +129,7 @@ def describe_module(
 def _find_example(
     root: Path, entry: tuple[str, str], input_names: Sequence[str]
 ) -> tuple[str, dict[str, "torch.Tensor"]] | None:
-    """The function that gives an example, and its tensors by input."""
+    """The function that returns an example, and its tensors by input; None if there is none."""
     file, module = entry
     loaded_module = sys.modules.get(module or Path(file).stem)
     name = next((name for name in EXAMPLES if callable(getattr(loaded_module, name, None))), None)
@@ -145,7 +144,7 @@ def _find_example(
 
 
 def _by_name(example: object, input_names: Sequence[str]) -> dict[str, "torch.Tensor"]:
-    """Raises TypeError, ValueError or RuntimeError for what are no inputs."""
+    """The tensors of an example by input. Raises TypeError, ValueError or RuntimeError if it is no inputs."""
     import torch
 
     if isinstance(example, Mapping):
@@ -161,7 +160,7 @@ def _by_name(example: object, input_names: Sequence[str]) -> dict[str, "torch.Te
 
 
 def _first_layer(module: "torch.nn.Module") -> tuple[str, tuple[int | str, ...] | None, str]:
-    """dtype and shape of what the first layer takes that says so, and which that is."""
+    """dtype and shape of the inputs of the first layer that states them, and that layer's name."""
     import torch
 
     nn = torch.nn

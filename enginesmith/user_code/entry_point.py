@@ -21,25 +21,25 @@ from enginesmith.rooms import FindIn
 if TYPE_CHECKING:
     import torch
 
-# The Python entry point that a spec names: the source files it consists of, and calling it with errors for its author.
+# The Python entry point that a spec names: finds its source files, and calls it with errors for its author.
 #
-# The cache key of an export digests these files, so they must be known in milliseconds and without importing torch:
-# imports are read from the syntax tree. What only running the code would show stays unseen:
-# `importlib.import_module(name)`, compiled extension modules, and data that the code opens itself. Weights have their
-# own place in the spec for that reason.
+# The cache key of an export digests these files, so they must be found within milliseconds and without importing torch:
+# imports are read from the syntax tree. Facts that only running the code would show stay unseen:
+# `importlib.import_module(name)`, compiled extension modules, and data that the code opens itself. For that reason
+# weights have their own place in the spec.
 
 
 def _search_folders(root: Path, entry: Path, module: str) -> tuple[Path, ...]:
-    """The folders of the entry point's absolute imports: its own, then the spec's; of a dotted module the spec's alone,
-    as Python has it. Both are resolved."""
+    """The folders of the entry point's absolute imports: its own, then the spec's; for a dotted module only the spec's,
+    as in Python. Both are resolved."""
     return (root.resolve(),) if module else tuple(dict.fromkeys((entry.resolve().parent, root.resolve())))
 
 
 def source_files(root: Path, entry: Path, module: str = "") -> tuple[Path, ...]:
     """The entry file and every local module that it imports, directly or not, as sorted resolved paths.
 
-    root: the spec's folder.  entry: the Python file, inside it.  module: its dotted name, if it is imported by that:
-    then the packages that it lies in are run too.
+    root: the spec's folder.  entry: the Python file, inside it.  module: its dotted name, if it is imported by that
+    name, which also runs the packages that contain it.
     Raises ModelError for a file that is missing, outside `root`, or not Python.
     """
     folders = _search_folders(root, entry, module)
@@ -61,8 +61,8 @@ def source_files(root: Path, entry: Path, module: str = "") -> tuple[Path, ...]:
 
 
 def why_no_function(root: Path, entry: Path, function: str, module: str = "") -> str:
-    """Why a spec's entry point cannot be called, without running it; '' where it can, or may. root, entry, module: as
-    for `source_files`."""
+    """The reason why a spec's entry point cannot be called, without running it; '' if it can, or may. root, entry,
+    module: as for `source_files`."""
     try:
         source_files(root, entry, module)
         tree = _parse(entry)
@@ -81,9 +81,9 @@ def why_no_function(root: Path, entry: Path, function: str, module: str = "") ->
 
 
 def imported_packages(root: Path, entry: Path, module: str = "") -> tuple[str, ...]:
-    """Top-level names of what those files import from elsewhere, without the standard library; sorted.
+    """Top-level names of those files' imports from elsewhere, without the standard library; sorted.
 
-    root, entry, module: as for `source_files`. What such a package imports in its turn stays unseen.
+    root, entry, module: as for `source_files`. Imports of such packages stay unseen.
     """
     folders = _search_folders(root, entry, module)
     packages: set[str] = set()
@@ -136,8 +136,8 @@ REASON_CHARACTERS = 500
 def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[str, Any], module: str = "") -> Any:
     """Import `file`, in the folder `root`, and call its function with keyword arguments; inside `importing_from`.
 
-    module: its dotted name, if it is to be imported by that. Raises ModelError with file and line when the file or the
-    function is missing, is not Python or raises.
+    module: its dotted name, if it is imported by it. Raises ModelError with file and line if the file or the function
+    is missing, is not Python or raises.
     """
     try:
         callee = find_function(root, file, function, module)
@@ -156,7 +156,7 @@ def call_entry_point(root: Path, file: str, function: str, arguments: Mapping[st
 def find_function(root: Path, file: str, function: str, module: str = "") -> Callable[..., Any]:
     """Import a file and return its function; inside `importing_from`.
 
-    Raises ModelError where there is none, and whatever importing it raises.
+    Raises ModelError if there is none, and errors of the import.
     """
     loaded_module = _import(root / file, module)
     callee = getattr(loaded_module, function, None)
@@ -170,7 +170,7 @@ def find_function(root: Path, file: str, function: str, module: str = "") -> Cal
 def _check_call(callee: Callable[..., Any], where: str, arguments: Mapping[str, Any]) -> None:
     """Raise ModelError if the entry point is a model instead of a function, and for arguments that do not fit."""
     if hasattr(callee, "forward") and not inspect.isclass(callee):
-        raise ModelError(f"{where} is a model and no function; write a function that returns it, and name that")
+        raise ModelError(f"{where} is a model, not a function; write a function that returns it, and name that")
     try:
         parameters = inspect.signature(callee)
     except (ValueError, TypeError):  # written in C
@@ -184,10 +184,10 @@ def _check_call(callee: Callable[..., Any], where: str, arguments: Mapping[str, 
 
 @contextmanager
 def importing_from(root: Path, file: str, module: str = "") -> Iterator[None]:
-    """Let `import` find the local modules of an entry point; afterwards forget them. Writes no bytecode there.
+    """Make the local modules of an entry point importable, and unload them afterwards. Writes no bytecode there.
 
-    Raises ModelError for sources that cannot be read, and for a local module that has the name of one already loaded:
-    Python would silently take that one.
+    Raises ModelError for unreadable sources, and for a local module with the name of a loaded one: Python would
+    silently use that one.
     """
     folders, files = _search_folders(root, root / file, module), source_files(root, root / file, module)
     for source_file in files:
@@ -227,7 +227,7 @@ def _import(entry: Path, module: str) -> ModuleType:
 
 
 def place(error: BaseException, root: Path) -> str:
-    """'file:line' of the innermost frame in the user's own code below `root`; empty when there is none."""
+    """'file:line' of the innermost frame in the user's own code below `root`; '' if there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         file = Path(frame.filename).resolve()
         if file.is_relative_to(root.resolve()) and "site-packages" not in file.parts:
@@ -236,25 +236,25 @@ def place(error: BaseException, root: Path) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """'Type: text' on one line: the first paragraph of an error's text, and not too much of it."""
+    """'Type: text' on one line: the first paragraph of an error's text, shortened."""
     text = " ".join(str(error).strip().split("\n\n")[0].split())
     return f"{type(error).__name__}: {text[:REASON_CHARACTERS]}" if text else type(error).__name__
 
 
 # Weights of a torch module in files: safetensors, or a state dict that `torch.save` wrote.
 #
-# The latter is a pickle. It is read with `weights_only`, which makes tensors and plain containers and calls nothing
-# else. What else such files hold (a whole module, a checkpoint of a training loop, a TorchScript program) is refused
-# with what to save instead.
+# The latter is a pickle. It is read with `weights_only`, which only creates tensors and plain containers. Other
+# contents of such files (a whole module, a checkpoint of a training loop, a TorchScript program) are refused; the error
+# says what to save instead.
 
 _REMEDY = "save the weights alone: torch.save(model.state_dict(), 'weights.pt')"
 _GLOBAL = re.compile(r"GLOBAL ([\w.]+)")
 
 
 def read_weights(path: Path) -> dict[str, "torch.Tensor"]:
-    """Tensors by name out of a .safetensors file, or any other that is a state dict of torch.
+    """Tensors by name from a .safetensors file, or any other file with a state dict of torch.
 
-    Raises ModelError for a file that cannot be read, and for one that holds anything but tensors by name.
+    Raises ModelError for an unreadable file, and for one that contains anything but tensors by name.
     """
     if path.suffix.lower() != ".safetensors":
         return _read_state_dict(path)
@@ -277,13 +277,13 @@ def _read_state_dict(path: Path) -> dict[str, "torch.Tensor"]:
             state_dict: object = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle's errors and torch's share no base class
         if "TorchScript" in str(error):
-            raise ModelError(f"{path} is a TorchScript program and no state dict; {_REMEDY}") from error
+            raise ModelError(f"{path} is a TorchScript program and not a state dict; {_REMEDY}") from error
         if class_match := _GLOBAL.search(str(error)):
             problem = f"holds objects of {class_match[1]}, whose code would run as they are read"
-            raise ModelError(f"{path} is no plain state dict: it {problem}; {_REMEDY}") from error
+            raise ModelError(f"{path} is not a plain state dict: it {problem}; {_REMEDY}") from error
         raise ModelError(f"{path} cannot be read as a state dict ({reason(error)[:160]}); {_REMEDY}") from error
     if not isinstance(state_dict, Mapping):
-        raise ModelError(f"{path} holds a {type(state_dict).__name__} and no state dict; {_REMEDY}")
+        raise ModelError(f"{path} holds a {type(state_dict).__name__} and not a state dict; {_REMEDY}")
     for name, value in state_dict.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor):
             raise ModelError(_describe_other(path, state_dict, name, value))
@@ -294,7 +294,7 @@ def _read_state_dict(path: Path) -> dict[str, "torch.Tensor"]:
 
 
 def _describe_other(path: Path, mapping: Mapping[object, object], name: object, value: object) -> str:
-    """Why a mapping is no state dict; in a checkpoint of a training loop, which entry holds one."""
+    """The reason why a mapping is no state dict; for a checkpoint of a training loop, which entry is one."""
     keys_text = join_first([repr(key) for key in mapping], 5)
     import torch
 
@@ -304,10 +304,10 @@ def _describe_other(path: Path, mapping: Mapping[object, object], name: object, 
     )
     if inner_key is not None:
         command = f"torch.save(torch.load(PATH, weights_only=True)[{inner_key!r}], 'weights.pt')"
-        return f"{path} is a checkpoint and no state dict: it holds {keys_text}; save its weights alone: {command}"
+        return f"{path} is a checkpoint and not a state dict: it holds {keys_text}; save its weights alone: {command}"
     if not isinstance(name, str):
-        return f"{path} is no state dict: its key {name!r} is no name; {_REMEDY}"
-    return f"{path} is no state dict: {name!r} is a {type(value).__name__} and no tensor; {_REMEDY}"
+        return f"{path} is not a state dict: its key {name!r} is not a name; {_REMEDY}"
+    return f"{path} is not a state dict: {name!r} is of type {type(value).__name__}, not a tensor; {_REMEDY}"
 
 
 def weights_beside(path: Path) -> Path:

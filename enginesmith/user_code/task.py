@@ -1,6 +1,6 @@
-"""The tasks of a process of a user's code: give the samples of a generator, answer questions about a PyTorch model.
+"""The tasks of a process with a user's code: yield the samples of a generator, answer questions about a PyTorch model.
 
-A task is the first message to such a process; its answers and the arrays with them go over the same `MessageChannel`.
+A task is the first message to such a process; its answers and their arrays use the same `MessageChannel`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,25 +32,25 @@ from enginesmith.user_code.torch_source import (
 
 @dataclass(frozen=True)
 class NextSample:
-    """Give the next sample of a pass over all of them; of a pass that has not begun, the first."""
+    """Request the next sample of a pass over all of them; for a pass that has not begun, the first."""
 
     pass_number: int
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The arrays that come with this are one sample, unless it is the end of the pass."""
+    """The arrays after this message are one sample, unless it is the end of the pass."""
 
     is_end: bool = False
 
 
 @dataclass(frozen=True)
 class SampleGenerator:
-    """Call the function of an entry point for each pass, and give the samples. name: what messages call it.
+    """Call the function of an entry point for each pass, and send the samples. name: for messages.
 
     The first answer is an end; then each `NextSample` gets one `Sample`.
 
-    root: the folder of the spec.  file, function: where it is, relative to `root`, and its name.
+    root: the folder of the spec.  file, function: its file, relative to `root`, and its name.
     """
 
     root: Path
@@ -59,7 +59,7 @@ class SampleGenerator:
     name: str
 
     def serve(self, channel: MessageChannel) -> None:
-        """Answer until the other end is closed. Raises EOFError then, and ModelError for code that cannot be read."""
+        """Answer until the other end is closed. Then raises EOFError; ModelError for code that cannot be imported."""
         passes: dict[int, Iterator[tuple[Sample, Arrays]]] = {}
         with importing_from(self.root, self.file):
             channel.send(Sample(is_end=True))
@@ -80,13 +80,12 @@ class SampleGenerator:
             return np.asarray(value)
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"{self.name}: sample {index}: {name!r} is a {type(value).__name__}, of which numpy makes no array: "
-                f"{error}"
+                f"{self.name}: sample {index}: numpy cannot convert {name!r}, a {type(value).__name__}: {error}"
             ) from error
 
 
 def sample_items(make: Callable[[], Iterable[Any]], name: str) -> Iterator[Mapping[str, Any]]:
-    """The samples that a user's function yields. name: what messages call it.
+    """The samples that a user's function yields. name: for messages.
 
     Raises DataError for any exception of its code, and for a sample that is no mapping.
     """
@@ -116,8 +115,8 @@ class Captured:
 
 @dataclass(frozen=True)
 class Asked:
-    """One question about a captured program: write it to the file `onnx`, as ONNX that is not yet canonical; if None,
-    run the original on the arrays that come with this."""
+    """A request about a captured program. onnx: a file to write it to, as ONNX that is not yet canonical; None: run the
+    original on the arrays after this message."""
 
     onnx: Path | None = None
 
@@ -142,11 +141,11 @@ class TorchProgram:
     most_embedded_bytes: int = 1 << 30
 
     def serve(self, channel: MessageChannel) -> None:
-        """Answer until the other end is closed. Raises EOFError then, ModelError where nothing can be captured."""
+        """Answer until the other end is closed. Raises EOFError then, ModelError if nothing can be captured."""
         with ExitStack() as exit_stack:
             if self.kind == "pt2":
                 program = from_pt2(self.root / self.file, self.inputs)
-            else:  # its code may import its local modules as long as it is asked
+            else:  # its code may import its local modules while it is used
                 exit_stack.enter_context(importing_from(self.root, self.file, self.module))
                 program = self._capture_module()
             channel.send(Captured(program.outputs, program.notes))
@@ -155,7 +154,7 @@ class TorchProgram:
                 channel.answer(partial(self._answer, program, request, arrays))
 
     def _capture_module(self) -> Program:
-        """The module that the entry point gives, captured. Raises ModelError naming the user's file and line."""
+        """The captured module of the entry point. Raises ModelError with the user's file and line."""
         entry_point = (self.file, self.function, self.arguments, self.module)
         model = build_module(self.root, entry_point, self.weights)
         exported_program = capture(model, self.inputs, self.dims, self.root)
@@ -179,7 +178,7 @@ class RanOnce:
 
 @dataclass(frozen=True)
 class LookAtModel:
-    """Look at a PyTorch source of which no shapes are known, and try it. The fields are those of `TorchProgram`.
+    """Inspect a PyTorch source with unknown shapes, and try it. The fields are those of `TorchProgram`.
 
     The first answer is `SeenModel`; then each `ArraysOnly` gets one `RanOnce`.  requests: as in `describe_module`.
     """
@@ -192,7 +191,7 @@ class LookAtModel:
     requests: tuple[str, ...] = ()
 
     def serve(self, channel: MessageChannel) -> None:
-        """Answer until the other end is closed. Raises EOFError then, ModelError where there is nothing to look at."""
+        """Answer until the other end is closed. Raises EOFError then, ModelError if there is nothing to inspect."""
         with ExitStack() as exit_stack:
             if self.kind == "pt2":
                 exported_program = load_pt2(self.root / self.file)
@@ -215,7 +214,7 @@ class Task:
     what: TorchProgram | SampleGenerator | LookAtModel | CallFunction
 
     def serve(self, channel: MessageChannel) -> None:
-        """Answer until the other end is closed; an error before the first answer is the first answer."""
+        """Answer until the other end is closed. An error before the first answer is sent as the first answer."""
         try:
             self.what.serve(channel)
         except EOFError:

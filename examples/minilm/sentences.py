@@ -93,15 +93,15 @@ HELD_OUT_FRAMES = (
 def sentences(part: str, written: int, documented: int) -> list[str]:
     """That many sentences of each kind, mixed; part: 'calibration', 'golden' or 'held_out', which share none."""
     random = np.random.default_rng([SEED, list(MODULES).index(part)])
-    found = _documentation(part)
-    chosen = [found[i] for i in random.permutation(len(found))[:documented]]
+    documentation = _documentation(part)
+    chosen = [documentation[i] for i in random.permutation(len(documentation))[:documented]]
     half = list(MODULES).index(part)
-    made: dict[str, None] = {}
-    while len(made) < written:
+    sections: dict[str, None] = {}
+    while len(sections) < written:
         text = _held_out(random) if part == "held_out" else _written(random)
         if part == "held_out" or sum(map(ord, text)) % 2 == half:  # a sentence of the first grammar has one part
-            made[text] = None
-    mixed = [*made, *chosen]
+            sections[text] = None
+    mixed = [*sections, *chosen]
     return [mixed[i] for i in random.permutation(len(mixed))]
 
 
@@ -136,12 +136,12 @@ def _pick(random: np.random.Generator, choices: str) -> str:
 
 def _documentation(part: str) -> list[str]:
     library = Path(sysconfig.get_path("stdlib"))
-    found: dict[str, None] = {}
+    pages: dict[str, None] = {}
     for module in MODULES[part].split():
         file = library / f"{module}.py"
         if file.is_file():
-            found |= dict.fromkeys(_docstring_sentences(ast.parse(file.read_text("utf-8"))))
-    return list(found)
+            pages |= dict.fromkeys(_docstring_sentences(ast.parse(file.read_text("utf-8"))))
+    return list(pages)
 
 
 def _docstring_sentences(tree: ast.Module) -> list[str]:

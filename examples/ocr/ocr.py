@@ -31,11 +31,11 @@ def crop(image, marks):
 
 def turn(x, upside_down):
     """Lines that the classifier is sure are upside down, turned; the others as they are."""
-    found = x.copy()
+    turned = x.copy()
     for row in np.flatnonzero(upside_down[:, 1] > SURE):
         width = np.flatnonzero(x[row].any((0, 1)))[-1] + 1  # behind it is padding
-        found[row, :, :, :width] = x[row, :, ::-1, :width][:, :, ::-1]
-    return {"x": found}
+        turned[row, :, :, :width] = x[row, :, ::-1, :width][:, :, ::-1]
+    return {"x": turned}
 
 
 def spell(likelihoods):
@@ -44,8 +44,8 @@ def spell(likelihoods):
     best = likelihoods.argmax(-1)
     text = np.zeros(best.shape, np.int64)
     for row, line in zip(text, best, strict=True):
-        kept = [place for at, place in enumerate(line) if place and (at == 0 or place != line[at - 1])]
-        row[: len(kept)] = [ord(CHARACTERS[place - 1]) for place in kept]
+        places = [place for at, place in enumerate(line) if place and (at == 0 or place != line[at - 1])]
+        row[: len(places)] = [ord(CHARACTERS[place - 1]) for place in places]
     return {"text": text}
 
 
@@ -67,22 +67,22 @@ def _lines(marked):
 
 def _fit(parts, most):
     """Pictures as float32 [pictures, 3, HEIGHT, most], -1 to 1; behind one that is not so wide there are zeros."""
-    found = np.zeros((len(parts), 3, HEIGHT, most), np.float32)
-    for line, part in zip(found, parts, strict=True):
+    batch = np.zeros((len(parts), 3, HEIGHT, most), np.float32)
+    for line, part in zip(batch, parts, strict=True):
         width = min(most, max(1, round(HEIGHT * part.shape[1] / part.shape[0])))
         line[:, :, :width] = _resize(part, HEIGHT, width).transpose(2, 0, 1) / 127.5 - 1
-    return found
+    return batch
 
 
 def _runs(marks, gap):
     """(begin, end) of runs of true values; those with less than `gap` between them are one."""
-    found = []
+    runs_found = []
     for at in np.flatnonzero(marks):
-        if found and at - found[-1][1] < gap:
-            found[-1][1] = at + 1
+        if runs_found and at - runs_found[-1][1] < gap:
+            runs_found[-1][1] = at + 1
         else:
-            found.append([at, at + 1])
-    return found
+            runs_found.append([at, at + 1])
+    return runs_found
 
 
 def _resize(part, height, width):

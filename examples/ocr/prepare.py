@@ -34,8 +34,8 @@ def take_models(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for name, stem in MODELS.items():
             (HERE / f"{name}.onnx").write_bytes(archive.read(f"rapidocr_onnxruntime/models/{stem}.onnx"))
-    found = {item.key: item.value for item in onnx.load(HERE / "recogniser.onnx").metadata_props}
-    characters = "".join(found["character"].splitlines()) + " "
+    metadata = {item.key: item.value for item in onnx.load(HERE / "recogniser.onnx").metadata_props}
+    characters = "".join(metadata["character"].splitlines()) + " "
     text = f'"""Characters of the recogniser, in the order of its classes."""\n\nCHARACTERS = {characters!r}\n'
     (HERE / "characters.py").write_text(text)
 

@@ -19,17 +19,17 @@ def main() -> None:
     parser.add_argument("pictures", nargs="+", type=Path)
     parser.add_argument("--registry", default="registry")
     parser.add_argument("--precision", default="int8")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with TemporaryDirectory() as folder:
         pulled = enginesmith.pull(
-            "ocr:candidate", registry=asked.registry, target="cpu", precision=asked.precision, dest=folder
+            "ocr:candidate", registry=options.registry, target="cpu", precision=options.precision, dest=folder
         )
         # The functions are this folder's ocr.py, as it was published.
         whole = enginesmith.Ensemble.described(enginesmith.open_onnx, pulled.description, functions=load_function)
-        for picture in asked.pictures:
+        for picture in options.pictures:
             image = np.asarray(Image.open(picture).convert("RGB").resize(SIZE))
-            found = whole.run({"image": image})
-            for box, text in zip(found["lines.boxes"], found["text.text"], strict=True):
+            outputs = whole.run({"image": image})
+            for box, text in zip(outputs["lines.boxes"], outputs["text.text"], strict=True):
                 print(f"{picture.name} {box.tolist()}: {''.join(map(chr, text[text > 0]))}")
 
 

@@ -26,13 +26,13 @@ def main() -> None:
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--repetition-penalty", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     try:
-        answers = answer(asked)
+        answers = answer(options)
     except EnginesmithError as error:
         raise SystemExit(f"error: {error}") from error
-    for text, found in zip(asked.prompts, answers, strict=True):
-        print(text + bytes(found).decode(errors="replace"))
+    for text, prompt in zip(options.prompts, answers, strict=True):
+        print(text + bytes(prompt).decode(errors="replace"))
 
 
 def answer(asked: argparse.Namespace) -> list[list[int]]:

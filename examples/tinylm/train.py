@@ -28,14 +28,14 @@ PROMPTS = (37, 37, 20, 5)
 def splits() -> tuple[np.ndarray, np.ndarray]:
     """The bytes (uint8) to train on, and those held out: whole topics, whose paragraphs are left out of the first."""
     held_out = {name for name in topics if zlib.crc32(name.encode()) % 12 == 1}
-    kept = paragraphs(held_out, set())
-    return as_bytes(paragraphs(set(topics) - held_out, set(kept))), as_bytes(kept)
+    held_paragraphs = paragraphs(held_out, set())
+    return as_bytes(paragraphs(set(topics) - held_out, set(held_paragraphs))), as_bytes(held_paragraphs)
 
 
 def paragraphs(names: set[str], without: set[str]) -> list[str]:
     """The paragraphs of topics, each once, in order."""
-    found = (part for name in sorted(names) for part in topics[name].split("\n\n"))
-    return [part for part in dict.fromkeys(found) if part not in without]
+    parts = (part for name in sorted(names) for part in topics[name].split("\n\n"))
+    return [part for part in dict.fromkeys(parts) if part not in without]
 
 
 def as_bytes(parts: list[str]) -> np.ndarray:
@@ -78,8 +78,8 @@ def cut(text: np.ndarray, count: int, steps: int, rng: np.random.Generator) -> d
     rows = text[starts[:, None] + np.arange(steps + 1)].astype(np.int64)
     prompts = np.array([*PROMPTS, *[1] * count])[:count, None]
     step = np.maximum(np.arange(steps) - prompts + 1, 0)
-    found = {"ids": rows[:, :-1].reshape(-1, 1), "next": rows[:, 1:].reshape(-1)}
-    return {**found, "text": np.arange(count).repeat(steps), "step": step.reshape(-1)}
+    samples = {"ids": rows[:, :-1].reshape(-1, 1), "next": rows[:, 1:].reshape(-1)}
+    return {**samples, "text": np.arange(count).repeat(steps), "step": step.reshape(-1)}
 
 
 def main() -> None:

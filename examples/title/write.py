@@ -14,10 +14,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("texts", nargs="+", help="'intent: ... | actions: ... | files: ...', or a sentence")
     parser.add_argument("--registry", default="registry")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     with TemporaryDirectory() as folder:
         pulled = enginesmith.pull(
-            "title:candidate", registry=asked.registry, target="cpu", precision="int8", dest=folder
+            "title:candidate", registry=options.registry, target="cpu", precision="int8", dest=folder
         )
         graphs = enginesmith.Ensemble.described(enginesmith.open_onnx, pulled.description).graphs
         writer = TitleWriter(
@@ -25,7 +25,7 @@ def main() -> None:
             lambda inputs: graphs["decoder"].run(inputs)["logits"],
             Path(__file__).parent / "tokenizer.json",
         )
-        for text in asked.texts:
+        for text in options.texts:
             print(writer.write(text))
 
 

@@ -30,14 +30,14 @@ class TitleWriter:
         ids = np.array([self.encode(text)], np.int64)
         mask = np.ones_like(ids)
         hidden = self._encode({"input_ids": ids, "attention_mask": mask})
-        found = [BEGIN]
-        while found[-1] != END and len(found) < MOST_TOKENS:
-            given = {"input_ids": np.array([found], np.int64), "encoder_hidden_states": hidden}
-            logits = self._decode({**given, "encoder_attention_mask": mask})[0, -1].astype(np.float32)
-            seen = logits[found]  # Keskar et al., 2019
-            logits[found] = np.where(seen < 0, seen * REPETITION_PENALTY, seen / REPETITION_PENALTY)
-            found.append(int(logits.argmax()))
-        return found
+        token_ids = [BEGIN]
+        while token_ids[-1] != END and len(token_ids) < MOST_TOKENS:
+            inputs = {"input_ids": np.array([token_ids], np.int64), "encoder_hidden_states": hidden}
+            logits = self._decode({**inputs, "encoder_attention_mask": mask})[0, -1].astype(np.float32)
+            seen = logits[token_ids]  # Keskar et al., 2019
+            logits[token_ids] = np.where(seen < 0, seen * REPETITION_PENALTY, seen / REPETITION_PENALTY)
+            token_ids.append(int(logits.argmax()))
+        return token_ids
 
     def write(self, text: str) -> str:
         """A title of what an agent did."""

@@ -40,8 +40,6 @@ from validation.canary.replay import ReplayClock, ServedRequest, Timed, TrafficS
 if TYPE_CHECKING:
     from enginesmith.ensembles import Ensemble
 
-# An engine of an ensemble on one side of a canary: its graphs' engines and functions, opened as a server does.
-
 
 @dataclass(frozen=True)
 class FetchedEnsemble:
@@ -81,7 +79,7 @@ class FetchedEnsemble:
 
 
 def fetch_ensemble(store: Store, manifest: Manifest, entry: EngineEntry, folder: Path) -> FetchedEnsemble:
-    """The engines of an ensemble's engine and its functions, fetched into `folder` and verified.
+    """The engines of the graphs in an ensemble's engine, and its functions, fetched into `folder` and verified.
 
     Raises as `fetch`, and IntegrityError for a graph's version that is gone.
     """
@@ -223,8 +221,8 @@ def isolate(role: str, opener: Opener, thread_safe: bool = False) -> Iterator[Is
             startup_message: Sequence[TensorSpec] | EnginesmithError = parent_end.recv()
         except EOFError:
             raise EnginesmithError(
-                f"the {role}'s engine ended its process while it was opened: {_describe_end(process)}; it serves "
-                "nothing here"
+                f"the {role}'s engine ended its process while it was opened: {_describe_end(process)}; it cannot "
+                "be used here"
             ) from None
         if isinstance(startup_message, EnginesmithError):
             raise startup_message

@@ -244,7 +244,7 @@ class CanaryExecution:
         if count == 1:
             return replay(candidate, baseline, traffic, pace, clock)
         if not (isinstance(candidate, SegmentSession) and isinstance(baseline, SegmentSession)):
-            raise InputError(f"{count} requests in flight take engines in processes of their own")
+            raise InputError(f"{count} requests in flight need each engine in its own process")
         for session in (candidate, baseline):
             session.prepare(count, [request.inputs for request in traffic.requests[: pace.warmup]])
         return replay_concurrently(candidate, baseline, traffic, pace, count, stops)

@@ -167,7 +167,7 @@ def roll_back(store: Store, report: CanaryReport, channel: str, person: str) -> 
     """After a FAIL, roll the channel back if it serves the candidate. Returns a line that describes the action."""
     model, manifest = report.candidate.model, report.candidate.manifest
     if report.verdict != "FAIL":
-        return f"{report.verdict} is no FAIL; no channel was moved"
+        return f"the verdict is {report.verdict}, not FAIL; no channel was moved"
     if not (model and report.candidate.version and manifest):
         return "the observations do not say which engine they are of; no channel was moved"
     reason = f"canary FAIL {str(report.digest)[:12]}: {report.reason}"

@@ -123,8 +123,8 @@ class CapacityForecast:
 
 @dataclass(frozen=True, eq=False)
 class Forecaster:
-    """Inputs of a forecast. dims: of the model.  counts: machines that there are, by name of price. say: gets a
-    line for each engine, whose simulation takes seconds.  reference: the version.  demand, limit: requests a second,
+    """Inputs of a forecast. dims: of the model.  counts: available machines, by name of price.  say: gets a line
+    for each engine (its simulation takes seconds).  reference: the version.  demand, limit: requests a second,
     and the latency that they must keep.  asked: the arrivals.  serving: how requests are batched.  prices: None where
     none were given.  kinds: engines with each machine that they were timed on.  engines: all that may be pulled."""
 
@@ -396,14 +396,14 @@ def _asked(spec: ModelSpec, batch: str | None, terms: CapacityTerms) -> AskedWor
     dims = spec.named_dims()
     max_batch = next((dim.max for dim in dims if dim.name == batch), 1)
     if terms.serving.batch is not None and terms.serving.batch > max_batch:
-        raise InputError(f"batch {terms.serving.batch}: {spec.model} takes {max_batch} samples at most; give fewer")
+        raise InputError(f"batch {terms.serving.batch}: {spec.model} accepts at most {max_batch} samples; give fewer")
     if (wait_s := terms.serving.wait_s or 0.0) >= terms.limit.seconds:
         times = f"{1e3 * wait_s:g} ms, and the limit is {1e3 * terms.limit.seconds:g} ms"
-        raise InputError(f"requests wait {times}: one that no other joins would break the limit; let them wait less")
+        raise InputError(f"requests wait {times}: a request that waits alone would exceed the limit; shorten the wait")
     if terms.traffic is None:
         return steady_workload(terms.at, dims, batch)
     if terms.at:
-        raise InputError("the traffic says the sizes; leave out --at, or --traffic")
+        raise InputError("the traffic already gives the sizes; leave out --at, or --traffic")
     trace = read_place(terms.traffic, spec.tensors(), spec.model).trace
     try:
         return traffic_workload(trace, dims, batch)
@@ -414,7 +414,7 @@ def _asked(spec: ModelSpec, batch: str | None, terms: CapacityTerms) -> AskedWor
 def _counts(fleet: Fleet, prices: MachinePrices | None) -> Mapping[str, int]:
     """Machines of the fleet by the name of their price. Raises InputError for one without a price."""
     if prices is None:
-        raise InputError("a fleet's cheapest mix takes prices; give --prices FILE")
+        raise InputError("the cheapest mix of a fleet needs prices; give --prices FILE")
     counts = dict.fromkeys(prices.machines, 0)
     for group in fleet.groups:
         hardware = group.hardware

@@ -185,8 +185,8 @@ def steady_workload(text: str | None, dims: Sequence[Dim], batch: str | None) ->
     stated_dims = {item.partition("=")[0].strip() for item in (text or "").split(",")}
     if batch in stated_dims and sizes[batch] != 1:
         raise InputError(
-            f"--at {batch}={sizes[batch]}: a request has one sample, and the batcher joins them (--batch);"
-            " requests of more are those of --traffic"
+            f"--at {batch}={sizes[batch]}: a request has one sample, and the batcher joins requests (--batch);"
+            " for requests of several samples, give --traffic"
         )
     other_sizes = {name: size for name, size in sizes.items() if name != batch}
     sizes_text = ", ".join(f"{dim}={size}" for dim, size in other_sizes.items())
@@ -221,7 +221,7 @@ def traffic_workload(trace: Trace, dims: Sequence[Dim], batch: str | None) -> As
 def _raise_to_edges(dim: Dim, sizes: Array) -> Array:
     if outliers := sizes[(sizes < dim.min) | (sizes > dim.max)].tolist():
         raise DataError(
-            f"the traffic has {dim.name}={outliers[0]}, and the model takes {dim.words}; record other traffic"
+            f"the traffic has {dim.name}={outliers[0]}, but the model accepts {dim.words}; record other traffic"
         )
     edges = np.array(dim.edges, np.int64)
     return edges[np.searchsorted(edges, sizes)] if len(edges) else sizes

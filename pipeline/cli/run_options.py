@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from pipeline.orchestration.run import RunOptions
     from pipeline.progress import Progress
 
-# Options of commands that run builds, and the display of their progress.
-
 
 @dataclass(frozen=True)
 class Building:
@@ -83,7 +81,7 @@ Buckets = Annotated[
 def chosen_buckets(sizes: tuple[str, ...]) -> 'tuple[str, ...] | Literal["all", "few"]':
     """The sizes of --bucket as measurements take them. Raises click's usage error for 'all' beside sizes."""
     if "all" in sizes and len(sizes) > 1:
-        raise click.UsageError("--bucket all is all of them: leave out the others")
+        raise click.UsageError("--bucket all includes every bucket; leave out the others")
     return "all" if sizes == ("all",) else sizes or "few"
 
 
@@ -103,9 +101,6 @@ def opened_run(spec: str, registry: str | None, quiet: bool) -> Iterator["Run"]:
     options = RunOptions(registry=registry)
     with shown_progress(quiet) as progress, open_run(spec, options, progress, keep_state=False) as run:
         yield run
-
-
-# Arguments of commands: a published version, or one of its engines.
 
 
 def trusted_manifest(store: "Store", reference: str, trust: Path | None = None) -> "Manifest":

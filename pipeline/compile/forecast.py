@@ -16,6 +16,7 @@ from enginesmith.registry.store.base import Store
 from pipeline.compile.causes import Causes
 from pipeline.compile.composition import InProcess, Item, P, Quantized, Run, Value
 from pipeline.compile.plan import (
+    HERE,
     MissedGraphs,
     PlanCandidate,
     candidates,
@@ -155,14 +156,19 @@ class UnitForecast:
     unit: Unit | None = None
     proven_again: bool = False
 
+    @property
+    def built_at(self) -> str:
+        """`candidate.built_at`; '' for a refused unit that would be built here, since no build makes it."""
+        return "" if (self.action, self.candidate.built_at) == ("refused", HERE) else self.candidate.built_at
+
     def to_json(self) -> Json:
         """Its part of `enginesmith plan --json`; without a graph, it has no build key and no request."""
         request = self.unit.request if self.unit else None
         return {
             "target": self.candidate.target.name,
             "backend": self.candidate.backend.name,
-            **{name: getattr(self.candidate, name) for name in ("precision", "built_at", "opens_in", "absence")},
-            **{name: getattr(self, name) for name in ("action", "reason", "required", "proven_again")},
+            **{name: getattr(self.candidate, name) for name in ("precision", "opens_in", "absence")},
+            **{name: getattr(self, name) for name in ("action", "reason", "required", "proven_again", "built_at")},
             "build_key": request and request.key,
             "request": request and encode(request),
         }

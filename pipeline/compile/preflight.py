@@ -187,11 +187,13 @@ def _wrong_samples(
 # which the export alone needs, would take memory in every other step.
 
 PRELOADED = (
+    "blake3",
     "builders.onnx_graphs.structure",
     "builders.onnx_graphs.weights",
     "builders.reference",
     "numpy",
     "onnx.numpy_helper",
+    "onnx.reference.ops",
     "onnx.shape_inference",
     "pipeline.compile.steps.attributions",
     "pipeline.compile.steps.calibration",
@@ -202,6 +204,7 @@ PRELOADED = (
     "pipeline.compile.steps.proofs",
     "pipeline.quantization.insertion_points",
     "pipeline.quantization.record",
+    "pipeline.quantization.search.trial",
     "pipeline.quantization.schemes.write",
     "pipeline.quantization.statistics.observe",
     "pipeline.sources.onnx_model",

@@ -106,20 +106,19 @@ class FoundDim:
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A model as it was found.
+    """Facts about a model, for the draft of its spec.
 
-    name: for the registry.  source: the spec's `source`, with paths as they will stand in the spec.
-    inputs, outputs: in the model's order; a name of a dim is one that a spec can have.
-    precisions: that make sense, with the reason for each.  notes: on the whole model, each one line of a comment.
-    unknown: inputs of which nothing says what they are, and why; a person has to fill them in.
-    left_out: outputs of the model that no spec can have, and why; `outputs` are the others.
-    metric: the task metric that it most likely wants, as a spec has it; empty where nothing is evident.
-    states: inputs that seem to take what an output gave in the call before.
-    targets: what it is served on, as a spec names it; 'cpu' where nothing says so.
-    refused: why it does not take the requests that were given, as far as that was tried.
-    serve: what opens its engines, as a spec names it.  triton: the spec's section of that name.  version: of the spec.
-    deciding: scalar inputs that decide which branch of an If runs.
-    """
+    name: for the registry.  source: the spec's `source`, with the paths that the spec will have.
+    inputs, outputs: in the model's order, with names of dims that a spec accepts.
+    precisions: (suitable precision, reason).  notes: on the whole model, each one line of a comment.
+    unknown: input whose meaning is unknown -> why; a person has to describe it.
+    left_out: output of the model that a spec cannot have -> why; `outputs` are the others.
+    metric: the likeliest task metric, in the spec's form; empty if none is evident.
+    states: inputs that seem to take an output of the previous call.
+    targets: the spec's targets; 'cpu' if nothing else is known.
+    refused: why the model does not accept the given requests, as far as they were tried.
+    serve, triton: the spec's values of that name.  version: of the spec.
+    deciding: scalar inputs that decide which branch of an If runs."""
 
     name: str
     source: Mapping[str, object]
@@ -266,12 +265,11 @@ _WORD = re.compile(rf"(?:^|(?<=[^A-Za-z0-9]))(?:{_WAYS})(?=$|[^A-Za-z0-9])", re.
 def find_states(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], sources: Mapping[str, str] = MappingProxyType({})
 ) -> tuple[State, ...]:
-    """Pairs of inputs and outputs that differ in such words alone and have one dtype and shapes that can be equal; they
-    begin with zeros. None where a pair is not the only one of its name, or where every input would be a state.
+    """States, which begin with zeros: pairs of an input and an output with different names of the same `stem_of`, the
+    same dtype and shapes that can be equal. An ambiguous name gives none; () if every input would be a state.
 
-    A mask (bool) is none, nor is an input that the model hands on as it is: it would stay as it began. sources: by
-    output, the input that it is (`find_source`), where it is one.
-    """
+    A bool input (a mask) is no state, nor is an input that the model returns unchanged: it would keep its first value.
+    sources: output -> the input that it is (`find_source`), if it is one."""
     states = []
     for input_spec in inputs:
         namesakes = [spec for spec in outputs if stem_of(spec.name) == stem_of(input_spec.name)]

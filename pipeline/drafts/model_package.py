@@ -85,7 +85,7 @@ def look_at_package(package: Path, folder: Path) -> FoundModel:
     if not sources:
         raise InputError(
             f"{package}: its variants ({join_first([variant.name for variant in models], 5) or 'none'}) are compiled "
-            "for their devices; give the ONNX file that they were made of"
+            "for their devices; give the ONNX file that they were compiled from"
         )
     chosen_variant = min(sources, key=lambda variant: variant.provider not in ("", _CPU))
     model_facts = look_at_onnx(chosen_variant.path, str(chosen_variant.path.resolve().relative_to(folder.resolve())))

@@ -1,5 +1,7 @@
 """The draft of a spec from an ONNX model or Triton's config.pbtxt."""
 
+import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -46,7 +48,8 @@ _TREES = frozenset({"TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegre
 # A model of more bytes is not copied to count its multiplications.
 _LARGEST_COUNTED = 1 << 28
 # Names of files and folders that say nothing of the model: `bert/onnx/model.onnx`.
-_COMMON = frozenset({"model", "model_quantized", "onnx", "models", "export", "1"})
+_COMMON = re.compile(r"(?i)(models?|model_quantized|onnx|export|te?mp|var|downloads|desktop|home|users|root)?")
+_VERSION = re.compile(r"(?i)(v|version)?[-_.]?\d[\d._-]*")
 
 
 def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = MappingProxyType({})) -> FoundModel:
@@ -151,9 +154,11 @@ def _sources(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def _name(path: Path) -> str:
-    """The file's name, or that of the nearest folder around it that says what the model is."""
-    names = [path.stem, *(folder.name for folder in path.resolve().parents if folder.name)]
-    return model_name(next((name for name in names if name.lower() not in _COMMON), path.stem))
+    """The file's name or, if that is common, the name of the nearest folder that is not common, a version or a home."""
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - `Path.home` raises for a user without one
+    folders = [folder for folder in path.resolve().parents if folder not in (home, *home.parents)]
+    names = [folder.name for folder in folders if not (folder.match("/home/*") or _VERSION.fullmatch(folder.name))]
+    return model_name(next((name for name in (path.stem, *names) if not _COMMON.fullmatch(name)), path.stem))
 
 
 def _find_left_out(model: onnx.ModelProto) -> dict[str, str]:
@@ -173,8 +178,8 @@ def _read_input(value: onnx.ValueInfoProto, sizes: Mapping[tuple[str, int], int]
     spec = TensorSpec(value.name, dtype_name(value), (FILL_IN,)) if _is_unranked(value) else spec_of(value, "input")
     if spec.dtype not in INPUT_DTYPES:
         raise ModelError(
-            f"input {spec.name!r} is {spec.dtype}; inputs are {', '.join(INPUT_DTYPES)}: export the model with one of "
-            "these, and a cast behind it"
+            f"input {spec.name!r} is {spec.dtype}; inputs can be {', '.join(INPUT_DTYPES)}: export the model with one "
+            "of these, and a cast behind it"
         )
     if any(isinstance(dim, int) and not 0 < dim < LARGEST_SIZE for dim in spec.shape):
         problem = "always empty" if 0 in spec.shape else "larger than any engine takes"
@@ -262,12 +267,12 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
     try:
         config_message = parse(config.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise InputError(f"{config} is no protobuf text: {error}") from error
+        raise InputError(f"{config} is not protobuf text: {error}") from error
     platform = config_message.text("backend") or config_message.text("platform") or "onnxruntime"
     if not platform.startswith("onnxruntime"):
         remedy = "the ONNX files of its steps, in their order" if platform == "ensemble" else "the model"
         raise InputError(
-            f"{config} is of the platform {platform!r}; configurations of onnxruntime are read: name {remedy}"
+            f"{config} is of the platform {platform!r}; only configurations of onnxruntime are read: name {remedy}"
         )
     name = config_message.text("default_model_filename") or "model.onnx"
     version_numbers = config_message.message("version_policy").message("specific").numbers("versions")
@@ -278,7 +283,7 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
     if model is None:
         raise InputError(f"{config}: no {name} beside it, nor in a folder of a version; put it there")
     model_facts = look_at_onnx(model, str(model.resolve().relative_to(folder.resolve())))
-    misfit_texts = (*_find_unfit(model_facts, config_message), *_find_dropped(config_message))
+    misfit_texts = (*_find_unfit(model_facts, config_message), *_find_dropped(config_message, model))
     notes = (
         *model_facts.notes,
         f"{config.name}: max_batch_size {config_message.text('max_batch_size') or '0'}",
@@ -311,7 +316,12 @@ _KEPT: Mapping[str, str] = {
 }
 
 
-def _find_dropped(config: ProtoMessage) -> Iterator[str]:
+def _find_dropped(config: ProtoMessage, model: Path) -> Iterator[str]:
+    policy = config.message("version_policy")
+    kept_counts = policy.message("latest").numbers("num_versions")
+    if (count := max(1, len({*policy.message("specific").numbers("versions")}), *kept_counts)) > 1:
+        path_text = f"{model.parent.name}/{model.name}"
+        yield f"version_policy: serves {count} versions, and a spec builds one: {path_text} is taken"
     for name, field_names in _KEPT.items():
         messages = config.messages(name) if name else [config]
         fields = dict.fromkeys(field for message in messages for field in message.fields)
@@ -333,7 +343,7 @@ def _read_serving(config: ProtoMessage, place: Path, folder: Path) -> dict[str, 
     label_paths = {name: (place / file).resolve() for name, file in label_files.items() if file}
     for name, path in label_paths.items():
         if not (path.is_file() and path.is_relative_to(folder.resolve())):
-            raise InputError(f"output {name!r} has the label file {label_files[name]!r}, which is no file in {folder}")
+            raise InputError(f"output {name!r} has the label file {label_files[name]!r}, not a file in {folder}")
     if label_paths:
         serving["labels"] = {name: str(path.relative_to(folder.resolve())) for name, path in label_paths.items()}
     return serving

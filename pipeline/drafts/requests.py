@@ -85,12 +85,12 @@ def _read_json(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
     try:
         document = parsing.load_json(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
-        raise DataError(f"{path} is no JSON ({error}); {remedy}") from error
-    for entry_number, request in enumerate(document if isinstance(document, list) else [document]):
+        raise DataError(f"{path} is not JSON ({error}); {remedy}") from error
+    for index, request in enumerate(document if isinstance(document, list) else [document]):
         tensors = request.get("inputs", request) if isinstance(request, dict) else None
         if not isinstance(tensors, dict):
-            raise DataError(f"{path}: entry {entry_number} is no object of inputs by name; give a list of such objects")
-        yield _as_arrays(tensors, inputs, f"{path}: entry {entry_number}")
+            raise DataError(f"{path}: entry {index} is not an object of inputs by name; give a list of such objects")
+        yield _as_arrays(tensors, inputs, f"{path}: entry {index}")
 
 
 def _as_arrays(values: Mapping[str, object], inputs: Sequence[TensorSpec], place: str) -> Tensors:
@@ -114,7 +114,7 @@ def _read_images(
     from PIL import Image, ImageOps
 
     if len(inputs) != 1 or len(inputs[0].shape) not in (3, 4):
-        raise DataError(f"a folder of images suits a model with one input of an image; this has {len(inputs)} inputs")
+        raise DataError(f"a folder of images needs a model whose one input is an image; this has {len(inputs)} inputs")
     spec = inputs[0]
     shape = spec.at({dim.name: dim.opt for dim in dims})[-3:]
     channels_last = shape[-1] in (1, 3) and shape[0] not in (1, 3)
@@ -127,7 +127,7 @@ def _read_images(
             with Image.open(file) as source_image:
                 image = source_image.convert("L" if channels == 1 else "RGB")
         except image_errors as error:
-            raise DataError(f"{file} is no image that can be read ({error}); remove or repair it") from error
+            raise DataError(f"{file} is not an image that can be read ({error}); remove or repair it") from error
         pixels = np.asarray(ImageOps.fit(image, (width, height), Image.Resampling.BILINEAR))
         pixels = _scale(pixels[..., None] if pixels.ndim == 2 else pixels, scaling)
         array = (pixels if channels_last else pixels.transpose(2, 0, 1)).astype(spec.dtype)
@@ -295,11 +295,10 @@ _Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class SplitRequests:
-    """Requests for calibration and for golden data; none is in both. left_out: why some are in neither, for people.
+    """Requests for calibration and for golden data; none is in both. left_out: notes on those in neither or changed.
 
-    sizes: of each named dim, in all of them.  ranges: the least and the greatest, with those that are left out.
-    scalars: inputs without axes, floats apart, and the one value that they have in every request, left out or not.
-    """
+    sizes: named dim -> its size in all chosen requests.  ranges: named dim -> least and greatest size in all requests.
+    scalars: input without axes, not a float -> its value, if that is the same in all requests."""
 
     calibration: tuple[Tensors, ...]
     golden: tuple[Tensors, ...]
@@ -337,7 +336,7 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
         usual_count = len(groups[usual_shapes])
     if usual_count < 2:
         request_text = f"{pluralize(count, 'request')}, {usual_count} of equal sizes that differ"
-        raise DataError(f"{path} holds {request_text}; two are the least: give a list or a folder of them")
+        raise DataError(f"{path} holds {request_text}; at least two are needed: give a list or a folder of them")
     usual_requests = [request for _, request in sorted(groups[usual_shapes].items(), key=lambda pair: pair[0])]
     golden_count = max(1, min(MOST_GOLDEN, int(usual_count * SHARE)))
     calibration = usual_requests[golden_count : golden_count + MOST_CALIBRATION]
@@ -348,9 +347,7 @@ def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim]
         f"of other sizes than {usual_text}": counts.total() - counts[usual_shapes] - fitted_count,
         f"beyond {MOST_CALIBRATION} for calibration": usual_count - golden_count - len(calibration),
     }
-    notes = [
-        f"{pluralize(dropped, 'request')} left out: {reason}" for reason, dropped in drop_counts.items() if dropped
-    ]
+    notes = [f"{pluralize(number, 'request')} left out: {reason}" for reason, number in drop_counts.items() if number]
     if fitted_count:
         notes.append(f"{pluralize(fitted_count, 'request')} cut or repeated to {usual_text}: few have equal sizes")
     if count == MOST_READ and next(samples, None) is not None:

@@ -82,7 +82,7 @@ def _tensors(facts: FoundModel) -> Iterator[str]:
         yield f"# outputs: [{', '.join(map(quote, facts.outputs))}]   # the model's own; or other names, in this order"
     if facts.states:
         yield ""
-        yield "state:                        # taken from the call before, and not from data: remove what is no state"
+        yield "state:                        # taken from the call before, not from data: remove what is not a state"
         for state in facts.states:
             yield f"  {quote(state.input)}: {{output: {quote(state.output)}, initial: 0}}"
     if facts.dims:
@@ -153,8 +153,8 @@ def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
 
 
 def find_unconnected(graphs: Sequence[FoundGraph]) -> dict[str, bool]:
-    """The graphs of which nothing shows what they take from others, or give to them, by key: whether nothing can, as no
-    type and shape fit, so that they stand side by side with the others."""
+    """Key of each graph without a known connection -> whether none is possible, since no output or input of it fits
+    another graph's by type and shape."""
     sources = {connection.key: connection.source for connection in find_connections(graphs) if connection.source}
     connected_keys = {text.partition(".")[0] for pair in sources.items() for text in pair}
     fitting_keys = {
@@ -276,8 +276,8 @@ def _sections_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: 
     yield f"model: {quote(ensemble_name)}"
     yield "graphs:                       # in the order of the data flow"
     yield from (f"  {graph.key}: {quote(files[graph.key])}" for graph in graphs)
-    unconnected = find_unconnected(graphs)
-    has_lines = bool(connections) or not all(unconnected.values())
+    loose_graphs = find_unconnected(graphs)
+    has_lines = bool(connections) or not all(loose_graphs.values())
     yield f"connections:{'   ' if has_lines else ' {}'}               # GRAPH.INPUT: what gives it"
     for connection in connections:
         if connection.source is None:
@@ -286,10 +286,10 @@ def _sections_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: 
             yield f"  {quote(connection.key)}: {quote(connection.source)}   # {connection.why}"
     sources = {connection.key: connection.source for connection in connections if connection.source}
     for graph in graphs:
-        if not unconnected.get(graph.key, True):
+        if not loose_graphs.get(graph.key, True):
             yield f"  # {FILL_IN}: nothing shows what connects {graph.key}; it takes {_list(graph.model.inputs)}"
             yield f"  #   and gives {_list(graph.gives)}"
-    if any(unconnected.values()):
+    if any(loose_graphs.values()):
         inner = {
             *sources.values(),
             *(f"{graph.key}.{state.output}" for graph in graphs for state in graph.model.states),

@@ -201,8 +201,8 @@ class Hours:
 def total(forecasts: Iterable[Expectation | None]) -> Hours:
     """The sum of predictions; None is a unit without one."""
     items = list(forecasts)
-    known = [forecast.seconds for forecast in items if forecast is not None and forecast.seconds is not None]
-    return Hours(sum(known) / 3600, len(known), len(items) - len(known))
+    seconds = [forecast.seconds for forecast in items if forecast is not None and forecast.seconds is not None]
+    return Hours(sum(seconds) / 3600, len(seconds), len(items) - len(seconds))
 
 
 @dataclass(frozen=True)

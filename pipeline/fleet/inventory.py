@@ -126,7 +126,7 @@ class Written(Closed):
             return capability, listed_product, self.product or "unknown"
         targets = parse_targets(self.product)
         if len(targets) > 1:
-            raise UnknownNameError(f"product {self.product!r} is several; give the capability, too")
+            raise UnknownNameError(f"product {self.product!r} stands for several; give the capability, too")
         return targets[0].compute_capability, targets[0].product, self.product
 
 
@@ -151,7 +151,7 @@ def read_inventory(path: Path) -> Fleet:
     if text.lstrip().startswith("{") and (nodes := _nodes(text, name)) is not None:
         return fleet_of_nodes(nodes, name)
     if len(text) > LARGEST_YAML_BYTES:
-        raise InputError(f"{name}: has {len(text)} characters and is no JSON of `kubectl get nodes -o json`")
+        raise InputError(f"{name}: has {len(text)} characters and is not the JSON of `kubectl get nodes -o json`")
     if re.search(r"^kind: *(List|NodeList)\b", text, re.MULTILINE):
         raise InputError(f"{name}: is a list of nodes as YAML; use `kubectl get nodes -o json`")
     document, _ = parse_document(Path(name), text, KIND)
@@ -201,7 +201,7 @@ def _nodes(text: str, name: str) -> list[Mapping[str, object]] | None:
     if not isinstance(items, list) or any(
         not isinstance(node, dict) or node.get("kind", "Node") != "Node" for node in items
     ):
-        raise InputError(f"{name}: is JSON without groups, and no list of nodes; {KIND.help}")
+        raise InputError(f"{name}: is JSON without groups, and not a list of nodes; {KIND.help}")
     return items
 
 
@@ -259,7 +259,7 @@ def read_cluster(access: Access) -> Fleet:
     except ValueError as error:
         raise UnavailableError(f"{host}: its answer is not JSON ({error}); is it a Kubernetes API?") from error
     if not isinstance(document, dict) or not isinstance(document.get("items"), list):
-        raise UnavailableError(f"{host}: its answer is no list of nodes; is it a Kubernetes API?")
+        raise UnavailableError(f"{host}: its answer is not a list of nodes; is it a Kubernetes API?")
     return fleet_of_nodes(document["items"], host)
 
 

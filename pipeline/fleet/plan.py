@@ -132,5 +132,5 @@ def parse_nodes(text: str) -> tuple[Target, int]:
         raise InputError(f"{text[:80]!r} is not PRODUCT=NODES, as in b200=16")
     targets = parse_targets(name)
     if len(targets) > 1:
-        raise InputError(f"{name!r} is several: {', '.join(target.name for target in targets)}; name one")
+        raise InputError(f"{name!r} stands for several: {', '.join(target.name for target in targets)}; name one")
     return targets[0], int(count)

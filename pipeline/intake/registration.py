@@ -55,14 +55,14 @@ def bundle_of(spec: Spec, digest: Callable[[Path], str] = digest_of_file, most_b
     files = dict(sorted(named_files(spec)))
     if len(files) > MOST_FILES:
         raise InputError(
-            f"{spec.path}: names {len(files)} files; a bundle holds {MOST_FILES} at most: store many samples in one "
+            f"{spec.path}: names {len(files)} files; a bundle holds at most {MOST_FILES}: store many samples in one "
             "file (.npz or safetensors)"
         )
     with reachable(f"reading the files of {spec.path}"):
         size = sum(path.stat().st_size for path in files.values())
         if size > most_bytes:
             raise InputError(
-                f"{spec.path}: its files have {size} bytes together; a bundle holds {most_bytes} at most: keep fewer "
+                f"{spec.path}: its files have {size} bytes together; a bundle holds at most {most_bytes}: keep fewer "
                 "samples, or build it by its path on a machine that sees it"
             )
         return SpecBundle(spec.model, spec.path.resolve().name, {name: digest(path) for name, path in files.items()})
@@ -153,7 +153,9 @@ class FolderPlace:
     def refresh(self) -> None:
         """Raise UnavailableError where the folder is missing."""
         if not self.folder.is_dir():
-            raise UnavailableError(f"{self.folder} is not a folder, or not there; make it, or name another one")
+            raise UnavailableError(
+                f"{self.folder} does not exist or is not a folder; create it, or name another folder"
+            )
 
     def has(self, name: str) -> bool:
         """Whether the folder holds a file. Raises UnavailableError where the folder is missing."""
@@ -207,7 +209,7 @@ class Bucket:
                 try:
                     stream_blob(bucket_at(self.uri), name, file.stream, self.most_bytes)
                 except Declined as error:
-                    raise UnavailableError(f"{self.uri}: {name} went away while it was read; look again") from error
+                    raise UnavailableError(f"{self.uri}: {name} was deleted while it was read; try again") from error
                 file.commit(path)
 
 
@@ -302,7 +304,7 @@ def _open_registered(address: str, registry: str | None) -> Iterator[Found]:
     """A copy of a registered spec's files, each verified. The newest one's address has its digest too, since another
     spec may be the newest tomorrow."""
     if registry is None:
-        raise SpecError([f"{address}: lies in a registry; say in which (--registry, {REGISTRY_VARIABLE})"])
+        raise SpecError([f"{address}: is in a registry; name the registry (--registry, {REGISTRY_VARIABLE})"])
     model, _, digest = address.removeprefix(SCHEME).partition("@")
     store = open_store(registry)
     registration = find(store, check_model(model), check_digest(digest) if digest else None)

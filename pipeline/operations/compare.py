@@ -282,9 +282,9 @@ def compare_alone(lead: EngineFacts, rival: EngineFacts) -> PairedComparison:
 
 
 def recommend(engines: Sequence[EngineFacts], pairs: Sequence[PairedComparison]) -> Recommendation:
-    """The engine to take: the fastest; of those that are as fast the one whose backend builds for most targets of the
-    fleet, then the one with the highest SQNR where all have one (outputs of ids have none), else the first of them.
-    pairs: of one engine, `first` in all of them, with each of the others."""
+    """The recommended engine: the fastest; of equally fast ones, the one whose backend builds for most targets of the
+    fleet, then the one with the highest SQNR if all have one (outputs of ids have none), else the first.
+    pairs: of one engine, `first` in all of them, with each other engine."""
     candidates = {engine.unit: engine for engine in engines if engine.runs}
     if not candidates:
         return Recommendation(None, _why_nothing(engines))

@@ -135,7 +135,7 @@ class PublishedModel:
     manifest: Manifest
     spec: ModelSpec
 
-    def validate(self, entry: EngineEntry, context: RunContext, again: bool = True) -> Validated:
+    def validate(self, entry: EngineEntry, context: RunContext, again: bool) -> Validated:
         """The verdict on an engine, run here where it can be. again: as of `validate`."""
         manifest = self.manifest
         if reason := why_not_here(entry):
@@ -184,7 +184,7 @@ class PublishedEnsemble:
     manifest: Manifest
     built: BuiltEnsemble
 
-    def validate(self, entry: EngineEntry, context: RunContext, again: bool = True) -> Validated:
+    def validate(self, entry: EngineEntry, context: RunContext, again: bool) -> Validated:
         """The verdict on an engine, run here where it can be, after those of its graphs. again: as of `validate`."""
         if not again and entry.status != "unproven":
             return Validated.of(self.manifest, entry)
@@ -285,7 +285,7 @@ def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemb
         spec = EnsembleSpec.model_validate({**manifest.spec, "graphs": graph_files})
         digest = manifest.sources[GOLDEN]
     except (ValidationError, KeyError) as error:
-        raise IntegrityError(f"{manifest.reference} is no whole ensemble: {error}; build it") from error
+        raise IntegrityError(f"{manifest.reference} is not a whole ensemble: {error}; build it") from error
     manifests = {graph.name: load_pinned(store, graph) for graph in manifest.graphs}
     ensemble = LoadedEnsemble(spec, {name: spec_of(pinned_manifest) for name, pinned_manifest in manifests.items()})
     chain = {function.name: ChainedGraph.of_function(function) for function in functions_of(manifest)}

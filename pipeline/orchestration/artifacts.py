@@ -17,7 +17,7 @@ def api_problem(error: Exception, url: str | None) -> str | None:
         return f"Prefect: {url} refuses the credentials ({status}); {remedy}"
     # A page of its UI, or of something else, is no JSON.
     if status in (404, 405) or isinstance(error, ValueError):
-        return f"Prefect: {url} is no Prefect API; its URL ends in /api: correct PREFECT_API_URL"
+        return f"Prefect: {url} is not a Prefect API; the URL of an API ends in /api: correct PREFECT_API_URL"
     return None
 
 

@@ -129,9 +129,9 @@ def send_event(event: str, model: str, payload: Mapping[str, object]) -> SentEve
 
 # Watching a place for specs: one whose content is new is registered, and its event is sent to Prefect once.
 #
-# Each look gathers the specs of the place with the digests of their files. The registry has which events were sent, by
+# Each poll gathers the specs of the place with the digests of their files. The registry has which events were sent, by
 # this watcher or an earlier one. An event that was not, because the watcher was killed or the server was down, is sent
-# at the next look.
+# at the next poll.
 
 # Of a file: size in bytes, time of its last change in ns, inode.
 Stamp = tuple[int, int, int]
@@ -149,14 +149,14 @@ class WatchedSpec:
 
 @contextmanager
 def watch_place(store: Store, name: str, say: Callable[[WatchedSpec], object]) -> Iterator["Watch"]:
-    """What looks at the place of this name. say: called for each spec that is registered or cannot be read, once for
+    """A watcher of the place of this name. say: called for each spec that is registered or cannot be read, once for
     each reason. Raises InputError as `place_at`."""
     with place_at(name) as specs_place:
         yield Watch(store, specs_place, name, say)
 
 
 class Watch:
-    """Looks at a place, as `watch_place` opens it."""
+    """Polls a place, as `watch_place` opens it."""
 
     def __init__(self, store: Store, place: Place, name: str, say: Callable[[WatchedSpec], object]) -> None:
         self._store, self._place, self._name, self._say = store, place, name, say
@@ -166,7 +166,7 @@ class Watch:
         self._taken: dict[Path, str] = {}
 
     def run(self, interval_s: float, stop: threading.Event) -> None:
-        """Look until `stop` is set. Where something is out of reach, say so once and look again."""
+        """Poll until `stop` is set. If something is unreachable, report it once and poll again."""
         while not stop.is_set():
             try:
                 self.look()
@@ -176,7 +176,7 @@ class Watch:
             stop.wait(interval_s)
 
     def look(self, *, stable_only: bool = True) -> None:
-        """Look once. stable_only: take a spec only when its files are as they were at the look before.
+        """Poll once. stable_only: take a spec only when its files are as they were at the previous poll.
 
         Raises UnavailableError when the place, the registry or the Prefect server is out of reach.
         """

@@ -188,7 +188,7 @@ def attribute_of(node: NodeProto, name: str, default: T) -> T:
 
 
 def unused_name(name: str, used_names: set[str]) -> str:
-    """The name, with as many underscores behind it as it takes to be none of `used_names`, to which it is added."""
+    """The name, with underscores appended until it is not in `used_names`; it is then added to `used_names`."""
     while name in used_names:
         name += "_"
     used_names.add(name)

@@ -23,7 +23,8 @@ def describe_share(share: float, precision: str) -> str:
 
 
 def refuse_share(share: float | None, precision: str, why: str = "") -> str | None:
-    """Why a graph of this share is none of its precision; None where it is. why: what is left in float, and why."""
+    """Why a graph with this share of multiplications in `precision` is refused; None if it is at least `LEAST_SHARE`,
+    or if the share is None. why: which nodes are left in float, and why."""
     if share is None or share >= LEAST_SHARE:
         return None
     reason_text, tenths = f"; {why}" if why else "", math.floor(1000 * share)  # rounded down: 9.99 % is less than 10 %
@@ -32,7 +33,7 @@ def refuse_share(share: float | None, precision: str, why: str = "") -> str | No
 
 
 def _explain_idle(lines: Sequence[str]) -> str:
-    """The head of a graph's notes, with the two reasons that most nodes have not to be in its precision, each once."""
+    """The head of a graph's notes, with the two most frequent reasons why nodes are not in its precision."""
     lines_by_reason = defaultdict[str, list[str]](list)
     for line in lines[1:]:
         if line.startswith(_LEFT):
@@ -102,7 +103,7 @@ class QuantizationNotes:
         return None if self.quantized or self.passed_through else self.explain()
 
     def explain(self) -> str:
-        """How many nodes compute in the precision, and the two reasons that most of the others have not to."""
+        """How many nodes compute in the precision, and the two most frequent reasons why others do not."""
         return _explain_idle(self.lines())
 
     def lines(self) -> tuple[str, ...]:
@@ -189,7 +190,7 @@ class Ranges:
             for low, high in filter(None, (entry.range, entry.seen)):
                 if not (math.isfinite(low) and math.isfinite(high) and low <= high):
                     raise DataError(
-                        f"ranges: tensor {name!r} has the range [{low}, {high}]; it must be finite and rising"
+                        f"ranges: tensor {name!r} has the range [{low}, {high}]; give finite ends, the lower first"
                     )
         tensors = {name: entry.range for name, entry in document.tensors.items()}
         sources = {

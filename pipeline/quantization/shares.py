@@ -157,7 +157,7 @@ class _Scope:
         return 0.0 if product_count is None else product_count * self.scale or math.prod(dims)
 
     def _count_recurrent(self, node: NodeProto) -> float:
-        """Each step of each sequence is multiplied by both weights."""
+        """The number of multiplications: both weights, in each step of each sequence."""
         weight_shapes = [self.shapes[name] for name in node.input[1:3] if name in self.fixed]
         width = weight_shapes[0][1 if node.op_type == "DynamicQuantizeLSTM" else -1] if weight_shapes else 0
         value_count = self._values(node.input[0])

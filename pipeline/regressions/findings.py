@@ -132,12 +132,12 @@ class EnginePair:
 
 @dataclass(frozen=True)
 class RegressionCheck:
-    """What a check found. spec: its address.  against: the served version as in 'digits@3', None where there is none.
+    """The result of a check. spec: its address.  against: the served version, such as 'digits@3'; None without one.
 
-    channel: through which it was found.  statuses: of the units of the new spec.
-    model: its name.  machine: this one.  created_at: ISO 8601, UTC.  slower: the slowdown that counts, as a share.
-    seconds: of timing.  pairs: the compared engines.  findings: what is wrong.  passed: whether none is an error.
-    """
+    channel: through which that version was found; None without one.  statuses: unit of the new spec -> status.  model:
+    its name.  machine: the one that ran the check.  created_at: ISO 8601, UTC.  slower: the slowdown that counts, as a
+    share.  seconds: of timing.  pairs: the compared engines.  findings: what was found.  passed: whether no finding is
+    an error."""
 
     model: str
     spec: str
@@ -176,8 +176,6 @@ class RegressionCheck:
             return f"{self.model}: not checked, {count} mistake{'s' if count > 1 else ''}"
         return f"{self.model}: {count} regression{'s' if count > 1 else ''} {baseline_text}"
 
-
-# The served version that a check compares with, its engines that run here, and their bytes.
 
 # The reference of a first version, which is compared with nothing.
 NONE = "none"

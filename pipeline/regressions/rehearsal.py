@@ -14,9 +14,9 @@ from typing import Any, Literal, TextIO
 from builders.backends import discovery
 from builders.backends.discovery import open_engine, toolchain_of
 from builders.execution.environments import make_environment, plain_name
+from builders.execution.fork_client import keep_fork_server
 from builders.execution.jobs import Executor, Job, Needs, ProcessLimits, Request, WorkerContext
 from builders.execution.local import LocalExecutor, workdir
-from builders.execution.process import spawn
 from enginesmith.core.codec import encode
 from enginesmith.core.errors import (
     EnginesmithError,
@@ -39,6 +39,7 @@ from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.channel_state import Channel, read_channel
 from pipeline.compile.ensembles.proof import ProveEnsemble, prove
 from pipeline.compile.ensembles.publication import EnsembleUnit
+from pipeline.compile.preflight import PRELOADED
 from pipeline.compile.run_context import RunContext, stops_run, versions
 from pipeline.compile.steps.blobs import fetch_engine, fetch_graph, golden_set, open_reference, runnable
 from pipeline.compile.steps.engines import BuildEngine, gpu_labels, recall_engine
@@ -128,11 +129,10 @@ class TimeBlocks:
 
 @dataclass(frozen=True)
 class Upgrade:
-    """What is tried. pins: new versions by package.  python: an interpreter that has them, on each machine that runs
-    engines; None: this one where it has them, else that of an environment which pip makes.
+    """An upgrade to try. pins: package -> new version.  python: path of an interpreter with them, on each machine that
+    runs engines; None: this interpreter if it has them, else one in an environment that pip makes.
 
-    seconds: of timing each unit.  slower: as of `CheckOptions`.
-    """
+    seconds: time for measuring each unit.  slower: as in `CheckOptions`."""
 
     pins: Mapping[str, str]
     python: str | None = None
@@ -151,10 +151,9 @@ class Upgrade:
 
 
 def list_served(store: Store, upgrade: Upgrade, references: Sequence[str] = ()) -> list[Served]:
-    """The versions of these references, else all that nodes get through channels and their rollouts and that the
-    upgrade changes, with the channels.
-
-    Raises InputError where there is none, and as `lookup.locate` and `lookup.load`."""
+    """(manifest, channels that serve it) of the versions of `references` with an engine built with the packages;
+    without references, of all versions that nodes get through channels and their rollouts and that the upgrade changes.
+    Raises InputError if there is none, and as `lookup.locate` and `lookup.load` do."""
     stated_manifests = [lookup.locate(store, parse_reference(text)).manifest for text in references]
     channels: dict[tuple[str, str], tuple[Channel, ...]] = {}
     for model in lookup.models(store):
@@ -192,17 +191,15 @@ class Rehearser:
     results: dict[tuple[str, str], UnitRehearsal] = field(default_factory=dict)
 
     def open(self, side: Side, pins: Mapping[str, str]) -> tuple[str, Executor]:
-        """The interpreter that has these versions, in words, and what runs jobs in it; one of each side, since both
-        sides are timed at once.
-
-        Raises InputError where there is none, UnavailableError with pip's reason."""
+        """The path of an interpreter with these package versions, and an executor of jobs in it; one for each side,
+        since both sides are timed at once. Raises InputError if there is none, UnavailableError with pip's reason."""
         key = side, tuple(sorted(pins.items()))
         if key not in self.executors:
             python = self._find_python(pins) if side == "old" or not self.upgrade.python else Path(self.upgrade.python)
             if not python.is_file():
                 raise InputError(f"--python {python}: there is no such file on {socket.gethostname()}")
-            start = spawn if python == Path(sys.executable) else partial(spawn, python=python.absolute())
-            self.executors[key] = str(python), LocalExecutor(start=start)
+            other = None if python == Path(sys.executable) else python.absolute()
+            self.executors[key] = str(python), LocalExecutor(start=keep_fork_server((*PRELOADED, __name__), other))
         return self.executors[key]
 
     def _find_python(self, pins: Mapping[str, str]) -> Path:
@@ -247,7 +244,7 @@ class Rehearser:
         return replace(result, verdict=verdict, why=why)
 
     def without_run(self, manifest: Manifest, entry: EngineEntry, new: Trial, obstacle: str) -> UnitRehearsal:
-        """A unit that this machine cannot run: as another one has measured the same engine, else unknown."""
+        """A unit that this machine cannot build or run: as another one has measured the same engine, else unknown."""
         result = self.recall(manifest, entry, None)
         if result and new.digest in (None, result.new.digest):
             return result
@@ -372,6 +369,8 @@ class _Unit:
         try:
             record = recall_engine(request, context) or self._run("new", "build", BuildEngine(request))
         except EnginesmithError as error:
+            if isinstance(error, StepError) and error.kind == "no-node":
+                return self.rehearser.without_run(self.manifest, entry, new, f"not built here: {_reason(error)}")
             new = replace(new, status="failed", reason=_reason(error))
             return result(old, new, "stays", f"it cannot be built: {new.reason}", machine=machine())
         new = replace(new, digest=record.digest)
@@ -421,7 +420,7 @@ class _Unit:
         except StepError as error:
             reason = _reason(error)
             line = (error.log.strip() or reason).splitlines()[-1]
-            raise InputError(f"{python} runs no jobs: {line}; install enginesmith there") from error
+            raise InputError(f"{python} cannot run jobs: {line}; install enginesmith there") from error
         versions_by_name = {plain_name(name): version for name, version in toolchains[request_key]}
         for name in self.rehearser.upgrade.old_pins(self.entry):
             if versions_by_name.get(name) != pins[name]:

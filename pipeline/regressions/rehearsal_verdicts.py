@@ -38,10 +38,8 @@ _REFUSALS = (InputError, ConflictError, IntegrityError)
 class Trial:
     """An engine of a unit on this machine. status, reason: of its proof here, or why there is none.
 
-    report: digest of the report on that proof, a blob.
-    sqnr_db: of the engine against its graph, as the toolchain in service runs that.  metrics: task metrics by name.
-    median_s: at the opt sizes, from interleaved runs.
-    """
+    report: digest of the proof's report, a blob.  sqnr_db: of the engine against its graph, which the toolchain in
+    service runs.  metrics: task metrics by name.  median_s: at the opt sizes, from interleaved runs."""
 
     toolchain: Mapping[str, str]
     status: str
@@ -211,7 +209,7 @@ def _bring(old: Manifest, new: Manifest, name: str, reason: str, store: Store) -
     `promote` do."""
     live, plan = read_channel(store, new.model, name), policies.of_channel(store, new.model, name).rollout
     if live is None or not {old.digest, new.digest} & live.served.keys():
-        raise ConflictError(f"{new.model}:{name} serves {live.version if live else 'nothing'} by now; rehearse that")
+        raise ConflictError(f"{new.model}:{name} now serves {live.version if live else 'nothing'}; rehearse again")
     if new.digest in live.served:
         return live.manifest != new.digest
     if end := _end_of(new, live, store):
@@ -268,7 +266,7 @@ def _renew_whole(
 
 
 def recall_trial(entry: EngineEntry, trial: Trial, context: RunContext) -> Recorded | None:
-    """The engine of a trial as it is on record; None where it is gone, or another one took its place."""
+    """The record of a trial's engine; None if the engine is lost, or another one has taken its place."""
     request = replace(make_request(entry), toolchain=tuple(sorted(trial.toolchain.items())))
     record = recall_engine(request, context)
     return record if record and record.digest == trial.digest else None
@@ -278,7 +276,7 @@ def renew(entry: EngineEntry, trial: Trial, context: RunContext) -> RenewedEngin
     """A unit with the engine of a trial. Raises IntegrityError where that is gone from the registry."""
     record = recall_trial(entry, trial, context)
     if record is None:
-        raise IntegrityError(f"{entry.unit}: its new engine is not in {context.store.uri} any more; rehearse again")
+        raise IntegrityError(f"{entry.unit}: its new engine is no longer in {context.store.uri}; rehearse again")
     new_entry = replace(
         entry,
         toolchain=dict(sorted(trial.toolchain.items())),
@@ -296,7 +294,7 @@ def _approve(entry: EngineEntry, trial: Trial, record: Recorded | None, context:
     """A unit with what was measured of it. Raises IntegrityError where a trial is of another engine."""
     approval = approve(read_report(str(trial.report), context.store))
     if entry.digest != trial.digest or approval is None:
-        raise IntegrityError(f"{entry.unit}: its new engine is not in {context.store.uri} any more; rehearse again")
+        raise IntegrityError(f"{entry.unit}: its new engine is no longer in {context.store.uri}; rehearse again")
     report = approval.report
     entry = replace(entry, status=report.verdict, reason=report.reason, report=report.digest)
     return RenewedEngine(replace(entry, checks=report.counts, sqnr_db=report.sqnr_db), approval, record)

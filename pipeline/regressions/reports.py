@@ -63,8 +63,6 @@ def _case(unit: str, name: str, findings: list[Finding]) -> TestCase:
     return case
 
 
-# A check as rows of tables, and as Markdown for the summary of a run or a comment on a pull request.
-
 COLUMNS = ("engine", "against", "measured", "new", "served", "verdict")
 MARKS = {"error": "regression", "warning": "warning", "note": "note"}
 
@@ -141,8 +139,6 @@ def _plain(text: str) -> str:
         text = text.replace(char, f"\\{char}")
     return " ".join(visible(text).split())
 
-
-# Findings as workflow commands of GitHub Actions.
 
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 

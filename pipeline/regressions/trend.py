@@ -208,7 +208,7 @@ _LEVEL = "the median between changes"
 
 
 def draw_trend(trend: Trend) -> str:
-    """The picture of a series as SVG: of the ratio to the reference where there is one, else of the medians."""
+    """A plot of a series as SVG: of the ratios to the reference if some points have one, else of the medians."""
     value: Value = "relative" if any(point.relative for point in trend.series.points) else "median"
     numbered_points = [
         (i, point, number)

@@ -1,1 +1,1 @@
-"""Brings a version to a channel in waves: start, gates, the controller's look, pause, resume, abort."""
+"""Brings a version to a channel in waves: start, gates, the controller's poll, pause, resume, abort."""

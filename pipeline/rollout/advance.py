@@ -154,7 +154,7 @@ def _canary(rollout: Rollout, verdicts: Sequence[CanaryVerdict]) -> GateResult:
     return GateResult("canary", "wait", f"there is no PASS of {rollout.version} against {rollout.base}")
 
 
-# The controller of rollouts: one look at a channel's rollout, which decides and writes at most one step.
+# The controller of rollouts: one poll of a channel's rollout, which decides and writes at most one step.
 #
 # A step is one write of the channel's state, by compare-and-swap, and that is what nodes read. So several controllers
 # do no harm, and one that is killed anywhere leaves the state before its step or after it.
@@ -164,9 +164,9 @@ CONTROLLER = "controller"
 
 @dataclass(frozen=True)
 class Advance:
-    """What a look did. action: 'waiting', 'raised', 'wave', 'done', 'halted', 'aborted', 'paused', or 'beaten' where
-    another writer was faster. why: in words.  gates, heard: what the look saw.  is_made: whether this look wrote a
-    decision, which no other one did.  rollout: as it is after the look."""
+    """The result of a poll. action: 'waiting', 'raised', 'wave', 'done', 'halted', 'aborted', 'paused', or 'beaten' if
+    another writer was faster. why: in words.  gates, heard: results of gates and reports of nodes at this poll.
+    is_made: whether this poll wrote a decision; no other poll wrote the same one.  rollout: as it is afterwards."""
 
     rollout: Rollout
     action: str
@@ -177,7 +177,7 @@ class Advance:
 
 
 def advance(store: Store, model: str, channel: str, who: str = CONTROLLER) -> Advance | None:
-    """Look at a channel's rollout and make the step that is due, by the store's clock; None where there is none.
+    """Poll a channel's rollout and make the step that is due, by the store's clock; None where there is none.
 
     Raises IntegrityError for a damaged document, UnavailableError where the registry is out of reach; both change
     nothing that nodes follow.
@@ -311,16 +311,16 @@ def passes_of(store: Store, rollout: Rollout) -> list[CanaryPass]:
     ]
 
 
-# Follows rollouts: looks at each again and again, and says what was done. A model that is damaged stops no other.
+# Follows rollouts: polls each repeatedly, and says what was done. A model that is damaged stops no other.
 
 Where = tuple[str, str]
-# Seconds between two looks.
+# Seconds between two polls.
 INTERVAL_S = 15.0
 
 
 @dataclass
 class RolloutFollower:
-    """Looks at the rollouts of `chosen` (model, channel); None: at all that are not finished.
+    """Polls the rollouts of `chosen` (model, channel); None: all that are not finished.
 
     say: called with what is new.  on_step: called with each step that this process made.
     """
@@ -333,7 +333,7 @@ class RolloutFollower:
     failures: dict[Where, str] = field(default_factory=dict)
 
     def look(self) -> bool:
-        """Look at each once; whether one is not finished. Raises UnavailableError where the store does not answer."""
+        """Poll each once; whether one is not finished. Raises UnavailableError where the store does not answer."""
         is_running = False
         for channel_key in self.chosen or running_rollouts(self.store):
             try:
@@ -362,7 +362,7 @@ class RolloutFollower:
             self.say(f"{place[0]}:{place[1]}: {text}")
 
     def run(self, interval_s: float, lasts_s: float | None = None, forever: bool = False) -> None:
-        """Look until nothing is left to do, or so many seconds have passed. forever: wait for what starts later."""
+        """Poll until all are finished, or `lasts_s` seconds have passed. forever: wait for what starts later."""
         end = None if lasts_s is None else monotonic() + lasts_s
         while True:
             try:

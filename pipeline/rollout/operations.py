@@ -77,9 +77,9 @@ def _limit_wave(wave: Slice, nodes: int) -> int:
     share = limit_share(wave.share_ppm, nodes)
     if share * nodes < LEAST_MEAN * WHOLE:
         raise InputError(
-            f"wave {wave} of {nodes} nodes: at most {wave.share_ppm * nodes // WHOLE} by a hash are "
-            f"{share * nodes / WHOLE:.2g} on average, and often nobody; give a larger share, name the first nodes by a "
-            "label (label=NAME), or leave --nodes out: the share is one on average then"
+            f"wave {wave} of {nodes} nodes: at most {wave.share_ppm * nodes // WHOLE}, picked by a hash, means "
+            f"{share * nodes / WHOLE:.2g} on average, and often none; give a larger share, name the first nodes by a "
+            "label (label=NAME), or leave --nodes out, so that the share is an average"
         )
     return share
 
@@ -116,8 +116,9 @@ def count_nodes(store: Store, before: Rollout | None) -> int:
 
 
 def with_limits(rollout: Rollout, heard_of: int) -> Rollout:
-    """A rollout whose waves are limits: of the nodes that its plan says, else of those that were heard of, if those are
-    enough; else shares on average. Raises InputError for a plan whose waves cannot be limits."""
+    """The rollout with waves that limit the number of nodes: of the plan's nodes, else of `heard_of` known nodes. With
+    too few known nodes it is unchanged: its shares then hold on average. Raises InputError if the plan states its nodes
+    and its waves cannot be limits."""
     plan_nodes, waves = rollout.plan.nodes, rollout.plan.waves
     if plan_nodes is None and not heard_of:
         return rollout
@@ -176,8 +177,8 @@ def start(
         live_channel = _serving(state, manifest, channel)
         channel_state.check_unmoved(state, position)
         losses = list_losses(store, live_channel, manifest, proven_only, counts) if accept_losses else ()
-        accepted = {"proven_only": proven_only, "random_inputs": random_inputs, "losses": losses}
-        return open_wave(with_limits(_new(live_channel, manifest, plan, who, **accepted), node_count), 0, who.at)
+        fields = {"proven_only": proven_only, "random_inputs": random_inputs, "losses": losses}
+        return open_wave(with_limits(_new(live_channel, manifest, plan, who, **fields), node_count), 0, who.at)
 
     _check(store, manifest, open_first(channel_now))
     # The lease names the model: should this process die, the next collection brings late evidence into the snapshots.
@@ -226,7 +227,7 @@ def _serving(serving: Channel | None, manifest: Manifest, channel: str) -> Chann
     channel_text, reference = f"{manifest.model}:{channel}", f"{manifest.model}@{manifest.version}"
     if serving is None:
         raise InputError(
-            f"{channel_text} serves nothing that nodes could return to; its first version comes at once: "
+            f"{channel_text} serves no version to which nodes could return; promote its first version without waves: "
             f"`enginesmith promote {reference} {channel_text}`"
         )
     if serving.manifest == manifest.digest:
@@ -264,7 +265,7 @@ def plan_of(store: Store, model: str, channel: str, stated_plan: RolloutPlan | N
     label = f"{model}:{channel}"
     if policy and stated_plan and stated_plan != policy:
         raise InputError(
-            f"the policy of {label} says how versions come to it; give no waves, or change it: `enginesmith registry "
+            f"the policy of {label} sets another plan; give no waves, or change the policy: `enginesmith registry "
             "policy set`"
         )
     if plan := policy or stated_plan:
@@ -300,7 +301,7 @@ def resume(store: Store, model: str, channel: str, who: Operator, *, without_dat
         new_state = rollout.decide(who.at, "approved", who.by, who.why, approved=rollout.wave + 1)
         return _write(store, rollout, new_state)
     raise InputError(
-        f"the rollout of {rollout.where} is {rollout.state} and waits for nobody; there is nothing to resume "
+        f"the rollout of {rollout.where} is {rollout.state} and waits for no approval; there is nothing to resume "
         "(--without-data approves its open wave though gates lack data)"
     )
 
@@ -364,7 +365,7 @@ def describe_gates(gates: Gates) -> list[str]:
 
 @dataclass(frozen=True)
 class RolloutStatus:
-    """A rollout and what a look at it sees now, by the store's clock. earlier: the channel's rollouts before it."""
+    """A rollout and its current state, by the store's clock. earlier: the channel's rollouts before it."""
 
     rollout: Rollout
     gates: tuple[GateResult, ...]

@@ -212,10 +212,10 @@ class Signatures:
 
 @dataclass(frozen=True)
 class ReadVersion:
-    """A version as it is now. document: None where its manifest cannot be read; `page` is what its page shows, and
-    `manifest` the manifest's digest, then. problems: what could not be read, each in words.  sizes: of each engine by
-    its unit, in bytes, with all that one of an ensemble stands for.  pinned: the graphs of an ensemble whose versions
-    are there.  model, version: names.  signatures: whose, by the trust policy."""
+    """The present state of a version. document: None if its manifest cannot be read; else `page` has the contents of
+    its page, and `manifest` the manifest's digest.  problems: what could not be read, as texts.  sizes: unit -> bytes
+    of its engine; of an ensemble, of its graphs' engines.  pinned: the graphs of an ensemble whose versions exist.
+    model, version: names.  signatures: of whom, by the trust policy."""
 
     model: str
     version: str
@@ -293,7 +293,7 @@ def _view(document: VersionDocument) -> tuple[VersionDocument, VersionPage]:
     try:
         return document, overview(document, pictures=False)
     except (KeyError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
-        raise IntegrityError(f"report.json of {document.reference} is not whole ({error!r})") from error
+        raise IntegrityError(f"report.json of {document.reference} is incomplete or damaged ({error!r})") from error
 
 
 def _bare_document(store: Store, manifest: Manifest, problems: list[str]) -> VersionDocument:

@@ -34,8 +34,8 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Page:
-    """A file of the site. path: relative to the site's folder.  key: digest of all that it is drawn from; '' draws it
-    each time.  draw: makes its bytes."""
+    """A file of the site. path: relative to the site's folder.  key: digest of the data that it shows; if '', it is
+    drawn each time.  draw: makes its bytes."""
 
     path: str
     key: str
@@ -62,9 +62,9 @@ class SiteFolder:
         self._unsynced: list[Path] = []
         with reachable(f"reading {root}"):
             if root.exists() and not root.is_dir():
-                raise InputError(f"{root} is no folder; give one for the site")
+                raise InputError(f"{root} is not a folder; give one for the site")
             if root.is_dir() and any(root.iterdir()) and not (root / STATE).is_dir():
-                raise InputError(f"{root} holds other files and no site of Enginesmith; give an empty or a new folder")
+                raise InputError(f"{root} holds other files, not a site of Enginesmith; give an empty or a new folder")
 
     def read_overview(self) -> dict[str, dict[str, object]]:
         """What the last run noted of each model; empty where there is nothing that can be read."""

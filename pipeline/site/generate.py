@@ -87,8 +87,6 @@ def _canary(site: ModelSite, path: str, digest: str) -> bytes:
     )
 
 
-# The pages over all models: the index with what is searched in the browser, canaries, runs.
-
 # Models on a page of the index, rows of the other pages.
 PER_PAGE = 100
 MOST_CANARIES, MOST_RUNS = 300, 200

@@ -223,12 +223,21 @@ def _plain(model: onnx.ModelProto) -> onnx.ModelProto:
     for value in (value for body in bodies for value in body.output):  # exporters write wrong ones
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
+    _forget_inferred_names(main_graph)
     for node in all_nodes(model):  # onnx infers no shapes of it without these, its own default
         if node.op_type == "MeanVarianceNormalization" and not node.attribute:
             node.attribute.append(onnx.helper.make_attribute("axes", [0, 2, 3]))
     for tensor in all_tensors(model):
         _as_bytes(tensor)
     return model
+
+
+def _forget_inferred_names(graph: onnx.GraphProto) -> None:
+    """In place: leave output dims unnamed that shape inference named. It gives other names where some are there."""
+    input_dims = {dim.dim_param for value in graph.input for dim in value.type.tensor_type.shape.dim}
+    for dim in (dim for value in graph.output for dim in value.type.tensor_type.shape.dim):
+        if re.fullmatch(r"unk__\d+", dim.dim_param) and dim.dim_param not in input_dims:
+            dim.Clear()
 
 
 def _as_bytes(tensor: onnx.TensorProto) -> None:
@@ -248,8 +257,8 @@ def _check(model: onnx.ModelProto) -> onnx.ModelProto:
             for value in shaped_model.graph.output:
                 if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
                     raise ModelError(
-                        f"output {value.name!r} does not say how many axes it has, and onnx infers none of operators "
-                        "that are not its own; give it a shape (onnx.helper.make_tensor_value_info) and save the model"
+                        f"output {value.name!r} does not say how many axes it has, and onnx cannot infer that; give it "
+                        "a shape (onnx.helper.make_tensor_value_info) and save the model"
                     )
             onnx.checker.check_model(shaped_model)
     except MemoryError as error:

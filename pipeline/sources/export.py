@@ -7,7 +7,7 @@ runs in a process of its own (`user_process`).
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -54,13 +54,22 @@ READ_IR_VERSION = 10
 # The file that a torch source is translated into.
 CAPTURED = "captured.onnx"
 # Operators whose results have as many entries as values ask for; those with bodies (If, Loop) may have such in them.
-_SIZED_BY_VALUES = frozenset(("NonZero", "Compress", "Unique", "NonMaxSuppression"))
+_SIZED_BY_VALUES = frozenset(
+    ("NonZero", "Compress", "Unique", "NonMaxSuppression", "ImageDecoder", "StringNormalizer", "StringSplit")
+)
 # Operators whose inputs from this number on give the size of the result.
 _FIRST_SIZE_INPUT = {
-    **dict.fromkeys(("Range", "ConstantOfShape"), 0),
+    **dict.fromkeys(("Range", "ConstantOfShape", "MelWeightMatrix"), 0),
+    **dict.fromkeys(("HannWindow", "HammingWindow", "BlackmanWindow"), 0),
     **dict.fromkeys(("Slice", "Reshape", "Expand", "Tile", "Pad", "TopK", "OneHot", "Upsample", "CenterCropPad"), 1),
-    "Resize": 2,
+    **dict.fromkeys(("Resize", "Squeeze", "Unsqueeze", "Split", "SplitToSequence", "SequenceAt", "SequenceErase"), 1),
+    **dict.fromkeys(("STFT", "DFT", "AffineGrid", "Col2Im", "ReduceL1", "ReduceL2", "ReduceLogSum"), 1),
+    **dict.fromkeys(("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum"), 1),
+    "ReduceSumSquare": 1,
+    "MaxUnpool": 2,
 }
+# Of operators in other domains nobody knows what gives the size: none of their results gets a fixed one.
+_KNOWN_DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 
 
 @dataclass(frozen=True)
@@ -221,39 +230,55 @@ def write_model(
 
 def _name_axes(model: onnx.ModelProto, request: ExportRequest, run: Callable[[Tensors], Tensors]) -> None:
     """In place: name axes of outputs whose dim shape inference does not know, as behind a Resize, by the dim whose size
-    they have in every run of the source on random inputs. All dims are at min, and one at a time at its next size
-    (sizes that are rounded differ there), its opt and its max.
+    they have in every run of the source on random inputs, or give them their size if it is the same in every run. All
+    dims are at min, one at a time at its next size (sizes that are rounded differ there), its opt and its max, and then
+    all at max.
 
-    An output whose size may depend on values (`_SIZED_BY_VALUES`) stays as it is; a dim with a run that fails names no
-    axis.
+    An output whose size may depend on values (`_SIZED_BY_VALUES`) stays as it is, and one behind custom operators gets
+    no fixed size; a dim with a run that fails names no axis, and then no axis has one size.
     """
-    dim_names = {dim.name for dim in request.dims}
-    open_axes: list[tuple[str, int, onnx.TensorShapeProto.Dimension]] = []
-    for value in model.graph.output:
-        axes = [
-            (value.name, axis, size)
-            for axis, size in enumerate(value.type.tensor_type.shape.dim)
-            if not size.HasField("dim_value") and not {*re.findall(r"[A-Za-z_]\w*", size.dim_param or "_")} <= dim_names
-        ]
-        if axes and not _is_sized_by_values(model.graph, value.name):
-            open_axes += axes
-    dims = [dim for dim in request.dims if not dim.static]
-    if not open_axes or not dims:
+    open_axes = list(_find_open_axes(model.graph, {dim.name for dim in request.dims}))
+    if not open_axes:
         return
+    dims = [dim for dim in request.dims if not dim.static]
     tables, matches = find_tables(model.graph), [{dim.name for dim in dims} for _ in open_axes]
-    for grown_dim, grown_size in ((dim, size) for dim in dims for size in {dim.min, dim.sizes[1], dim.opt, dim.max}):
-        sizes = {dim.name: grown_size if dim == grown_dim else dim.min for dim in request.dims}
+    seen_sizes = [set[tuple[int, ...]]() for _ in open_axes]
+    trials = [{dim.name: size} for dim in dims for size in {dim.min, dim.sizes[1], dim.opt, dim.max}]
+    for trial in [*trials, *([{dim.name: dim.max for dim in dims}] if len(dims) != 1 else [])]:
+        sizes = {dim.name: dim.min for dim in request.dims} | trial
         trial_dims = [replace(dim, opt=sizes[dim.name]) for dim in request.dims]
         try:
             outputs = run(next(random_groups(request.inputs, trial_dims, tables)))
         except (ModelError, MemoryError):  # of the last, the golden set's edges say more
-            matches = [names - {grown_dim.name} for names in matches]
+            matches = [names - trial.keys() if trial in trials else names for names in matches]
+            for axis_sizes in seen_sizes:
+                axis_sizes.add(())
             continue
-        for (name, axis, _), names in zip(open_axes, matches, strict=True):
-            names &= {dim for dim in names if outputs[name].shape[axis : axis + 1] == (sizes[dim],)}
-    for (_, _, size), names in zip(open_axes, matches, strict=True):
+        for (name, axis, _), names, axis_sizes in zip(open_axes, matches, seen_sizes, strict=True):
+            size = outputs[name].shape[axis : axis + 1]
+            names &= {dim for dim in names if size == (sizes[dim],)}
+            axis_sizes.add(size)
+    for (output, _, dim), names, axis_sizes in zip(open_axes, matches, seen_sizes, strict=True):
         for name in names:  # one at most: each dim grew alone
-            size.dim_param = name
+            dim.dim_param = name
+        is_known = all(node.domain in _KNOWN_DOMAINS for node in select_needed(model.graph.node, [output]))
+        if is_known and len(axis_sizes) == 1 and (size := axis_sizes.pop()):
+            dim.dim_value = size[0]
+
+
+def _find_open_axes(
+    graph: onnx.GraphProto, dim_names: Collection[str]
+) -> Iterator[tuple[str, int, onnx.TensorShapeProto.Dimension]]:
+    """Each axis of an output that has neither a size nor dims of the request, and whose size depends on no values."""
+    for value in graph.output:
+        axes = [
+            (value.name, axis, size)
+            for axis, size in enumerate(value.type.tensor_type.shape.dim)
+            if not size.HasField("dim_value")
+            and not all(name in dim_names for name in re.findall(r"[A-Za-z_]\w*", size.dim_param or "_"))
+        ]
+        if axes and not _is_sized_by_values(graph, value.name):
+            yield from axes
 
 
 def _is_sized_by_values(graph: onnx.GraphProto, name: str) -> bool:

@@ -171,7 +171,7 @@ def _why_unfit(tensor: HeaderTensor, value: Scalar) -> str | None:
         is_equal = not isinstance(value, str) and bool(np.asarray(value, tensor.dtype) == value)
     except (TypeError, ValueError, OverflowError):
         is_equal = False
-    return None if is_equal else f"{value!r} is no {tensor.dtype or 'tensor'}, which the input is in the model"
+    return None if is_equal else f"{value!r} is not {tensor.dtype or 'a tensor'}, the input's type in the model"
 
 
 def fix_inputs(model: "onnx.ModelProto", arguments: Mapping[str, Scalar]) -> None:

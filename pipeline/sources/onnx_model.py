@@ -239,7 +239,7 @@ def read_libraries(root: Path, files: Sequence[tuple[str, int]], folder: Path) -
         machine = _ELF_MACHINES.get(int.from_bytes(data[18:20], "little")) if data[:6] == b"\x7fELF\2\1" else None
         if machine is None:
             machine_text = ", ".join(_ELF_MACHINES.values())
-            raise ModelError(f"{path} is no shared library of Linux for one of {machine_text}; give one that is")
+            raise ModelError(f"{path} is not a shared library of Linux for one of {machine_text}; give one that is")
         entry = next((name for name in _ENTRIES if b"\0" + name.encode() + b"\0" in data), None)
         if entry is None:
             raise ModelError(f"{path} has none of the functions that runtimes call ({', '.join(_ENTRIES)})")
@@ -302,7 +302,7 @@ def _parse(path: Path, whole: bool = False) -> onnx.ModelProto:
     if duplicate := next((name for name, count in name_counts.items() if count > 1), None):
         raise ModelError(f"{path} has two inputs called {duplicate[:80]!r}; export it again")
     if bad_name := next((text for text in texts(model) if isinstance(text, bytes)), None):
-        raise ModelError(f"{path} is damaged: the name {bad_name[:80]!r} in it is no UTF-8; export or copy it again")
+        raise ModelError(f"{path} is damaged: the name {bad_name[:80]!r} in it is not UTF-8; export or copy it again")
     if has_sparse(model):
         raise ModelError(f"{path} holds sparse tensors, which nothing here reads; export the model with dense ones")
     del model.training_info[:]

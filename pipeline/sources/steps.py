@@ -170,4 +170,4 @@ def check_states(states: Sequence[State], model: ModelProto) -> None:
             )
         if not can_be_equal(spec.shape, output_spec.shape):
             shapes_text = f"{format_shape(spec.shape)}, and {state.output!r} is {format_shape(output_spec.shape)}"
-            raise ModelError(f"{label} is {shapes_text}; an input can take a tensor of its own shape alone")
+            raise ModelError(f"{label} is {shapes_text}; a state's output must have the shape of its input")

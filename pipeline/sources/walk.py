@@ -107,7 +107,7 @@ def inline_functions(model: onnx.ModelProto) -> onnx.ModelProto:
     count, depth = _size(model.graph.node, sizes)
     if count > MOST_NODES or depth > DEEPEST:
         raise ModelError(
-            f"the model has {min(count, 10**18)} nodes or more in graphs {depth} deep, its functions put in; at most "
+            f"the model has {min(count, 10**18)} nodes or more in graphs {depth} deep, with functions inlined; at most "
             f"{MOST_NODES} and {DEEPEST} can be built: export it with fewer"
         )
     return inliner.inline_local_functions(model) if functions else model

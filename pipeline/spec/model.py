@@ -41,7 +41,7 @@ def wrong_pads(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
                 if dim in tensor.shape and dim not in (tensor.pad or {})
             ]
             if dim not in spec.inputs[name].shape:
-                yield loc, f"{text} is no axis of {name!r}; name one of {list(spec.inputs[name].shape)}"
+                yield loc, f"{text} is not an axis of {name!r}; name one of {list(spec.inputs[name].shape)}"
             elif input_names:
                 yield (
                     loc,
@@ -73,10 +73,10 @@ def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     yield from wrong_pads(spec)
     yield from wrong_server(spec)
     yield from _wrong_labels(spec)
-    calibrated = [precision for precision in CALIBRATED if precision in spec.precisions]
-    if calibrated and spec.calibration is None and spec.source.kind != "onnx":
-        key_loc: Loc = ("precisions", spec.precisions.index(calibrated[0]))
-        yield key_loc, f"precisions has {calibrated[0]}, which needs real samples; add calibration.data"
+    first = next((precision for precision in CALIBRATED if precision in spec.precisions), None)
+    if first and spec.calibration is None and spec.source.kind != "onnx":
+        key_loc: Loc = ("precisions", spec.precisions.index(first))
+        yield key_loc, f"precisions has {first}, which needs real samples; add calibration.data"
     if spec.quantization.searches and spec.calibration is None:
         key_loc = ("quantization", spec.quantization.searches[0])
         yield (
@@ -106,7 +106,7 @@ def _wrong_labels(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
     """Label files of what is no output, and preferred sizes beyond the largest batch: (key, message)."""
     for output in spec.triton.labels:
         if spec.outputs and output not in spec.outputs:
-            yield ("triton", "labels", output), f"triton.labels has {output!r}, which is none of {list(spec.outputs)}"
+            yield ("triton", "labels", output), f"triton.labels has {output!r}; the outputs are {list(spec.outputs)}"
     largest = spec.dims["batch"].max if "batch" in spec.dims else None
     for index, size in enumerate(spec.triton.preferred_batch_sizes):
         if largest is not None and size > largest:
@@ -139,7 +139,7 @@ def _wrong_sums(spec: SpecSections, axes: Collection[str]) -> Iterator[tuple[Loc
             if name in spec.state:
                 yield loc, f"state {name!r} has {total!r}; sizes of states are numbers and dims of their own"
             for dim in (term for term in total.split(PLUS) if not term.isdecimal() and term not in axes):
-                yield loc, f"{total!r} has dim {dim!r}, which is no axis of any input; name one that is"
+                yield loc, f"{total!r} has dim {dim!r}, which is not an axis of any input; name one that is"
 
 
 def _wrong_states(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
@@ -194,9 +194,9 @@ def _wrong_places(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
             text = f"state {name!r} {list(shape)} has no fixed size on axis {places.axis}; name the axis of its places"
             yield (*loc, "axis"), text
         if position_spec is None or not position_spec.dtype.startswith(("int", "uint")):
-            yield (*loc, "at"), f"places.at {places.at!r} is no input of integers; name the one that says where"
+            yield (*loc, "at"), f"places.at {places.at!r} is not an input of integers; name the one that says where"
         if places.count and places.count not in input_dims:
-            yield (*loc, "count"), f"places.count {places.count!r} is no dim that a caller gives; name one"
+            yield (*loc, "count"), f"places.count {places.count!r} is not a dim that a caller gives; name one"
 
 
 def _wrong_sequences(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
@@ -270,8 +270,8 @@ class ComputedData:
 
 
 def with_data(spec: ModelSpec, golden: ComputedData, calibration: ComputedData | None) -> ModelSpec:
-    """The spec with other golden data and, where given, other calibration data, wherever they lie. How ranges are
-    chosen, and task metrics, stay the spec's."""
+    """The spec with other golden data and, if given, calibration data; these files may lie anywhere. The calibration
+    method and the task metrics do not change."""
     changes: dict[str, object] = {"golden": (spec.golden or Golden(data="-")).model_copy(update=golden.keys)}
     if calibration:
         calibration_spec = spec.calibration or Calibration(data="-")

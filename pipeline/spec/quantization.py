@@ -82,7 +82,7 @@ class Calibration(SequenceArrays):
     def _fits_together(self) -> Self:
         mistakes: list[tuple[Loc, str]] = []
         if self.percentile is not None and self.method != "percentile":
-            text = f"method {self.method} has no percentile; remove it, or use method percentile"
+            text = f"method {self.method} accepts no percentile; remove it, or use method percentile"
             mistakes.append((("percentile",), text))
         if self.parts > 1 and self.function:
             text = "a generator cannot be divided into parts; remove parts, or store the samples"

@@ -107,7 +107,7 @@ def _check_sum(text: str) -> str:
     ):
         raise ValueError("must be a sum of dims and of sizes from 1 up, such as 'past + tokens' or 'past + 1'")
     if len(sizes) == len(terms):
-        raise ValueError("is a sum of sizes alone; write the number")
+        raise ValueError("is a sum of numbers only; write the total")
     return PLUS.join(terms)
 
 
@@ -163,10 +163,10 @@ INPUT_DTYPES: tuple[str, ...] = get_args(InputDtype)
 # Stands in a spec, as a dim, where a person has to write something; no spec with it is loaded.
 FILL_IN = "FILL_IN"
 _COMMIT = (
-    "is no commit of 40 hexadecimal digits; a branch or tag moves, and the build with it: write the commit that "
+    "is not a commit of 40 hexadecimal digits; a branch or tag moves, and the build with it: write the commit that "
     "`git ls-remote https://huggingface.co/{} main` prints"
 )
-_NO_ONNX = "is no ONNX file; name one, or beside weights the function that builds their module as torch"
+_NO_ONNX = "is not an ONNX file; name one, or beside weights the function that builds their module as torch"
 # How files of weights end.
 WEIGHTS = (".safetensors", ".pt", ".pth", ".bin")
 
@@ -377,7 +377,7 @@ class DimRange(SpecPart):
     def _ordered(self) -> Self:
         if self.buckets is not None:
             if self.opt is not None or self.max is not None:
-                raise ValueError("has buckets and also opt or max; the buckets say it all, remove the others")
+                raise ValueError("has buckets and also opt or max; buckets replace both: remove opt and max")
             edges = list(self.buckets)
             if not edges or edges != sorted(set(edges)) or edges[0] < self.min:
                 raise ValueError(f"buckets must rise from min={self.min}, found {edges}")
@@ -393,7 +393,7 @@ class DimRange(SpecPart):
         size_settings = [*sizes.items(), *(("buckets", edge) for edge in self.buckets or ())]
         misfits = [f"{key} {size}" for key, size in size_settings if size is not None and size % self.multiple]
         if misfits:
-            raise ValueError(f"takes multiples of {self.multiple} alone, which {', '.join(misfits)} is not; change it")
+            raise ValueError(f"accepts only multiples of {self.multiple}; change {', '.join(misfits)}")
 
     def to_dim(self, name: str) -> Dim:
         """As a `Dim`."""

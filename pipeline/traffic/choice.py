@@ -38,12 +38,10 @@ Measure = Callable[[Sequence[Mapping[str, int]]], Sequence[BucketLatency]]
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Buckets, and what they cost a trace. name: 'chosen', 'one profile', 'powers of two', 'present'.  edges: of each
-    dim.  seconds: engine seconds of a request.  price_s: of the profiles, for each request.  padding, batch,
-    utilization: as in `ServedTrace`.
-
-    saved: share of its cost, seconds and price, that the chosen buckets save; None of themselves.
-    """
+    """Buckets, and their cost for a trace. name: 'chosen', 'one profile', 'powers of two', 'present'.  edges: by dim.
+    seconds: engine seconds per request.  price_s: the profiles' price per request, in engine seconds.  padding, batch,
+    utilization: as in `ServedTrace`.  saved: share of this cost, seconds and price, that the chosen buckets save; None
+    for the chosen buckets."""
 
     name: str
     edges: Mapping[str, tuple[int, ...]]
@@ -69,12 +67,10 @@ class BucketChoice:
 def choose_buckets(
     task: BucketTask, timings: Sequence[BucketLatency], measure: Measure | None, max_profiles: int, price_s: float
 ) -> BucketChoice:
-    """The buckets of least cost. timings: times of runs.  measure: times the engine at the edges of all plans; None
-    to use these times alone.
+    """The buckets of least cost. timings: measured times of runs.  measure: times the engine at the edges of all plans;
+    None uses only `timings`.  price_s: price of a profile in engine seconds a day.
 
-    price_s: of a profile, in engine seconds a day.
-    Raises DataError for a size beyond those that were timed, and what `measure` raises.
-    """
+    Raises DataError for a size beyond the timed ones, and what `measure` raises."""
     timing_cache = {tuple(sorted(timing.sizes.items())): timing for timing in timings}
     price = price_s * task.grid.seconds / DAY_S
     other_sizes = [size for rule in OTHERS.values() for size in _sizes_used(task, task.edges(rule))]
@@ -100,8 +96,8 @@ def search_buckets(
 ) -> tuple[tuple[Partition, ...], ServedTrace]:
     """The partitions of least cost, and the trace under them. price: of a profile, in seconds over the whole trace.
 
-    With a batcher the wait of batches depends on the buckets: they are chosen, simulated, and chosen again with the
-    waits of that, until nothing changes or it costs more. The best by the simulation is taken.
+    With a batcher, the wait of batches depends on the buckets. So buckets are chosen, simulated, and chosen again with
+    the simulated waits, until a choice repeats, at most `_ROUNDS` times. Returns the choice of least simulated cost.
     """
     grid, policy = task.grid, task.policy
     growth = None

@@ -117,10 +117,9 @@ class CostModel:
     growth: BatchGrowth | None
 
     def intervals(self, axis: int, partitions: Sequence[Partition]) -> Array:
-        """The cost of a bucket over candidates i to k - 1 of the dim `axis`, float64 [i, k], inf where i >= k.
+        """Entry [i, k] (float64): the cost of a bucket of the candidates i to k - 1 of dim `axis`; inf if i >= k.
 
-        partitions: of every dim; that of `axis` is not used.
-        """
+        partitions: one per dim; that of `axis` is not used."""
         positions, edges = self.grid.places, self.grid.edges
         groups, rows = self._groups(axis, partitions)
         bins = self.growth.bin_of if self.growth else np.zeros(len(self.grid), np.int64)
@@ -223,8 +222,8 @@ def partition_dim(costs: Array, max_buckets: int) -> list[tuple[float, Partition
 
 
 def partition_grid(model: CostModel, axes: Sequence[int], max_profiles: int, price: float) -> tuple[Partition, ...]:
-    """The partition of every dim of the grid: of the chosen ones (indices) into buckets, of least cost for one dim; of
-    the others each candidate is a bucket.
+    """The partition of each dim into buckets: in the dims of `axes` (indices), of low cost, the least if there is one
+    such dim; in other dims, each candidate is a bucket.
 
     max_profiles: over all dims.  price: of a profile, in seconds.
     """

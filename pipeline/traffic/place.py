@@ -93,9 +93,9 @@ def read_place(place: Path, inputs: Sequence[TensorSpec], model: str = "") -> Tr
         file_pair = f"{files[0]} and {file}"
         if record.sampling != first_record.sampling:
             shares = f"{first_record.sampling:g} and {record.sampling:g}"
-            raise DataError(f"{file_pair} hold {shares} of the traffic; give files of one share")
+            raise DataError(f"{file_pair} hold {shares} of the traffic; give files with the same share")
         if record.timed != first_record.timed:
-            raise DataError(f"of {file_pair} only one has times of arrival; give such files apart")
+            raise DataError(f"only one of {file_pair} has times of arrival; give such files separately")
         if record.timed and min(record.start, first_record.start) < EPOCH_S:
             raise DataError(f"{file_pair} have times that do not count from the epoch; which came first is not known")
     cut_files = tuple(file for file, record in zip(files, records, strict=True) if record.cut)
@@ -248,15 +248,15 @@ def _choose_dims(dims: Sequence[Dim], batch: Dim | None, options: BucketOptions)
     dims_by_name = {dim.name: dim for dim in dims}
     for name in options.dims:
         if name not in dims_by_name:
-            raise InputError(f"dim {name!r} is no dynamic dim of the model; {suggest(name, dims_by_name)}")
+            raise InputError(f"dim {name!r} is not a dynamic dim of the model; {suggest(name, dims_by_name)}")
         if dims_by_name[name].static:
-            raise InputError(f"dim {name!r} has the size {dims_by_name[name].min} alone, so there is nothing to choose")
+            raise InputError(f"dim {name!r} has only the size {dims_by_name[name].min}, so there is nothing to choose")
     bucket_dims = options.dims or tuple(dim.name for dim in dims if dim is not batch and not dim.static)
     if not bucket_dims:
-        raise InputError("the model has no dynamic dim but the batch; --dim names a dim that shall get buckets")
+        raise InputError("the model has no dynamic dim but the batch; give --dim to choose buckets for the batch")
     if len(bucket_dims) > 3:
         raise InputError(
-            f"{', '.join(bucket_dims)} are {len(bucket_dims)} dims, and 3 at most are chosen at once; give --dim"
+            f"{', '.join(bucket_dims)} are {len(bucket_dims)} dims, but at most 3 can be chosen at once; give --dim"
         )
     return bucket_dims
 
@@ -268,7 +268,7 @@ def _policy(batch: Dim | None, within: Trace, options: BucketOptions) -> tuple[B
             raise InputError("requests cannot be put together: the model has no dim that all inputs begin with")
         return None, ()
     if options.batch is not None and options.batch > batch.max:
-        raise InputError(f"--batch {options.batch} is more than dims.{batch.name} takes ({batch.words})")
+        raise InputError(f"--batch {options.batch} is more than dims.{batch.name} accepts ({batch.words})")
     if not within.timed and options.rate is None:
         if is_batched:
             raise DataError(

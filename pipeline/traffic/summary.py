@@ -80,8 +80,7 @@ class TrafficSummary:
     traffic.  hours: () without times.
 
     start: of absolute times, ISO 8601 in UTC.  beyond: dim -> requests whose size the spec's dim does not have.
-    files: their number.  sampling: share of the requests that was recorded.  made: where made-up traffic is from, or
-    ''.
+    files: their number.  sampling: share of the requests that was recorded.  made: how it was generated; '' if not.
     """
 
     requests: int

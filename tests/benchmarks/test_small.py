@@ -1,5 +1,3 @@
-"""Every benchmark runs to its end on something small."""
-
 import importlib.util
 import json
 import shlex
@@ -12,6 +10,7 @@ import onnx
 import pytest
 
 from benchmarks import figures
+from benchmarks.zoo import rehearsal
 
 ROOT = Path(__file__).parents[2]
 # Arguments of each benchmark; FOLDER is a folder to be made, TEXT a model with its calibration and golden data.
@@ -74,7 +73,7 @@ def test_each_benchmark_has_its_arguments() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
-def test_it_prints_its_table(name: str, tmp_path: Path) -> None:
+def test_a_benchmark_prints_its_table(name: str, tmp_path: Path) -> None:
     if name == "bench_tensorrt_monitor" and not importlib.util.find_spec("tensorrt_rtx"):
         pytest.skip("TensorRT for RTX is not installed")
     places = {"FOLDER": lambda: [str(tmp_path / "new")], "TEXT": lambda: text_model(tmp_path)}
@@ -86,7 +85,7 @@ def test_it_prints_its_table(name: str, tmp_path: Path) -> None:
     assert any(character.isdigit() for character in result.stdout), "no figure was printed"
 
 
-def test_a_table_of_one_run_says_what_was_not_measured() -> None:
+def test_a_table_of_one_run_lists_what_was_not_measured() -> None:
     printed = json.dumps({"digits": {"pipeline_over_script_cpu": 1.36}, "encoder": {"cached_cpu_s": 0.4}}, indent=2)
     drift = json.dumps({"read": {"gb_per_cpu_s": 9.0}, "enginesmith, one thread": {"gb_per_cpu_s": 3.0}}, indent=2)
     rows = figures.table({figures.PIPELINE: printed, "bench_drift": drift, "bench_router": "Traceback"}).splitlines()
@@ -100,3 +99,14 @@ def test_a_table_of_one_run_says_what_was_not_measured() -> None:
     assert router.cells(row) == "-0.3 µs | 20 µs, met", "the least's, not the median's"
     for code, expected in (("exit(1)", "1\n"), ("1 / 0", ""), ("exit(3)", "")):
         assert figures.printed([sys.executable, "-c", f"print(1); {code}"]) == expected
+
+
+def test_a_draft_that_was_cut_short_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "spec.yaml").write_text("model: m\nprecisions: [fp32, fp16]\n")
+    place = tmp_path / "registry" / "specs" / "m"
+    with monkeypatch.context() as cut, pytest.raises(SystemExit):
+        cut.setattr(rehearsal, "narrow", lambda _: sys.exit())
+        rehearsal.copy_narrow(tmp_path, place)
+    assert not place.exists()
+    rehearsal.copy_narrow(tmp_path, place)
+    assert "precisions: [fp32]\n" in (place / "spec.yaml").read_text()

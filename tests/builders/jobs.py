@@ -162,13 +162,6 @@ def say_and_hang(path: str) -> None:
     time.sleep(600)
 
 
-def die_once(path: str, number: int) -> int:
-    if not Path(path).exists():
-        mark(path)
-        os.kill(os.getpid(), number)
-    return raylet()
-
-
 def meet(mine: str, other: str, folder: str) -> str:
     """Wait until the other is there too."""
     mark(str(Path(folder) / mine))
@@ -232,9 +225,9 @@ def sleep_once(path: str) -> str:
 def end_when_asked(after_s: float, workdir: Path) -> None:
     from builders.execution.process import heed_stop
 
-    asked = heed_stop()
+    stop_event = heed_stop()
     (workdir / "begun").write_text("it heeds")
-    until(asked)
+    until(stop_event)
     time.sleep(after_s)
     (workdir / "kept").write_text("what it learnt")
 

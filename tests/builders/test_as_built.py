@@ -1,5 +1,3 @@
-"""Engines with states of int8: what they are built from, and that they are opened as engines of the model."""
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +31,7 @@ QUANTIZE = ort.InferenceSession(
 
 
 @given(arrays(np.float32, 20, elements=st.floats(-300, 300, width=32)), st.floats(2.0**-20, 2.0**10, width=32))
-def test_a_state_of_int8_is_what_onnx_makes_of_it_and_loses_nothing_when_it_is_handed_on(values, scale):
+def test_an_int8_state_equals_onnxs_and_is_carried_exactly(values, scale):
     state = QuantizedState("past", "present", scale)
     stored = store_states([state], {"past": values})["past"]
     np.testing.assert_array_equal(stored, QUANTIZE.run(None, {"x": values, "scale": np.array(scale, np.float32)})[0])
@@ -42,7 +40,7 @@ def test_a_state_of_int8_is_what_onnx_makes_of_it_and_loses_nothing_when_it_is_h
     np.testing.assert_array_equal(store_states([state], {"past": stored})["past"], stored)
 
 
-def test_an_engine_with_states_of_int8_is_opened_with_those_of_the_model(tmp_path: Path) -> None:
+def test_an_engine_with_int8_states_opens_with_the_models_states(tmp_path: Path) -> None:
     state = QuantizedState("past", "present", float(np.float32(0.03)))
     model = make_decoder()
     quantize_states(model, [state])

@@ -1,5 +1,3 @@
-"""What engines of native code by any compiler must do: those of IREE and TVM, on a CPU."""
-
 import shutil
 
 import numpy as np
@@ -20,7 +18,7 @@ def compiler(request):
     return result
 
 
-def test_odd_names_are_no_matter(compiler, tmp_path):
+def test_odd_names_are_accepted(compiler, tmp_path):
     """TVM would read the dim 'seq-len' as the difference of two others."""
     model, request = native_graphs.odd_names(tmp_path / "m.onnx", compiler)
     x = {"in put/é": np.ones((5, 4), "f")}
@@ -29,7 +27,7 @@ def test_odd_names_are_no_matter(compiler, tmp_path):
     np.testing.assert_allclose(ran(compiler, request, model, x, tmp_path)["o'ut:0"], expected, rtol=1e-6)
 
 
-def test_bool_and_int64_come_back_as_they_are(compiler, tmp_path):
+def test_bool_and_int64_keep_their_types(compiler, tmp_path):
     model, request = native_graphs.flags(tmp_path / "m.onnx", compiler)
     x = np.array([[True, False, True, False]])
     result = ran(compiler, request, model, {"x": x}, tmp_path)

@@ -1,5 +1,3 @@
-"""How many threads run a graph as it is written."""
-
 from pathlib import Path
 
 import pytest

@@ -23,9 +23,9 @@ from tests.builders import graphs
 U8, S8, S32 = TensorProto.UINT8, TensorProto.INT8, TensorProto.INT32
 
 
-def product(path: Path, *weights: tuple[str, np.ndarray], made: bool = False, zero: str = "") -> Path:
+def product(path: Path, *weights: tuple[str, np.ndarray], as_input: bool = False, zero: str = "") -> Path:
     """u times the int8 tensor 'w': one of `weights`, or an input (made)."""
-    items = [("u", U8, ["n", 4]), *([("w", S8, [4, 2])] if made else [])]
+    items = [("u", U8, ["n", 4]), *([("w", S8, [4, 2])] if as_input else [])]
     node = helper.make_node("MatMulInteger", ["u", "w", "", zero] if zero else ["u", "w"], ["y"], name="y")
     return graphs.save(path, [node], items, [("y", S32, ["n", 2])], weights)
 
@@ -45,15 +45,15 @@ def test_a_weight_beyond_64_may_saturate(tmp_path, value, saturates):
     assert (tmp_path / "m.bin").exists() and file_may_saturate(path) == saturates
 
 
-def test_what_is_in_no_integer_sum_saturates_nothing(tmp_path):
+def test_weights_outside_integer_sums_saturate_nothing(tmp_path):
     others = [("zero", full(-128, 1)), ("scalar", np.array(100, np.int8)), ("bias", np.full(2, 1000, np.int32))]
     others += [("u8", np.full((4, 2), 255, np.uint8)), ("empty", full(0, 0)), ("table", full(100, 8, 4))]
     assert not file_may_saturate(product(tmp_path / "m.onnx", ("w", full(64, 4, 2)), *others, zero="zero"))
     assert not file_may_saturate(graphs.mlp(tmp_path / "float.onnx"))
 
 
-def test_a_factor_that_is_made_at_run_time_may_saturate(tmp_path):
-    assert file_may_saturate(product(tmp_path / "given.onnx", made=True))
+def test_a_factor_computed_at_run_time_may_saturate(tmp_path):
+    assert file_may_saturate(product(tmp_path / "given.onnx", as_input=True))
 
 
 @pytest.mark.parametrize(("activation", "changed"), [(np.uint8, 1), (np.int8, 0), (None, 0)])
@@ -88,7 +88,7 @@ def test_unreadable_files_are_left_to_onnxruntime(tmp_path):
     assert exact_source(path) == str(path)
 
 
-def test_a_reference_is_rewritten_only_where_it_may_saturate(tmp_path):
+def test_a_reference_is_rewritten_only_if_it_may_saturate(tmp_path):
     sources = [exact_source(product(tmp_path / "m.onnx", ("w", full(value, 4, 2)))) for value in (64, 65)]
     assert [isinstance(source, bytes) for source in sources] == [False, True]
 
@@ -96,7 +96,7 @@ def test_a_reference_is_rewritten_only_where_it_may_saturate(tmp_path):
 @pytest.mark.parametrize(
     ("target", "value"), [(kind, value) for kind in ("avx2", "amx", "arm64") for value in (64, 65)]
 )
-def test_an_engine_is_exact_on_its_kind_of_cpu_or_says_what_it_needs_wherever_it_was_built(tmp_path, target, value):
+def test_an_engine_is_exact_on_its_kind_of_cpu_or_states_its_requirement(tmp_path, target, value):
     """Exact is: no uint8 x int8 product of its file goes beyond 64."""
     model = product(tmp_path / "m.onnx", ("w", full(value, 4, 2)))
     engine = OnnxRuntime().build(graphs.request(kind_named(target).name, backend="onnxruntime"), model, tmp_path)
@@ -107,7 +107,7 @@ def test_an_engine_is_exact_on_its_kind_of_cpu_or_says_what_it_needs_wherever_it
     ][: value == 65 and target == "avx2"]
 
 
-def test_the_option_asks_for_7_bit_weights_and_is_part_of_the_build_key():
+def test_the_option_for_7_bit_weights_is_part_of_the_build_key():
     tools = [discovery.configure("onnxruntime", {"reduced_range": how}) for how in ("where-needed", "always", "never")]
     levels = {kind.name: [get_scheme(tool, Target(kind.name)).weight_levels for tool in tools] for kind in KINDS}
     assert levels == {kind.name: [64 if kind.saturates else 127, 64, 127] for kind in KINDS}
@@ -168,7 +168,7 @@ SHARED = {
 
 
 @pytest.mark.parametrize("what", SHARED)
-def test_a_weight_that_several_nodes_read_is_rewritten_once_and_means_the_same(tmp_path, what):
+def test_a_weight_with_several_readers_is_rewritten_once(tmp_path, what):
     model = SHARED[what]
     expected = reference(model)
     changed = onnx.ModelProto()
@@ -209,15 +209,15 @@ def lstm(weights: type) -> onnx.ModelProto:
 
 def test_both_weights_of_an_lstm_are_rewritten():
     x = {"x": np.ones((3, 1, 64), "f")}
-    model, wanted = lstm(np.int8), lstm(np.uint8)
-    assert (make_exact(model), make_exact(wanted)) == (2, 0)
+    model, nodes = lstm(np.int8), lstm(np.uint8)
+    assert (make_exact(model), make_exact(nodes)) == (2, 0)
     kinds = {item.name: item.data_type for item in model.graph.initializer}
     assert {kind for name, kind in kinds.items() if name != "s"} == {U8}
-    result, expected = (ort.InferenceSession(each.SerializeToString()).run(None, x)[0] for each in (model, wanted))
+    result, expected = (ort.InferenceSession(each.SerializeToString()).run(None, x)[0] for each in (model, nodes))
     assert np.array_equal(result, expected)
 
 
-def test_the_first_factor_of_a_convolution_in_integers_is_its_weight(tmp_path):
+def test_the_first_factor_of_an_integer_convolution_is_its_weight(tmp_path):
     """So that int8 activations saturate with uint8 weights, and int8 weights with nothing."""
     for kinds, changed in (((S8, np.uint8), 1), ((U8, np.int8), 0), ((S8, np.int8), 0), ((U8, np.uint8), 0)):
         weight = np.full((2, 4, 3, 3), 100, kinds[1])

@@ -62,9 +62,9 @@ def pods(value: Any) -> list[Object]:
     return own + [pod for item in value.values() for pod in pods(item)]
 
 
-def policies(made: Iterable[Object]) -> dict[str, Object]:
+def policies(objects: Iterable[Object]) -> dict[str, Object]:
     """The spec of every network policy, by its name."""
-    items = [item for item in made if item["kind"] == "NetworkPolicy"]
+    items = [item for item in objects if item["kind"] == "NetworkPolicy"]
     return {item["metadata"]["name"].removeprefix("enginesmith-"): item["spec"] for item in items}
 
 
@@ -92,8 +92,8 @@ def flow_run_job(variables: Object) -> Object:
     from pipeline.orchestration.deployments.deploy import template
 
     base = template("kubernetes")
-    known = base["variables"]["properties"]
-    defaults = {name: item["default"] for name, item in known.items() if "default" in item}
+    variable_names = base["variables"]["properties"]
+    defaults = {name: item["default"] for name, item in variable_names.items() if "default" in item}
     return apply_values(base["job_configuration"]["job_manifest"], {**defaults, **variables})
 
 

@@ -1,5 +1,3 @@
-"""Values that are right are taken, and what the chart says of those that it has."""
-
 import json
 import re
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from enginesmith.core.hardware.machine import GENERATIONS
 from tests.charts.kube import job_variables, label, pod_specs, with_value
 
 
-def test_fields_that_the_chart_leaves_open_can_be_set() -> None:
+def test_fields_without_a_schema_can_be_set() -> None:
     """AWS_ACCESS_KEY_ID is the chart's with `registry.existingSecret` alone, which this sample lacks."""
     names = ["AWS_ACCESS_KEY_ID", "RAY_task_oom_retries", "HTTPS_PROXY"]
     renders.rendered(with_value("extraEnv", [{"name": name, "value": ""} for name in names]))
@@ -57,10 +55,10 @@ def test_names_that_yaml_reads_as_numbers_and_dates_stay_text(word: str) -> None
 def test_labels_and_annotations_of_users_override_the_charts() -> None:
     values = with_value("commonLabels", {"release": "all"})
     values["cpuGroup"] = {"podAnnotations": {"karpenter.sh/do-not-disrupt": "false"}}
-    made = {label(item): item for item in renders.objects(renders.rendered(values))}
-    assert made["ServiceMonitor enginesmith"]["metadata"]["labels"]["release"] == "kube-prometheus-stack"
-    assert made["Service enginesmith-metrics"]["metadata"]["labels"]["release"] == "all"
-    annotations = made["RayCluster enginesmith-ray"]["spec"]["workerGroupSpecs"][0]["template"]["metadata"][
+    objects_by_label = {label(item): item for item in renders.objects(renders.rendered(values))}
+    assert objects_by_label["ServiceMonitor enginesmith"]["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+    assert objects_by_label["Service enginesmith-metrics"]["metadata"]["labels"]["release"] == "all"
+    annotations = objects_by_label["RayCluster enginesmith-ray"]["spec"]["workerGroupSpecs"][0]["template"]["metadata"][
         "annotations"
     ]
     assert annotations["karpenter.sh/do-not-disrupt"] == "false"
@@ -74,7 +72,7 @@ def test_labels_and_annotations_of_users_override_the_charts() -> None:
         "59 23 31 12 7", "0,30 8-18/2 1 JAN,jul mon-fri", "0-59/5 * * * SUN",
     ],
 )  # fmt: skip
-def test_valid_schedules_are_accepted(cron: str) -> None:
+def test_valid_schedules_pass(cron: str) -> None:
     assert cron in renders.rendered(with_value("fleet.schedule", cron))["prefect/deploy.yaml"]
 
 
@@ -85,12 +83,12 @@ def test_valid_schedules_are_accepted(cron: str) -> None:
         "fd00:ff00::/24", "1:2:3:4:5:6:7:8/128",
     ],
 )  # fmt: skip
-def test_networks_of_both_families_are_taken(cidr: str) -> None:
+def test_networks_of_both_families_are_accepted(cidr: str) -> None:
     texts = renders.rendered(with_value("networkPolicy.registry.cidrs", [cidr]))
     assert f'cidr: "{cidr}"' in texts["network/policies.yaml"]
 
 
-def test_a_whole_number_of_cpus_is_a_quantity_wherever_cpus_are_given() -> None:
+def test_a_whole_number_of_cpus_is_a_valid_quantity() -> None:
     """The variables of Prefect's job template, and so flow runs, take text alone."""
     values = with_value("cpuGroup", {"cpu": 8})
     values["gpuGroups"][0]["cpu"] = 16
@@ -132,6 +130,9 @@ CLAIM = {
     "dataSourceRef": {"kind": "PersistentVolumeClaim", "name": "seed"},
     "volumeAttributesClassName": "gold",
 }
+ALONE = {**CLAIM, "accessModes": ["ReadWriteOncePod"]}
+DNS = {"containerPort": 53}
+SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
 
 
 @pytest.mark.parametrize(
@@ -155,6 +156,18 @@ CLAIM = {
         ("extraVolumes", [{"name": "a", "ephemeral": {"volumeClaimTemplate": {"spec": CLAIM}}}]),
         ("metrics.serviceAnnotations", {"helm.sh/resource-policy": "keep"}),
         ("registry", {"bucket": "one", "sse": "aws:kms", "kmsKey": "arn:aws:kms:eu-central-1:111122223333:key/a-b"}),
+        (
+            "site.httpRoute.parentRefs",
+            [{"name": "a", "sectionName": "x"}, {"name": "a", "sectionName": "y"}, {"name": "b"}],
+        ),
+        ("prefect.server.ingress", {"className": "", "annotations": {"kubernetes.io/ingress.class": "alb"}}),
+        ("prefect.server.extraContainers", [{"name": "a", "image": "b", "ports": [DNS, {**DNS, "protocol": "UDP"}]}]),
+        ("site.topologySpreadConstraints", [{**SPREAD, "matchLabelKeys": ["pod-template-hash"]}]),
+        ("extraVolumes", [{"name": "a", "ephemeral": {"volumeClaimTemplate": {"spec": ALONE}}}]),
+        ("site.podAnnotations", {"controller.kubernetes.io/pod-deletion-cost": "-2147483648"}),
+        ("site.podAnnotations", {"controller.kubernetes.io/pod-deletion-cost": "2147483647"}),
+        ("extraVolumes", [{"name": "a", "emptyDir": {"sizeLimit": "0"}}]),
+        ("site.ingress", {"className": "nginx", "annotations": {"kubernetes.io/ingress.class": "alb"}}),
     ],
 )
 def test_valid_values_are_accepted(path: str, value: Any) -> None:

@@ -1,5 +1,3 @@
-"""Every command that the chart, the manifests and the notes run is one of Enginesmith's, option by option."""
-
 import json
 import re
 import shlex
@@ -29,13 +27,13 @@ def problems(words: list[str]) -> list[str]:
         if actual is None:
             return [f"no command {name}"]
         command = actual
-    known = {
+    option_names = {
         option
         for parameter in command.get_params(click.Context(command))
         for option in [*parameter.opts, *parameter.secondary_opts]
     }
     flags = [word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
-    return [f"{command.name} has no {flag}" for flag in flags if flag not in known | {"--help"}]
+    return [f"{command.name} has no {flag}" for flag in flags if flag not in option_names | {"--help"}]
 
 
 def in_script(script: str) -> Iterator[list[str]]:
@@ -122,7 +120,7 @@ def option(words: list[str], name: str) -> str:
     return words[words.index(name) + 1]
 
 
-def test_each_gpu_group_gets_a_flow_that_proves_on_its_workers_and_takes_no_gpu_itself() -> None:
+def test_each_gpu_group_has_a_flow_that_proves_on_its_workers_without_a_gpu_of_its_own() -> None:
     first, *proofs, fleet = kube.deploy_commands("aws")
     assert "--only=reconcile-fleet" in fleet
     assert [option(words, "--name") for words in proofs] == ["t4", "a10g", "l4", "h100"]
@@ -140,7 +138,7 @@ def test_each_gpu_group_gets_a_flow_that_proves_on_its_workers_and_takes_no_gpu_
         assert (variables["cpu_request"], variables["memory_limit"]) == ("100m", "2Gi"), "it waits for a worker"
 
 
-def test_a_groups_flows_ask_for_the_labels_that_its_workers_have() -> None:
+def test_a_groups_flows_request_the_labels_of_its_workers() -> None:
     """What `--on` means to the flows (`gpu_labels`) are the labels of the RayCluster's group, for each sample."""
     for sample in ("aws", "gke", "onprem"):
         (cluster,) = [item for item in kube.sample_objects(sample) if item["kind"] == "RayCluster"]
@@ -153,7 +151,7 @@ def test_a_groups_flows_ask_for_the_labels_that_its_workers_have() -> None:
         }
 
 
-def test_each_gpu_group_gets_canaries_of_its_engines_where_there_are_canaries() -> None:
+def test_each_gpu_group_gets_canaries_if_enabled() -> None:
     first, *groups, _ = kube.deploy_commands("aws")
     assert "--only=canary" in first and "--only=settle-canary" in first, (
         "of CPU engines, and the one that moves channels"
@@ -172,9 +170,9 @@ def test_groups_with_one_gpu_share_its_flows() -> None:
     l4 = next(group for group in values["gpuGroups"] if group["name"] == "l4")
     values["gpuGroups"] = [{**l4, "canary": False}, {**l4, "name": "spot"}, {**l4, "name": "more"}]
     texts = renders.objects(renders.rendered(values))
-    found = json.loads(next(item["data"]["commands.json"] for item in texts if "commands.json" in item.get("data", {})))
+    lists = json.loads(next(item["data"]["commands.json"] for item in texts if "commands.json" in item.get("data", {})))
     flows = {
-        option(words, "--name"): [w for w in words if w.startswith("--only")] for words in found if "--on" in words
+        option(words, "--name"): [w for w in words if w.startswith("--only")] for words in lists if "--on" in words
     }
     assert flows == {"l4": ["--only=validate-pending"], "spot": ["--only=canary"]}
 

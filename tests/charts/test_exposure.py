@@ -1,5 +1,3 @@
-"""Ways in: an Ingress or an HTTPRoute to the Prefect server, and Prometheus to Ray's own metrics."""
-
 import json
 from typing import Any
 
@@ -8,7 +6,7 @@ import jsonschema
 import pytest
 
 from charts import renders
-from tests.charts.kube import Object, containers, flow_run_job, job_variables, label, pod_specs
+from tests.charts.kube import Object, containers, flow_run_job, job_variables, label, pod_specs, with_value
 from tests.charts.test_objects import VERSIONS, built_in, crds
 
 GATEWAY = [{"name": "public", "namespace": "gateways"}]
@@ -30,7 +28,7 @@ def made(way: dict[str, Any]) -> dict[str, Object]:
     return {label(item): item for item in renders.objects(renders.rendered(values(way)))}
 
 
-def test_an_ingress_leads_the_host_of_the_uis_url_to_the_server() -> None:
+def test_an_ingress_routes_the_uis_host_to_the_server() -> None:
     way = {"enabled": True, "className": "nginx", "tlsSecret": "prefect-tls", "annotations": {"a.example/b": "c"}}
     result = made({"ingress": way})
     ingress, service = result["Ingress enginesmith-prefect-server"], result["Service enginesmith-prefect-server"]
@@ -47,12 +45,12 @@ def test_an_ingress_leads_the_host_of_the_uis_url_to_the_server() -> None:
 
 def test_the_site_lies_at_its_path_of_the_same_host() -> None:
     actual = values({"ingress": {"enabled": True}, "httpRoute": {"enabled": True, "parentRefs": GATEWAY}})
-    made = {label(item): item for item in renders.objects(renders.rendered({**actual, "site": SITE}))}
-    service, pod = made["Service enginesmith-site"], made["Deployment enginesmith-site"]["spec"]["template"]
-    (rule,) = made["Ingress enginesmith-prefect-server"]["spec"]["rules"]
+    objects = {label(item): item for item in renders.objects(renders.rendered({**actual, "site": SITE}))}
+    service, pod = objects["Service enginesmith-site"], objects["Deployment enginesmith-site"]["spec"]["template"]
+    (rule,) = objects["Ingress enginesmith-prefect-server"]["spec"]["rules"]
     paths = {path["path"]: path["backend"]["service"]["name"] for path in rule["http"]["paths"]}
     assert paths == {"/": "enginesmith-prefect-server", "/models": service["metadata"]["name"]}
-    spec = made["HTTPRoute enginesmith-prefect-server"]["spec"]
+    spec = objects["HTTPRoute enginesmith-prefect-server"]["spec"]
     assert spec["parentRefs"] == GATEWAY and spec["hostnames"] == ["prefect.example"]
     server, route = spec["rules"]
     assert server["backendRefs"] == [{"name": "enginesmith-prefect-server", "port": 4200}]
@@ -61,7 +59,7 @@ def test_the_site_lies_at_its_path_of_the_same_host() -> None:
     (container,) = pod["spec"]["containers"]
     assert container["command"][5:7] == ["--prefix", "/models"]
     assert container["readinessProbe"]["httpGet"]["path"] == "/models/"
-    assert ROUTER[0] in made["NetworkPolicy enginesmith-site"]["spec"]["ingress"][0]["from"]
+    assert ROUTER[0] in objects["NetworkPolicy enginesmith-site"]["spec"]["ingress"][0]["from"]
 
 
 @pytest.mark.parametrize(
@@ -74,12 +72,12 @@ def test_the_site_lies_at_its_path_of_the_same_host() -> None:
         ({**ALONE, "httpRoute": {"enabled": True}}, "site.httpRoute.parentRefs is empty"),
     ],
 )
-def test_a_site_that_could_not_be_reached_is_refused(site: dict[str, Any], message: str) -> None:
+def test_an_unreachable_site_is_refused(site: dict[str, Any], message: str) -> None:
     with pytest.raises(helm.HelmRenderError, match=message):
         renders.rendered({**renders.sample("aws"), "site": site})
 
 
-def test_nothing_is_exposed_unless_asked_for() -> None:
+def test_nothing_is_exposed_by_default() -> None:
     kinds = {
         item["kind"] for name in renders.SAMPLES for item in renders.objects(renders.rendered(renders.sample(name)))
     }
@@ -88,7 +86,7 @@ def test_nothing_is_exposed_unless_asked_for() -> None:
 
 @pytest.mark.parametrize("way", ["ingress", "httpRoute"])
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"auth": {}}, "whoever reaches the API runs code in this namespace; give prefect.server.auth.existingSecret"),
         ({"uiApiUrl": "http://localhost:4200/api"}, "localhost:4200/api is the browser's own machine"),
@@ -97,13 +95,21 @@ def test_nothing_is_exposed_unless_asked_for() -> None:
         ({"uiApiUrl": "https://10.0.0.1/api"}, "https://10.0.0.1/api is not https://HOST/api"),
     ],
 )
-def test_a_way_in_that_is_unsafe_or_leads_nowhere_is_refused(way: str, changed: dict[str, Any], said: str) -> None:
-    with pytest.raises(helm.HelmError, match=said):
+def test_an_unsafe_or_dangling_route_is_refused(way: str, changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(helm.HelmError, match=message):
         renders.rendered(values({way: {"enabled": True}}, **changed))
 
 
+def test_the_sites_own_host_is_not_the_servers() -> None:
+    result = {**values({"ingress": {"enabled": True}}), "site": {**ALONE, "ingress": {"enabled": True}}}
+    result["networkPolicy"]["site"] = {"from": ROUTER}
+    renders.rendered(result)
+    with pytest.raises(helm.HelmError, match="is the host of prefect"):
+        renders.rendered(with_value("site.host", "prefect.example", result))
+
+
 @pytest.mark.parametrize("path", ["/api", "/api/models", "/flow-runs", "/docs"])
-def test_the_site_takes_no_path_of_prefects(path: str) -> None:
+def test_the_site_uses_no_path_of_prefect(path: str) -> None:
     with pytest.raises(helm.HelmError, match=f"site.path: {path} is a path of the Prefect server"):
         renders.rendered({**values({"ingress": {"enabled": True}}), "site": {**SITE, "path": path}})
     renders.rendered({**values({"ingress": {"enabled": True}}), "site": {**SITE, "path": f"/x{path}"}})
@@ -129,13 +135,13 @@ def test_an_external_prefect_behind_a_private_ca_is_trusted_by_all_its_clients()
 
 def test_a_route_without_network_policy_clients_is_refused() -> None:
     expected = values({"httpRoute": {"enabled": True}})
-    with pytest.raises(helm.HelmError) as refused:
+    with pytest.raises(helm.HelmError) as error:
         renders.rendered({**expected, "networkPolicy": {}})
-    assert "networkPolicy.prefect.from is empty" in str(refused.value)
-    assert "prefect.server.httpRoute.parentRefs is empty" in str(refused.value)
+    assert "networkPolicy.prefect.from is empty" in str(error.value)
+    assert "prefect.server.httpRoute.parentRefs is empty" in str(error.value)
 
 
-def test_prometheus_finds_rays_own_metrics_and_gets_through() -> None:
+def test_prometheus_scrapes_rays_own_metrics() -> None:
     inputs = renders.sample("aws")
     inputs["ray"] = {"podMonitor": {"enabled": True, "labels": {"release": "prometheus"}}}
     result = {label(item): item for item in renders.objects(renders.rendered(inputs))}
@@ -156,7 +162,7 @@ def test_the_monitor_of_ray_is_valid_for_its_operator() -> None:
     assert not list(jsonschema.Draft202012Validator(schema).iter_errors({**monitor, "metadata": {}}))
 
 
-def test_the_site_alone_may_have_a_host() -> None:
+def test_the_site_may_have_its_own_host() -> None:
     inputs = renders.sample("aws")
     ways = {"ingress": {"enabled": True, "tlsSecret": "tls"}, "httpRoute": {"enabled": True, "parentRefs": GATEWAY}}
     inputs |= {"site": {**ALONE, **ways}, "networkPolicy": {"site": {"from": ROUTER}}}

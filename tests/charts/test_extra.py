@@ -1,5 +1,3 @@
-"""What a user adds to pods: identities, assigned users, environment, volumes, init containers, claims."""
-
 import json
 import re
 import textwrap
@@ -36,6 +34,10 @@ AT = {"name": "aws-token", "mountPath": "/var/run/aws", "readOnly": True}
 ROLE = {"name": "AWS_ROLE_ARN", "value": "arn:aws:iam::111122223333:role/engines"}
 LICENSE = {"name": "LICENSE", "valueFrom": {"secretKeyRef": {"name": "license", "key": "key"}}}
 INIT = {"name": "warm", "image": "registry.example/warm@sha256:" + "0" * 64, "command": ["true"]}
+WITHOUT_PROXY = (
+    "localhost,127.0.0.1,.svc,.cluster.local,$(KUBERNETES_SERVICE_HOST),enginesmith-prefect-server,"
+    "enginesmith-ray-head-svc,.example"
+)
 ADDED: dict[str, Any] = {
     "extraEnv": [ROLE, LICENSE],
     "extraEnvFrom": [{"secretRef": {"name": "hub"}}],
@@ -50,41 +52,41 @@ def rendered(base: str = "aws", **values: Any) -> list[Object]:
     return renders.objects(renders.rendered({**renders.sample(base), **values}))
 
 
-def flow_runs(made: list[Object]) -> list[Object]:
+def flow_runs(objects: list[Object]) -> list[Object]:
     """Job variables of every command that registers flows."""
-    (config,) = [item for item in made if label(item) == "ConfigMap enginesmith-deploy"]
+    (config,) = [item for item in objects if label(item) == "ConfigMap enginesmith-deploy"]
     return [job_variables(words) for words in json.loads(config["data"]["commands.json"])]
 
 
-def by_component(made: list[Object]) -> list[tuple[str, Object]]:
-    return [(pod["metadata"]["labels"]["app.kubernetes.io/component"], pod) for item in made for pod in pods(item)]
+def by_component(objects: list[Object]) -> list[tuple[str, Object]]:
+    return [(pod["metadata"]["labels"]["app.kubernetes.io/component"], pod) for item in objects for pod in pods(item)]
 
 
-def test_labels_of_an_identity_are_on_the_pods_of_its_account_and_no_others() -> None:
+def test_identity_labels_are_only_on_pods_of_its_account() -> None:
     identity = {"azure.workload.identity/use": "true"}
-    made = rendered(serviceAccounts={"builds": {"podLabels": identity}}, commonLabels={"team": "inference"})
-    result = by_component(made)
+    objects = rendered(serviceAccounts={"builds": {"podLabels": identity}}, commonLabels={"team": "inference"})
+    result = by_component(objects)
     assert {name for name, _ in result} >= BUILDS - {"flow-run"} | {"prefect-server", "prefect-worker", "ray-head"}
     for name, pod in result:
         assert (identity.items() <= pod["metadata"]["labels"].items()) == (name in BUILDS), name
         assert pod["metadata"]["labels"]["team"] == "inference"
-    assert all(identity.items() <= variables["labels"].items() for variables in flow_runs(made))
+    assert all(identity.items() <= variables["labels"].items() for variables in flow_runs(objects))
 
 
 def test_users_and_groups_can_be_the_clusters_to_assign() -> None:
-    made = rendered(podSecurity={"runAsUser": None, "runAsGroup": None, "fsGroup": None})
+    objects = rendered(podSecurity={"runAsUser": None, "runAsGroup": None, "fsGroup": None})
     assigned = {"runAsUser", "runAsGroup", "fsGroup"}
-    for _, pod in by_component(made):
+    for _, pod in by_component(objects):
         assert not assigned & pod["spec"]["securityContext"].keys()
         assert not violations(pod["spec"])
-    for variables in flow_runs(made):
+    for variables in flow_runs(objects):
         assert not {"run_as_user", "run_as_group", "fs_group"} & variables.keys()
 
 
 @pytest.mark.parametrize("base", renders.SAMPLES)
 def test_extra_values_reach_every_pod_that_uses_the_registry(base: str) -> None:
-    made = rendered(base, **{**ADDED, "extraEnv": [*renders.sample(base).get("extraEnv", ()), ROLE, LICENSE]})
-    for name, pod in by_component(made):
+    objects = rendered(base, **{**ADDED, "extraEnv": [*renders.sample(base).get("extraEnv", ()), ROLE, LICENSE]})
+    for name, pod in by_component(objects):
         (container,) = pod["spec"]["containers"]
         there = name in BUILDS
         assert (LICENSE in container["env"]) is there and (ROLE in container["env"]) is there, name
@@ -92,7 +94,7 @@ def test_extra_values_reach_every_pod_that_uses_the_registry(base: str) -> None:
         assert (container.get("envFrom") == ADDED["extraEnvFrom"]) is there, name
         assert ("warm" in {item["name"] for item in pod["spec"].get("initContainers", ())}) is (name == "ray-worker")
         assert not violations(pod["spec"]), name
-    for variables in flow_runs(made):
+    for variables in flow_runs(objects):
         pod = flow_run_job(variables)["spec"]["template"]["spec"]
         (container,) = pod["containers"]
         assert LICENSE in container["env"] and ADDED["extraEnvFrom"][0] in container["envFrom"]
@@ -104,16 +106,16 @@ def test_extra_values_reach_every_pod_that_uses_the_registry(base: str) -> None:
 @pytest.mark.parametrize("base", renders.SAMPLES)
 def test_flow_runs_get_variables_of_the_kinds_that_the_pool_takes(base: str) -> None:
     """Prefect's server refuses a deployment otherwise."""
-    known = template("kubernetes")["variables"]["properties"]
+    variable_names = template("kubernetes")["variables"]["properties"]
     for variables in flow_runs(rendered(base, **ADDED)):
         for name, value in variables.items():
-            jsonschema.validate(value, known[name])
+            jsonschema.validate(value, variable_names[name])
         for version in VERSIONS:
             job = flow_run_job(variables)
             assert not [error.message for error in built_in(version, "batch/v1", "Job").iter_errors(job)], version
 
 
-def test_the_documentations_way_to_a_bucket_elsewhere_is_there() -> None:
+def test_the_documented_external_bucket_works() -> None:
     (block,) = re.findall(r"```yaml\n(  extraEnv:.*?)```", DOCS.read_text(), re.DOTALL)
     for _, pod in by_component(rendered("gke", **yaml.safe_load(textwrap.dedent(block)))):
         container = pod["spec"]["containers"][0]
@@ -121,8 +123,8 @@ def test_the_documentations_way_to_a_bucket_elsewhere_is_there() -> None:
         assert not files or (f"{AT['mountPath']}/token" in files and AT in container["volumeMounts"])
 
 
-def group_of(made: list[Object], name: str) -> Object:
-    (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
+def group_of(objects: list[Object], name: str) -> Object:
+    (cluster,) = [item for item in objects if item["kind"] == "RayCluster"]
     (result,) = [item for item in cluster["spec"]["workerGroupSpecs"] if item["groupName"] == name]
     return dict(result)
 
@@ -174,7 +176,7 @@ def test_extra_values_of_workers_are_valid_for_the_operator() -> None:
     assert not [f"{list(error.path)}: {error.message[:200]}" for error in errors]
 
 
-def test_one_level_is_that_of_the_server_the_worker_and_flow_runs() -> None:
+def test_one_log_level_applies_to_the_server_the_worker_and_flow_runs() -> None:
     values = renders.sample("aws")
     values["prefect"]["logLevel"] = "DEBUG"
     objects = renders.objects(renders.rendered(values))
@@ -191,27 +193,21 @@ def test_one_level_is_that_of_the_server_the_worker_and_flow_runs() -> None:
 @pytest.mark.parametrize("base", renders.SAMPLES)
 def test_a_proxy_and_the_authorities_to_trust_reach_every_container(base: str) -> None:
     proxy = {"http": "http://proxy.example:3128", "https": "http://proxy.example:3129", "except": [".example"]}
-    made = rendered(base, proxy=proxy, caBundle={"configMap": "trust"})
-    (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
+    objects = rendered(base, proxy=proxy, caBundle={"configMap": "trust"})
+    (cluster,) = [item for item in objects if item["kind"] == "RayCluster"]
     scaler, head = cluster["spec"]["autoscalerOptions"], cluster["spec"]["headGroupSpec"]["template"]["spec"]
-    runs = [flow_run_job(variables)["spec"]["template"]["spec"] for variables in flow_runs(made)]
-    for spec in [*pod_specs(made), *runs, {**head, "containers": [scaler]}]:
+    runs = [flow_run_job(variables)["spec"]["template"]["spec"] for variables in flow_runs(objects)]
+    for spec in [*pod_specs(objects), *runs, {**head, "containers": [scaler]}]:
         assert {"name": "trust", "configMap": {"name": "trust"}} in spec["volumes"]
         for container in containers(spec):
             if container.get("name") == "own":  # chown reaches nothing
                 continue
             env = {item["name"]: item.get("value") for item in container["env"]}
-            without = {
-                "enginesmith-prefect-server",
-                "enginesmith-ray-head-svc",
-                "$(KUBERNETES_SERVICE_HOST)",
-                ".example",
-            }
-            assert len(container["env"]) == len(env) and without < {*env["NO_PROXY"].split(",")}
+            assert len(container["env"]) == len(env) and env["NO_PROXY"] == WITHOUT_PROXY
             assert (env["HTTP_PROXY"], env["HTTPS_PROXY"]) == (proxy["http"], proxy["https"])
             assert env["SSL_CERT_FILE"] == "/etc/enginesmith/trust/ca.crt"
             assert "/etc/enginesmith/trust" in [item["mountPath"] for item in container["volumeMounts"]]
-    (policy,) = [item for item in made if label(item) == "NetworkPolicy enginesmith-to-proxy"]
+    (policy,) = [item for item in objects if label(item) == "NetworkPolicy enginesmith-to-proxy"]
     assert {item["port"] for item in policy["spec"]["egress"][0]["ports"]} == {3128, 3129}
 
 
@@ -244,7 +240,7 @@ def test_extra_values_of_a_component_are_valid_and_only_in_its_pods(component: s
 
 
 @pytest.mark.parametrize("base", renders.SAMPLES)
-def test_annotations_of_all_are_on_every_object_beside_its_own(base: str) -> None:
+def test_global_annotations_are_on_every_object_beside_its_own(base: str) -> None:
     common, values = {"example.com/owner": "inference"}, renders.sample(base)
     values.setdefault("metrics", {})["serviceAnnotations"] = {"example.com/name": "x"}
     own = [item["metadata"].get("annotations", {}) for item in renders.objects(renders.rendered(values))]

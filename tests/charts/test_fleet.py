@@ -1,5 +1,3 @@
-"""Fleet reconciliation in the chart: one flow that may list nodes and nothing else; no other pod gains a right."""
-
 import re
 from pathlib import Path
 
@@ -29,7 +27,7 @@ def test_the_fleet_objects_exist_only_if_enabled(sample: str) -> None:
 
 
 @pytest.mark.parametrize("sample", ("aws", "onprem"))
-def test_its_rights_are_the_calls_that_the_code_makes(sample: str) -> None:
+def test_fleet_rights_equal_the_calls_in_the_code(sample: str) -> None:
     code = Path(inventory.__file__).read_text()
     assert set(re.findall(r"CoreV1Api\(connection\)\.([a-z_]+)\(", code)) == {"list_node"}
     (role,), (binding,) = found(sample, "ClusterRole"), found(sample, "ClusterRoleBinding")
@@ -43,15 +41,15 @@ def test_its_rights_are_the_calls_that_the_code_makes(sample: str) -> None:
 def test_two_releases_share_no_object_of_the_cluster() -> None:
     values = renders.sample("aws")
     names = [
-        {item["metadata"]["name"] for item in made if item["kind"].startswith(("ClusterRole", "ValidatingAdmission"))}
+        {item["metadata"]["name"] for item in items if item["kind"].startswith(("ClusterRole", "ValidatingAdmission"))}
         for name, namespace in (("a", "b-c"), ("a-b", "c"), ("a", "b"), ("a-b", "b"))
-        for made in [renders.objects(renders.rendered({**values, "fullnameOverride": name}, namespace=namespace))]
+        for items in [renders.objects(renders.rendered({**values, "fullnameOverride": name}, namespace=namespace))]
     ]
     assert all(names) and len(set.union(*names)) == sum(map(len, names))
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
-def test_of_all_flow_runs_it_alone_has_a_token_and_a_way_to_the_api_server(sample: str) -> None:
+def test_only_the_fleets_flow_run_has_a_token_and_access_to_the_api_server(sample: str) -> None:
     policies = [item for item in found(sample, "NetworkPolicy") if "api-server" in item["metadata"]["name"]]
     for words in deploy_commands(sample):
         variables, reads = job_variables(words), "--only=reconcile-fleet" in words
@@ -68,16 +66,16 @@ def test_of_all_flow_runs_it_alone_has_a_token_and_a_way_to_the_api_server(sampl
         assert variables["labels"]["app.kubernetes.io/component"] not in components
 
 
-def test_it_builds_nothing_and_has_neither_rays_token_nor_its_size() -> None:
+def test_the_fleet_flow_builds_nothing_and_has_no_ray_token() -> None:
     variables, builds = job_variables(fleet_command("onprem")), job_variables(deploy_commands("onprem")[0])
-    env, own = ({item["name"] for item in found["env"]} for found in (builds, variables))
+    env, own = ({item["name"] for item in text["env"]} for text in (builds, variables))
     assert "RAY_AUTH_TOKEN_PATH" in env and "RAY_AUTH_TOKEN_PATH" not in own
     assert "ray-token" not in {item["name"] for item in [*variables["volumes"], *variables["volume_mounts"]]}
     assert {item["name"] for item in variables["volume_mounts"]} == {item["name"] for item in variables["volumes"]}
     assert (variables["memory_request"], variables["memory_limit"]) == ("512Mi", "2Gi") and "cpu_limit" not in variables
 
 
-def test_the_catalog_of_the_values_is_mounted_where_the_flow_looks_and_means_the_same(tmp_path: Path) -> None:
+def test_the_catalog_is_mounted_where_the_flow_reads_it(tmp_path: Path) -> None:
     """YAML reads the bare key `on` as true, and Helm writes that down as the text "true"."""
     words = fleet_command("onprem")
     path = words[words.index("--fleet-catalog") + 1]
@@ -95,7 +93,7 @@ def test_the_catalog_of_the_values_is_mounted_where_the_flow_looks_and_means_the
     assert ranker.proven and digits.reference.channel == "stable"
 
 
-def test_a_catalog_of_ones_own_is_mounted_and_none_is_the_whole_registry() -> None:
+def test_a_users_catalog_is_mounted_and_none_means_the_whole_registry() -> None:
     values = renders.sample("aws")
     assert "--fleet-catalog" not in fleet_command("aws")
     assert "catalog" not in {item["name"] for item in job_variables(fleet_command("aws"))["volumes"]}

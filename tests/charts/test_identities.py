@@ -1,5 +1,3 @@
-"""Registries in the object stores of clouds: the URI that pods get, and whose identity they have."""
-
 from typing import Any
 
 import pytest
@@ -27,10 +25,10 @@ def environment(spec: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("sample", ACCOUNTS)
 def test_pods_that_use_the_registry_have_the_identity_and_no_key(sample: str) -> None:
-    made = sample_objects(sample)
-    accounts = [item["metadata"] for item in made if item["kind"] == "ServiceAccount"]
+    objects = sample_objects(sample)
+    accounts = [item["metadata"] for item in objects if item["kind"] == "ServiceAccount"]
     account = {item["name"] for item in accounts if ACCOUNTS[sample] in (item.get("annotations") or {})}
-    pods = [spec for spec in pod_specs(list(made)) if "ENGINESMITH_REGISTRY" in environment(spec)]
+    pods = [spec for spec in pod_specs(list(objects)) if "ENGINESMITH_REGISTRY" in environment(spec)]
     assert len(pods) > 2
     for spec in pods:
         result = environment(spec)
@@ -62,7 +60,7 @@ READS = {"annotations": {"eks.amazonaws.com/role-arn": "arn:aws:iam::1:role/read
         ({"reads": {"create": False}}, "builds"),
     ],
 )
-def test_what_only_reads_has_another_account_keys_and_a_mount_that_only_reads(accounts: Any, name: str) -> None:
+def test_readers_have_another_account_other_keys_and_a_read_only_mount(accounts: Any, name: str) -> None:
     values = {**renders.sample("minimal"), "serviceAccounts": accounts, "site": {"enabled": True}}
     objects = renders.objects(renders.rendered(values))
     assert f"enginesmith-{name}" in {item["metadata"]["name"] for item in objects if item["kind"] == "ServiceAccount"}

@@ -1,5 +1,3 @@
-"""The Dockerfiles: hadolint, pinned bases, a numeric user, and the very steps that install, where they can be run."""
-
 import os
 import re
 import shlex
@@ -84,13 +82,13 @@ def test_the_client_is_small() -> None:
 
 
 def test_images_get_the_code_and_nothing_else() -> None:
-    kept = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
-    assert kept == {
+    paths = {line.removeprefix("!") for line in (ROOT / ".dockerignore").read_text().splitlines() if line[:1] == "!"}
+    assert paths == {
         "builders", "validation", "pipeline", "enginesmith", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"
     }  # fmt: skip
 
 
-def test_the_version_of_ray_is_the_images() -> None:
+def test_the_version_of_ray_equals_the_images() -> None:
     pinned = re.search(r"^ray==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned and f"\n  version: {pinned[1]}\n" in (renders.CHART / "values.yaml").read_text()
     assert f"rayVersion: {pinned[1]}\n" in (ROOT / "manifests/examples/rayjob-build.yaml").read_text()
@@ -100,17 +98,17 @@ def test_the_version_of_ray_is_the_images() -> None:
 @pytest.mark.skipif("ENGINESMITH_IMAGES" not in os.environ, reason="ENGINESMITH_IMAGES is not set: installs gigabytes")
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", ["client", "control", "worker"])
-def test_the_steps_of_an_image_give_one_that_works(name: str, tmp_path: Path) -> None:
+def test_the_build_steps_of_an_image_work(name: str, tmp_path: Path) -> None:
     """As `docker build` would: a clean copy, a virtual environment, the pip steps, and `enginesmith doctor`.
 
     Not TensorRT's own, whose libraries come from an index of NVIDIA's.
     """
     source, venv = tmp_path / "src", tmp_path / "venv"
     source.mkdir()
-    for kept in ("builders", "validation", "pipeline", "enginesmith"):
-        shutil.copytree(ROOT / kept, source / kept, ignore=shutil.ignore_patterns("__pycache__"))
-    for kept in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
-        shutil.copy(ROOT / kept, source / kept)
+    for copied_name in ("builders", "validation", "pipeline", "enginesmith"):
+        shutil.copytree(ROOT / copied_name, source / copied_name, ignore=shutil.ignore_patterns("__pycache__"))
+    for copied_name in ("pyproject.toml", "constraints.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / copied_name, source / copied_name)
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     path = f"{venv / 'bin'}:{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "HOME": str(tmp_path), "VIRTUAL_ENV": str(venv)}

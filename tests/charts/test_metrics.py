@@ -1,8 +1,11 @@
-"""Alerts and dashboard speak of metrics that exist, and the exporter is found by who scrapes it."""
-
 import json
 import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import get_args
+
+import pytest
 
 from enginesmith.registry.manifest import Status
 from enginesmith.registry.rollouts.rollout_state import State
@@ -13,7 +16,7 @@ SERIES = {name for metric in METRICS for name in metric.series}
 LABELS = {name for metric in METRICS for name in metric.labels}
 
 
-def test_alerts_are_about_metrics_of_the_exporter() -> None:
+def test_alerts_use_metrics_of_the_exporter() -> None:
     (rules,) = [item for item in sample_objects("aws") if item["kind"] == "PrometheusRule"]
     for rule in rules["spec"]["groups"][0]["rules"]:
         names = set(re.findall(r"enginesmith_\w+", rule["expr"]))
@@ -24,7 +27,7 @@ def test_alerts_are_about_metrics_of_the_exporter() -> None:
         assert rule["annotations"].keys() == {"summary", "remedy"}
 
 
-def test_alerts_cover_what_ends_stands_or_fails_and_name_states_that_there_are() -> None:
+def test_alerts_cover_ends_stalls_and_failures_with_existing_states() -> None:
     (rules,) = [item for item in sample_objects("aws") if item["kind"] == "PrometheusRule"]
     expressions = " ".join(rule["expr"] for rule in rules["spec"]["groups"][0]["rules"])
     for name in (
@@ -38,7 +41,18 @@ def test_alerts_cover_what_ends_stands_or_fails_and_name_states_that_there_are()
     assert {name for word in words for name in word.split("|")} <= names
 
 
-def test_the_dashboard_is_the_one_of_the_manifests() -> None:
+@pytest.mark.skipif(not shutil.which("promtool"), reason="promtool (Prometheus) is not on PATH")
+def test_each_alert_fires_alone_when_promtool_runs_it(tmp_path: Path) -> None:
+    (rules,) = [item for item in sample_objects("aws") if item["kind"] == "PrometheusRule"]
+    cases = Path(__file__).with_name("alerts.yaml").read_text()
+    assert all(f'"{rule["alert"]}"' in cases for rule in rules["spec"]["groups"][0]["rules"])
+    (tmp_path / "rules.yaml").write_text(json.dumps(rules["spec"]))
+    (tmp_path / "alerts.yaml").write_text(cases)
+    result = subprocess.run(["promtool", "test", "rules", "alerts.yaml"], cwd=tmp_path, capture_output=True, text=True)
+    assert not result.returncode, result.stdout + result.stderr
+
+
+def test_the_dashboard_equals_that_of_the_manifests() -> None:
     (result,) = [item for item in sample_objects("aws") if label(item) == "ConfigMap enginesmith-dashboard"]
     dashboard = json.loads(result["data"]["enginesmith.json"])
     assert dashboard == json.loads((MANIFESTS / "grafana/enginesmith.json").read_text())

@@ -1,5 +1,3 @@
-"""Network policies fail closed: an empty list opens nothing, and a registry on a claim needs no network."""
-
 import re
 from typing import Any
 
@@ -18,9 +16,9 @@ def policies(values: dict[str, Any]) -> dict[str, Object]:
     return kube.policies(renders.objects(renders.rendered(values)))
 
 
-def open_rules(found: dict[str, Object]) -> list[str]:
+def open_rules(specs: dict[str, Object]) -> list[str]:
     """Policies with a rule that has no peers, and so is open to everything. `dns` is meant to be."""
-    rules = {name: [*spec.get("ingress", ()), *spec.get("egress", ())] for name, spec in found.items() if name != "dns"}
+    rules = {name: [*spec.get("ingress", ()), *spec.get("egress", ())] for name, spec in specs.items() if name != "dns"}
     return [name for name, all_ in rules.items() for rule in all_ if not rule.get("from", rule.get("to"))]
 
 
@@ -32,7 +30,7 @@ def open_rules(found: dict[str, Object]) -> list[str]:
         ("aws", "postgresql", {"prefect-server", "prefect-migrate"}),
     ],
 )
-def test_an_empty_list_allows_nothing_and_the_rest_is_named_elsewhere(base: str, part: str, closed: set[str]) -> None:
+def test_an_empty_list_allows_nothing(base: str, part: str, closed: set[str]) -> None:
     values = with_value(f"networkPolicy.{part}", {"cidrs": []}, base=base)
     actual = policies({**values, "networkPolicy": {**values["networkPolicy"], "extraEgress": ELSEWHERE}})
     assert not open_rules(actual)
@@ -51,6 +49,7 @@ def test_every_list_of_networks_goes_through_the_template_that_fails_closed() ->
     [
         ("onprem", "registry.endpoint", "https://minio:9001", "to-registry", {9000, 9001}),
         ("onprem", "registry.endpoint", "http://minio2", "to-registry", {9000, 80}),
+        ("onprem", "registry.endpoint", "https://minio:0443", "to-registry", {9000, 443}),
         ("aws", "canary.traffic", "s3://t/x?endpoint=https://[fd00::1]:9443&region=x", "to-registry", {443, 9443}),
         ("aws", "nodeCache.through", "http://cache:8080,https://mirror:8443", "to-registry", {443, 8080, 8443}),
         ("onprem", "prefect.externalApi.url", "http://prefect.example:4200/api", "to-prefect", {443, 4200}),
@@ -58,7 +57,7 @@ def test_every_list_of_networks_goes_through_the_template_that_fails_closed() ->
         ("aws", "ray.gcsFaultTolerance.redisAddress", "rediss://redis:6379", "ray-head-to-redis", {6379}),
     ],
 )
-def test_a_port_that_an_address_names_is_open(base: str, path: str, value: str, policy: str, ports: set[int]) -> None:
+def test_the_port_of_an_address_is_open(base: str, path: str, value: str, policy: str, ports: set[int]) -> None:
     (rule,) = policies(with_value(path, value, base=base))[policy]["egress"]
     assert {item["port"] for item in rule["ports"]} == ports
 
@@ -68,7 +67,7 @@ def test_an_empty_list_of_clients_denies_all(part: str) -> None:
     assert not open_rules(policies(with_value(f"networkPolicy.{part}", {"from": []})))
 
 
-def test_a_registry_on_a_claim_opens_no_way_out_unless_something_else_is_in_a_bucket() -> None:
+def test_a_registry_on_a_claim_opens_no_egress_without_a_bucket() -> None:
     values = renders.sample("minimal")
     assert "to-registry" not in policies(values)
     for more in (
@@ -81,7 +80,7 @@ def test_a_registry_on_a_claim_opens_no_way_out_unless_something_else_is_in_a_bu
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
-def test_no_rule_is_empty_and_one_that_is_open_to_all_of_one_family_is_to_all_of_the_other(sample: str) -> None:
+def test_no_rule_is_empty_and_an_open_rule_covers_both_families(sample: str) -> None:
     actual = policies(renders.sample(sample))
     assert not open_rules(actual)
     for name, spec in actual.items():

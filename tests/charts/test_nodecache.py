@@ -1,5 +1,3 @@
-"""The caches of nodes: DaemonSets that pull."""
-
 from typing import Any
 
 import helm_python as helm
@@ -28,13 +26,10 @@ def test_nodes_follow_their_channels_through_the_cache_and_the_registry_behind_i
     (watch,) = spec["containers"]
     assert spec["nodeSelector"] == H100["nodeSelector"]
     assert watch["command"][:4] == ["enginesmith", "pull", "digits:stable", "--follow"]
-    assert (
-        watch["command"][-2:] == ["--runtime", "tensorrt=10.16.1"] and "/node/engines/digits-h100" in watch["command"]
-    )
+    assert watch["command"][-2:] == H100["args"] and "/node/engines/digits-h100" in watch["command"]
     environment = {item["name"]: item.get("value") for item in watch["env"]}
-    assert environment["ENGINESMITH_REGISTRY"].split(",") == [
-        cache, "s3://example-engines/enginesmith?region=eu-central-1&sse=aws:kms"
-    ]  # fmt: skip
+    bucket = "s3://example-engines/enginesmith?region=eu-central-1&sse=aws:kms"
+    assert environment["ENGINESMITH_REGISTRY"].split(",") == [cache, bucket]
     assert environment["ENGINESMITH_CACHE_BYTES"] == str(20 << 30)
     # A pod's name, which is its host's, is another after each restart: rollouts would give the node another version.
     (named,) = [item["valueFrom"] for item in watch["env"] if item["name"] == "ENGINESMITH_NODE"]
@@ -47,7 +42,7 @@ def test_nodes_follow_their_channels_through_the_cache_and_the_registry_behind_i
     assert watch["securityContext"]["runAsNonRoot"]
 
 
-def test_in_a_claim_each_node_has_engines_of_its_own_and_nothing_runs_as_root() -> None:
+def test_with_a_claim_each_node_has_its_own_engines_and_nothing_runs_as_root() -> None:
     actual = objects(on_nodes(existingClaim="engines"))
     spec = actual["DaemonSet enginesmith-node-digits-l4"]["spec"]["template"]["spec"]
     (watch,) = spec["containers"]
@@ -59,22 +54,21 @@ def test_in_a_claim_each_node_has_engines_of_its_own_and_nothing_runs_as_root() 
     assert {"name": "node", "persistentVolumeClaim": {"claimName": "engines"}} in spec["volumes"]
 
 
-def test_a_namespace_of_its_own_has_the_nodes_pods_and_their_policy() -> None:
+def test_the_nodes_pods_and_policy_may_have_their_own_namespace() -> None:
     actual = objects(on_nodes(namespace="nodes"))
-    assert {name for name, item in actual.items() if item["metadata"].get("namespace") == "nodes"} == {
-        "DaemonSet enginesmith-node-digits-l4", "DaemonSet enginesmith-node-digits-h100"
-    }  # fmt: skip
+    there = {name for name, item in actual.items() if item["metadata"].get("namespace") == "nodes"}
+    assert there == {f"DaemonSet enginesmith-node-{pull['name']}" for pull in (L4, H100)}
     assert "serviceAccountName" not in actual["DaemonSet enginesmith-node-digits-l4"]["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize("place", ["/mnt/nvme/engines", "/data/x", "/var/lib/enginesmith-cache", "/opt/enginesmith"])
-def test_a_folder_of_its_own_is_taken(place: str) -> None:
+def test_another_folder_is_used(place: str) -> None:
     assert place in str(objects(on_nodes(hostPath=place)))
     assert objects({**on_nodes(existingClaim="engines"), "podSecurity": {"runAsUser": None}})
 
 
 @pytest.mark.parametrize("rollouts", [False, True])
-def test_caches_only_read_unless_nodes_of_a_rollout_report(rollouts: bool) -> None:
+def test_caches_are_read_only_unless_nodes_report_to_a_rollout(rollouts: bool) -> None:
     values = {**on_nodes("minimal"), "rollouts": {"enabled": rollouts}}
     spec = objects(values)["DaemonSet enginesmith-node-digits-l4"]["spec"]["template"]["spec"]
     (mount,) = [item for item in spec["containers"][0]["volumeMounts"] if item["name"] == "registry"]
@@ -91,7 +85,7 @@ def test_objects_of_the_node_cache_are_valid_for_kubernetes(base: str, version: 
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (on_nodes(pulls=[]), "nothing to follow"),
         (on_nodes(pulls=[L4, L4]), "digits-l4 is there twice"),
@@ -108,6 +102,6 @@ def test_objects_of_the_node_cache_are_valid_for_kubernetes(base: str, version: 
         ({**on_nodes(), "podSecurity": {"runAsUser": None}}, "nodeCache.hostPath: the cluster chooses the user"),
     ],
 )
-def test_invalid_values_are_refused(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(helm.HelmError, match=said):
+def test_invalid_values_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(helm.HelmError, match=message):
         renders.rendered(values)

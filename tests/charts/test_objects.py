@@ -62,7 +62,7 @@ def test_objects_are_valid_for_kubernetes(version: str) -> None:
     assert len(seen) > 40
 
 
-def test_the_validator_finds_a_field_that_does_not_exist() -> None:
+def test_the_validator_finds_an_unknown_field() -> None:
     wrong = copy.deepcopy(next(item for item in sample_objects("minimal") if item["kind"] == "Service"))
     wrong["spec"]["prots"] = []
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -122,7 +122,7 @@ def test_custom_resources_are_valid_for_their_operators() -> None:
         assert not [f"{list(error.path)}: {error.message[:200]}" for error in errors], name
 
 
-def test_a_field_that_a_custom_resource_does_not_have_is_found() -> None:
+def test_the_validator_finds_an_unknown_field_of_a_custom_resource() -> None:
     schema = crds()["ray.io/v1", "RayCluster"]
     wrong = copy.deepcopy(next(item for item in sample_objects("aws") if item["kind"] == "RayCluster"))
     wrong["spec"]["workerGroupSpecs"][0]["minReplica"] = 0

@@ -1,5 +1,3 @@
-"""The chart as a signed archive: made, pushed to a registry, pulled, verified; refused where it is another one."""
-
 import hashlib
 import http.server
 import os
@@ -45,7 +43,7 @@ def gpg(folder: Path, *arguments: str) -> bytes:
 
 
 @pytest.mark.skipif(shutil.which("gpg") is None, reason="needs gpg")
-def test_a_signed_chart_is_pushed_pulled_and_verified_and_no_other_one(tmp_path: Path) -> None:
+def test_only_the_signed_chart_passes_push_pull_and_verification(tmp_path: Path) -> None:
     secret, public, home = tmp_path / "secret.gpg", tmp_path / "public.gpg", tmp_path / "home"
     home.mkdir(mode=0o700)
     no_passphrase = ("--batch", "--pinentry-mode", "loopback", "--passphrase", "")
@@ -70,7 +68,7 @@ def test_a_signed_chart_is_pushed_pulled_and_verified_and_no_other_one(tmp_path:
     assert list((tmp_path / "unsigned").iterdir()) == []
 
 
-def test_a_chart_that_is_out_of_date_is_not_packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outdated_chart_is_not_packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("charts.regenerate.inputs", lambda: iter([(tmp_path / "gpus.yaml", "new")]))
     with pytest.raises(ValueError, match=r"gpus.yaml: out of date; run `make chart`"):
         package.package(tmp_path / "new")

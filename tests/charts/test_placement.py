@@ -1,5 +1,3 @@
-"""Where a group's pods run: what the user asks for and what the group's GPU asks for hold together."""
-
 from typing import Any
 
 from charts import renders
@@ -24,7 +22,7 @@ def affinity(**group: Any) -> Object:
     return next(pod_specs(cluster["spec"]["workerGroupSpecs"][-1])).get("affinity", {})
 
 
-def test_a_product_is_asked_for_in_each_of_the_users_terms() -> None:
+def test_a_product_is_added_to_each_of_the_users_terms() -> None:
     weighted = [{"weight": 1, "preference": ZONES[0]}]
     entries = {
         "nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [*ZONES, BY_NAME]}, PREFERRED: weighted},
@@ -39,6 +37,6 @@ def test_a_product_is_asked_for_in_each_of_the_users_terms() -> None:
     assert result["nodeAffinity"][PREFERRED] == weighted and result["podAntiAffinity"] == entries["podAntiAffinity"]
 
 
-def test_without_a_product_the_users_affinity_is_as_given() -> None:
+def test_without_a_product_the_users_affinity_is_unchanged() -> None:
     entries = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": ZONES}}}
     assert affinity(affinity=entries) == entries

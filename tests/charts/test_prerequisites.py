@@ -1,5 +1,3 @@
-"""What a sample names and the chart does not make is listed at the sample's head."""
-
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -42,11 +40,11 @@ def named(value: Any) -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("sample", renders.SAMPLES)
 def test_each_sample_lists_its_requirements_at_the_head(sample: str) -> None:
     objects = sample_objects(sample)
-    made = {(item["kind"], item["metadata"]["name"]) for item in objects} | MADE
+    existing_objects = {(item["kind"], item["metadata"]["name"]) for item in objects} | MADE
     expected = set(named(list(objects))) | set(named([job_variables(words) for words in deploy_commands(sample)]))
     text = (renders.CHART / "ci" / f"{sample}-values.yaml").read_text()
     head = re.match(r"(#.*\n)+", text)
     assert head
-    assert expected - made, "nothing was found that a sample needs"
+    assert expected - existing_objects, "nothing was found that a sample needs"
     listed = set(re.findall(r"[a-z0-9-]+", head[0].partition("# Before the installation")[2]))
-    assert not {(kind, name) for kind, name in expected - made if name not in listed}
+    assert not {(kind, name) for kind, name in expected - existing_objects if name not in listed}

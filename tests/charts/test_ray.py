@@ -13,7 +13,7 @@ import pytest
 from charts import renders
 from enginesmith.core.errors import InputError
 from enginesmith.core.hardware.machine import GENERATIONS
-from pipeline.orchestration.kuberay.changes import RAY_VERSION
+from pipeline.orchestration.kuberay.changes import IMAGE, RAY_VERSION
 from tests.charts.kube import EXAMPLES, Object, everything, label, objects_in, sample_objects
 
 
@@ -59,13 +59,13 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
 
 
-def test_the_operators_rules_hold() -> None:
+def test_the_operators_rules_are_kept() -> None:
     assert not {name: broken for name, spec in clusters() if (broken := broken_rules(spec))}
     assert len(list(clusters())) == len(renders.SAMPLES) + 2
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"minReplicas": 9}, "min > max"),
         ({"minReplicas": 1, "replicas": 0}, "replicas < min"),
@@ -73,13 +73,13 @@ def test_the_operators_rules_hold() -> None:
         ({"labels": {"ray.io/x": "y"}}, "Ray's own"),
     ],
 )
-def test_a_broken_rule_is_found(changed: dict[str, Any], said: str) -> None:
+def test_a_broken_rule_is_reported(changed: dict[str, Any], message: str) -> None:
     spec = next(spec for _, spec in clusters())
     wrong = {**spec, "workerGroupSpecs": [{**spec["workerGroupSpecs"][0], **changed}]}
-    assert any(said in item for item in broken_rules(wrong))
+    assert any(message in item for item in broken_rules(wrong))
 
 
-def test_names_are_as_short_as_ray_wants_them() -> None:
+def test_names_are_short_enough_for_ray() -> None:
     for name, item in everything():
         most = {"RayCluster": 53, "RayJob": 47}.get(item["kind"])
         assert most is None or len(item["metadata"]["name"]) <= most, name
@@ -95,16 +95,16 @@ def test_kueue_gets_its_labels() -> None:
     assert job["spec"]["shutdownAfterJobFinishes"] is True
 
 
-def test_groups_have_the_labels_that_builds_ask_for() -> None:
+def test_groups_have_the_labels_that_builds_request() -> None:
     """As `steps.engines` asks Ray: enginesmith/sm is a generation's name; a product is one of its products."""
-    known = {item.sm: item.products for item in GENERATIONS}
+    products_by_sm = {item.sm: item.products for item in GENERATIONS}
     for name, spec in clusters():
         for group in spec["workerGroupSpecs"]:
             labels = group.get("labels", {})
             if group["groupName"] == "cpu":
                 continue
             assert labels.keys() <= {"enginesmith/sm", "enginesmith/product"}, name
-            assert labels.get("enginesmith/product") in {None, *known[labels["enginesmith/sm"]]}, name
+            assert labels.get("enginesmith/product") in {None, *products_by_sm[labels["enginesmith/sm"]]}, name
 
 
 def job(name: str) -> Object:
@@ -112,7 +112,7 @@ def job(name: str) -> Object:
     return next(item for item in sample_objects(name) if label(item).startswith("Job enginesmith-ray-apply"))
 
 
-def test_the_ray_cluster_is_made_by_a_job_and_not_by_helm() -> None:
+def test_a_job_creates_the_ray_cluster_not_helm() -> None:
     """Helm would send numbers of another time, fight with the autoscaler for them, and wait for what never comes."""
     for name in renders.SAMPLES:
         texts = renders.rendered(renders.sample(name))
@@ -128,7 +128,7 @@ def test_the_ray_cluster_is_made_by_a_job_and_not_by_helm() -> None:
         assert key in config["data"]
 
 
-def test_flows_are_registered_after_ray_is_as_they_expect_it() -> None:
+def test_flows_are_registered_after_ray() -> None:
     hooks = {
         item["metadata"]["name"]: item["metadata"]["annotations"]
         for item in sample_objects("aws")
@@ -139,25 +139,29 @@ def test_flows_are_registered_after_ray_is_as_they_expect_it() -> None:
     assert hooks["enginesmith-ray-apply"]["helm.sh/hook"] == hooks["enginesmith-deploy"]["helm.sh/hook"]
 
 
-def test_the_job_is_not_tried_again_where_it_refuses() -> None:
+def test_a_refusing_job_is_not_retried() -> None:
     (rule,) = job("aws")["spec"]["podFailurePolicy"]["rules"]
     assert rule["action"] == "FailJob" and rule["onExitCodes"]["values"] == [InputError.exit_code]
 
 
-def test_pods_say_which_ray_runs_in_them() -> None:
+def test_pods_state_their_ray_version_and_image() -> None:
     for name in renders.SAMPLES:
         (cluster,) = [item for item in sample_objects(name) if item["kind"] == "RayCluster"]
         spec = cluster["spec"]
         for part in [spec["headGroupSpec"], *spec["workerGroupSpecs"]]:
-            assert part["template"]["metadata"]["annotations"][RAY_VERSION] == spec["rayVersion"]
+            annotations, image = (
+                part["template"]["metadata"]["annotations"],
+                part["template"]["spec"]["containers"][0]["image"],
+            )
+            assert (annotations[RAY_VERSION], annotations[IMAGE]) == (spec["rayVersion"], image)
 
 
 def made_with(**chosen: Any) -> tuple[Object, list[str]]:
     """The RayCluster of a sample with `ray.gcsFaultTolerance`, and the names of the network policies."""
     values = renders.sample("aws")
-    made = renders.objects(renders.rendered({**values, "ray": {**values.get("ray", {}), "gcsFaultTolerance": chosen}}))
-    (cluster,) = [item for item in made if item["kind"] == "RayCluster"]
-    return cluster, [item["metadata"]["name"] for item in made if item["kind"] == "NetworkPolicy"]
+    docs = renders.objects(renders.rendered({**values, "ray": {**values.get("ray", {}), "gcsFaultTolerance": chosen}}))
+    (cluster,) = [item for item in docs if item["kind"] == "RayCluster"]
+    return cluster, [item["metadata"]["name"] for item in docs if item["kind"] == "NetworkPolicy"]
 
 
 def test_redis_stores_the_state_of_the_head_if_enabled() -> None:

@@ -1,5 +1,3 @@
-"""The chart renders: lint, goldens, everything that is made from it up to date, names within their limits."""
-
 import re
 import shutil
 from pathlib import Path
@@ -109,7 +107,7 @@ def installed(rule: str, argument: dict[str, Any], tmp_path: Path, **values: Any
 
 
 @pytest.mark.parametrize(
-    ("size", "storage_class", "grows", "said"),
+    ("size", "storage_class", "grows", "message"),
     [
         ("10Gi", "", False, ""),
         ("10Gi", "standard", False, ""),
@@ -119,14 +117,14 @@ def installed(rule: str, argument: dict[str, Any], tmp_path: Path, **values: Any
         ("10Gi", "fast", True, 'a.storageClass: the claim old has "standard", which cannot become "fast"'),
     ],
 )
-def test_the_error_names_a_volume_that_cannot_be_changed(size, storage_class, grows, said, tmp_path):
+def test_the_error_names_a_volume_that_cannot_be_changed(size, storage_class, grows, message, tmp_path):
     values, has = {"size": size, "storageClass": storage_class}, {"allowVolumeExpansion": grows}
     result = installed("claim", {"path": "a", "values": values, "claim": claim("10Gi"), "class": has}, tmp_path)
-    assert (said in result) if said else not result
+    assert (message in result) if message else not result
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({}, ""),
         ({"ray": {"enabled": False}}, ""),
@@ -144,13 +142,13 @@ def test_the_error_names_a_volume_that_cannot_be_changed(size, storage_class, gr
         ),
     ],
 )
-def test_another_name_does_not_delete_the_ray_cluster(values: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_another_name_keeps_the_ray_cluster(values: dict[str, Any], message: str, tmp_path: Path) -> None:
     labels = {"app.kubernetes.io/instance": "enginesmith", "app.kubernetes.io/name": "enginesmith"}
     config = {"metadata": {"name": "enginesmith-ray", "labels": labels}, "data": {"raycluster.yaml": ""}}
     test = {"metadata": {"name": "enginesmith-test", "labels": labels}, "data": {"selftest.py": ""}}
     others = {"metadata": {"name": "kube-root-ca.crt"}, "data": {"ca.crt": ""}}
     result = installed("names", {"there": {"items": [others, config, test]}}, tmp_path, **values)
-    assert re.search(said, result) if said else not result
+    assert re.search(message, result) if message else not result
 
 
 def test_plain_manifests_do_not_mention_helm_and_list_configuration_before_jobs() -> None:

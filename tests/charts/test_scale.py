@@ -1,5 +1,3 @@
-"""Several Prefect servers, and a number of workers that follows the load. KEDA and a metrics server did not run."""
-
 from typing import Any
 
 import helm_python as helm
@@ -17,8 +15,8 @@ def made_with(path: str, **changed: Any) -> dict[str, Object]:
     return {label(item): item for item in renders.objects(renders.rendered(values))}
 
 
-def env_of_server(made: dict[str, Object]) -> dict[str, Any]:
-    (container,) = made["Deployment enginesmith-prefect-server"]["spec"]["template"]["spec"]["containers"]
+def env_of_server(objects: dict[str, Object]) -> dict[str, Any]:
+    (container,) = objects["Deployment enginesmith-prefect-server"]["spec"]["template"]["spec"]["containers"]
     return {item["name"]: item.get("value", item.get("valueFrom")) for item in container["env"]}
 
 
@@ -43,21 +41,21 @@ def test_several_servers_share_a_redis_and_a_schema_that_a_hook_updates() -> Non
         renders.rendered(values)
 
 
-def test_the_autoscaler_owns_the_number_of_workers() -> None:
+def test_the_autoscaler_sets_the_number_of_workers() -> None:
     scale = {"enabled": True, "max": 6}
-    made = made_with("prefect.worker", replicas=2, autoscaling=scale)
-    scaler = made["HorizontalPodAutoscaler enginesmith-prefect-worker"]
+    worker = made_with("prefect.worker", replicas=2, autoscaling=scale)
+    scaler = worker["HorizontalPodAutoscaler enginesmith-prefect-worker"]
     assert not [*built_in("1.36", "autoscaling/v2", scaler["kind"]).iter_errors(scaler)]
     assert (scaler["spec"]["minReplicas"], scaler["spec"]["maxReplicas"]) == (2, 6)
-    assert "replicas" not in made["Deployment enginesmith-prefect-worker"]["spec"]
+    assert "replicas" not in worker["Deployment enginesmith-prefect-worker"]["spec"]
     keda = {"prometheus": "http://prometheus.monitoring:9090"}
-    made = made_with("prefect.worker", replicas=2, autoscaling={**scale, "keda": keda})
-    (trigger,) = made["ScaledObject enginesmith-prefect-worker"]["spec"]["triggers"]
+    worker = made_with("prefect.worker", replicas=2, autoscaling={**scale, "keda": keda})
+    (trigger,) = worker["ScaledObject enginesmith-prefect-worker"]["spec"]["triggers"]
     (rule,) = [
         rule
-        for group in made["PrometheusRule enginesmith"]["spec"]["groups"]
+        for group in worker["PrometheusRule enginesmith"]["spec"]["groups"]
         for rule in group["rules"]
         if rule["alert"] == "EnginesmithNotBuilt"
     ]
     assert trigger["metadata"]["query"] == f"count({rule['expr']}) or vector(0)"
-    assert not any(name.startswith("HorizontalPodAutoscaler") for name in made)
+    assert not any(name.startswith("HorizontalPodAutoscaler") for name in worker)

@@ -1,5 +1,3 @@
-"""Pod Security "restricted" object by object, least rights, pinned images, no secrets where anybody reads them."""
-
 import itertools
 import json
 import re
@@ -20,7 +18,7 @@ WITH_TOKEN = {
 }  # fmt: skip
 
 
-def test_every_pod_keeps_to_pod_security_restricted_and_writes_to_no_root_file_system() -> None:
+def test_every_pod_is_restricted_with_a_read_only_root_file_system() -> None:
     checked = 0
     for name, item in everything():
         for spec in pod_specs(item):
@@ -39,7 +37,7 @@ def test_the_autoscaler_that_the_operator_adds_is_restricted_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"hostNetwork": True}, "hostNetwork"),
         ({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]}, "hostPath"),
@@ -48,10 +46,10 @@ def test_the_autoscaler_that_the_operator_adds_is_restricted_too() -> None:
         ({"initContainers": [{"name": "i", "securityContext": {"runAsUser": 0}}]}, "i: runs as root"),
     ],
 )
-def test_a_pod_that_is_not_restricted_is_found(changed: Object, said: str) -> None:
+def test_an_unrestricted_pod_is_found(changed: Object, message: str) -> None:
     spec = next(spec for item in sample_objects("minimal") for spec in pod_specs(item))
     stripped = [{**item, "securityContext": {"allowPrivilegeEscalation": False}} for item in spec["containers"]]
-    assert any(said in item for item in violations({**spec, "containers": stripped, **changed}))
+    assert any(message in item for item in violations({**spec, "containers": stripped, **changed}))
 
 
 def test_every_image_is_named_by_its_digest() -> None:
@@ -75,9 +73,9 @@ def test_only_pods_that_use_the_kubernetes_api_have_a_token() -> None:
             assert spec.get("automountServiceAccountToken") is expected, name
 
 
-def test_every_service_account_that_is_used_is_made() -> None:
+def test_every_used_service_account_exists() -> None:
     for sample in renders.SAMPLES:
-        made = {item["metadata"]["name"] for item in sample_objects(sample) if item["kind"] == "ServiceAccount"}
+        names = {item["metadata"]["name"] for item in sample_objects(sample) if item["kind"] == "ServiceAccount"}
         for item in sample_objects(sample):
             hook = item["metadata"].get("annotations", {}).get("helm.sh/hook", "")
             for index, spec in enumerate(pod_specs(item)):
@@ -85,7 +83,7 @@ def test_every_service_account_that_is_used_is_made() -> None:
                     # KubeRay makes the head's, which stays as long as the RayCluster.
                     assert "serviceAccountName" not in spec
                 elif hook != "pre-upgrade":
-                    assert spec["serviceAccountName"] in made, label(item)
+                    assert spec["serviceAccountName"] in names, label(item)
 
 
 # What prefect-kubernetes 0.8 calls (worker.py, observer.py), and what its observer, kopf, watches.
@@ -129,7 +127,7 @@ RAY_APPLY = {
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
-def test_rights_of_the_job_that_makes_the_ray_cluster_are_for_that_one(sample: str) -> None:
+def test_the_ray_cluster_job_has_rights_only_for_that_cluster(sample: str) -> None:
     role, binding = role_and_binding(sample, "enginesmith-ray-apply")
     assert granted(role) == RAY_APPLY
     # Neither what is made nor what is listed can be named in a rule.
@@ -159,7 +157,7 @@ def environment(value: Any) -> Iterator[Object]:
             yield from environment(inner)
 
 
-def test_no_secret_is_in_plain_sight() -> None:
+def test_no_secret_is_in_a_plain_field() -> None:
     for name, item in everything():
         assert item["kind"] != "Secret", f"{name}: secrets are the user's to make"
         for variable in environment(item):
@@ -202,7 +200,7 @@ def test_ray_budgets_count_by_min_available() -> None:
         assert ("minAvailable" in item["spec"]) == component.startswith("ray-"), label(item)
 
 
-def test_examples_are_there() -> None:
+def test_examples_exist() -> None:
     assert {path.stem for path in EXAMPLES} == {
         "canary-analysis", "kueue-queues", "prove-job", "rayjob-build", "rollout-controller", "serving-image-volume",
         "serving-init", "serving-watch",

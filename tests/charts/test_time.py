@@ -1,5 +1,3 @@
-"""Helm's commands wait as long as the Jobs and pods that they wait for may take, and those end by themselves."""
-
 import copy
 import re
 from typing import Any
@@ -16,20 +14,17 @@ HOOKS = {"install": "post-install", "upgrade": "post-upgrade", "rollback": "post
 def commands() -> list[tuple[str, str]]:
     """('upgrade', the whole command) of each of Helm's commands that waits, in the documentation and the notes."""
     texts = [path.read_text() for path in DOCS] + [renders.rendered(renders.sample("aws"))["NOTES.txt"]]
-    return [
-        (result[1], result[0])
-        for text in texts
-        for result in re.finditer(rf"helm ({'|'.join(HOOKS)}) enginesmith[^`\n]*", text)
-    ]
+    pattern = rf"helm ({'|'.join(HOOKS)}) enginesmith[^`\n]*"
+    return [(result[1], result[0]) for text in texts for result in re.finditer(pattern, text)]
 
 
 def hooks(sample: str) -> list[tuple[Object, str]]:
     """A sample's hooks, with the events at which they run."""
-    found = ((item, item["metadata"].get("annotations", {}).get("helm.sh/hook", "")) for item in sample_objects(sample))
-    return [(item, events) for item, events in found if events]
+    pairs = ((item, item["metadata"].get("annotations", {}).get("helm.sh/hook", "")) for item in sample_objects(sample))
+    return [(item, events) for item, events in pairs if events]
 
 
-def test_documented_commands_outlast_what_they_wait_for() -> None:
+def test_documented_commands_wait_long_enough() -> None:
     actual = commands()
     assert {verb for verb, _ in actual} == set(HOOKS)
     for verb, command in actual:
@@ -41,7 +36,7 @@ def test_documented_commands_outlast_what_they_wait_for() -> None:
 
 
 @pytest.mark.parametrize("sample", renders.SAMPLES)
-def test_no_hook_stays_when_it_is_done_and_no_job_for_ever(sample: str) -> None:
+def test_finished_hooks_and_jobs_are_deleted(sample: str) -> None:
     for item, _ in hooks(sample):
         policies = item["metadata"]["annotations"]["helm.sh/hook-delete-policy"].split(",")
         assert {"before-hook-creation", "hook-succeeded"} <= set(policies), label(item)
@@ -56,7 +51,7 @@ def job_of(values: dict[str, Any], component: str, revision: int = 1) -> Object:
 
 
 @pytest.mark.parametrize("component", ["deploy", "ray-apply"])
-def test_an_ordinary_job_has_a_name_by_what_it_does(component: str) -> None:
+def test_an_ordinary_job_is_named_by_its_purpose(component: str) -> None:
     """Argo CD renders each time as the first revision, and a Job cannot be changed."""
     values = renders.sample("onprem")
     first = job_of(values, component)

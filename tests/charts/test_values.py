@@ -1,5 +1,3 @@
-"""Wrong values are refused, by the schema or by the templates, with a message that names the value."""
-
 from collections import defaultdict
 from itertools import zip_longest
 from pathlib import Path
@@ -33,21 +31,21 @@ def batches(name: str) -> list[list[tuple[str, str, Any]]]:
 @pytest.mark.parametrize("batch", batches("refused_by_schema.yaml"))
 def test_the_schema_refuses(batch: list[tuple[str, str, Any]]) -> None:
     keys = {path: path.split(".")[0] for path, _, _ in batch}
-    with pytest.raises(helm.HelmError) as refused:
+    with pytest.raises(helm.HelmError) as error:
         renders.rendered(
             renders.sample("aws") | {keys[path]: with_value(path, bad)[keys[path]] for path, _, bad in batch}
         )
-    lines = str(refused.value).splitlines()
-    for path, said, value in batch:
+    lines = str(error.value).splitlines()
+    for path, message, value in batch:
         named = f"'/{keys[path]}", f"'{keys[path]}'"
-        assert [line for line in lines if said in line and any(name in line for name in named)], (path, value)
+        assert [line for line in lines if message in line and any(name in line for name in named)], (path, value)
 
 
-@pytest.mark.parametrize(("path", "said", "value"), cases("refused_by_templates.yaml"))
-def test_the_templates_refuse(path: str, said: str, value: Any) -> None:
+@pytest.mark.parametrize(("path", "message", "value"), cases("refused_by_templates.yaml"))
+def test_the_templates_refuse(path: str, message: str, value: Any) -> None:
     """In words: what ends the command is no fault of a template."""
     base = "onprem" if path.startswith("networkPolicy.proxy") else "aws"
-    with pytest.raises(helm.HelmError, match=rf"^execution error at (.|\n)*{said}"):
+    with pytest.raises(helm.HelmError, match=rf"^execution error at (.|\n)*{message}"):
         renders.rendered(with_value(path, value, base))
 
 
@@ -72,14 +70,14 @@ def test_more_groups_than_a_configmap_holds_are_refused() -> None:
     ],
 )  # fmt: skip
 def test_invalid_networks_are_refused_with_a_message(cidr: str) -> None:
-    with pytest.raises(helm.HelmError, match=f"networkPolicy.prefect.cidrs: {cidr} is no network; give"):
+    with pytest.raises(helm.HelmError, match=f"networkPolicy.prefect.cidrs: {cidr} is not a network; give"):
         renders.rendered(with_value("networkPolicy.prefect.cidrs", [cidr]))
 
 
 def test_all_mistakes_are_reported_at_once() -> None:
-    with pytest.raises(helm.HelmError) as refused:
+    with pytest.raises(helm.HelmError) as error:
         renders.rendered({})
-    assert "images.control.repository" in str(refused.value) and "registry: neither bucket" in str(refused.value)
+    assert "images.control.repository" in str(error.value) and "registry: neither bucket" in str(error.value)
 
 
 def test_a_numeric_release_name_has_string_labels_and_a_note_about_service_names() -> None:

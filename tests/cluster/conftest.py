@@ -40,16 +40,16 @@ class Cluster:
     @contextmanager
     def namespace(self, name: str) -> Iterator[str]:
         """A namespace with what the sample values name, under Pod Security `restricted`; deleted at the end."""
-        made = f"{name}-{uuid.uuid4().hex[:5]}"
+        full_name = f"{name}-{uuid.uuid4().hex[:5]}"
         labels = {"pod-security.kubernetes.io/enforce": "restricted"}
-        self.api.create("namespaces", "", {"metadata": {"name": made, "labels": labels}})
+        self.api.create("namespaces", "", {"metadata": {"name": full_name, "labels": labels}})
         keys = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "key"}
-        self.api.create("secrets", made, {"metadata": {"name": "enginesmith-registry-keys"}, "stringData": keys})
+        self.api.create("secrets", full_name, {"metadata": {"name": "enginesmith-registry-keys"}, "stringData": keys})
         try:
-            yield made
+            yield full_name
         finally:
             self.kubelet.release()
-            self.api.delete("namespaces", "", made)
+            self.api.delete("namespaces", "", full_name)
 
     def pods(self, namespace: str, labels: str = "") -> dict[str, Object]:
         """Pods by name, without those that the RayCluster is applied by every five minutes; `labels` is a selector."""

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from urllib3.exceptions import HTTPError
 
-from tests.cluster.api import Api, RefusedError, wait_for
+from tests.cluster.api import Api, Object, RefusedError, wait_for
 from tests.cluster.assets import Assets
 from tests.pipeline.orchestration.flows.server import end
 
@@ -122,9 +122,7 @@ class ControlPlane:
     def _start_controllers(self) -> None:
         for name in ("kube-controller-manager", "kube-scheduler"):
             file = self.kubeconfig(f"system:{name}")
-            ways = [
-                f"--{way}={file}" for way in ("kubeconfig", "authentication-kubeconfig", "authorization-kubeconfig")
-            ]
+            ways = [f"--{way}kubeconfig={file}" for way in ("", "authentication-", "authorization-")]
             more = ["--bind-address=127.0.0.1", f"--secure-port={self._ports[name]}", "--leader-elect=false"]
             if name == "kube-controller-manager":
                 # Nodes here have no heartbeat.
@@ -134,10 +132,11 @@ class ControlPlane:
 
     def _make_crds(self) -> None:
         api = self.api()
-        for path in self._assets.crds:
-            crd = yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+        crds = [yaml.load(path.read_text(), Loader=loader) for path in self._assets.crds]
+        for crd in crds:
             api.create("customresourcedefinitions", "", crd)
-        wait_for("KubeRay's kinds", lambda: _served(api), 60)
+        wait_for("the kinds of other operators", lambda: all(_is_served(api, crd["spec"]) for crd in crds), 180)
 
     def _start_operator(self) -> None:
         self._run(
@@ -149,19 +148,18 @@ class ControlPlane:
     def kubeconfig_of(self, user: str, token: str) -> str:
         cluster = {"server": self.server, "certificate-authority": str(self.certificates)}
         config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "test", "cluster": cluster}],
-            "users": [{"name": user, "user": {"token": token}}],
+            "apiVersion": "v1", "kind": "Config", "current-context": "test",
+            "clusters": [{"name": "test", "cluster": cluster}], "users": [{"name": user, "user": {"token": token}}],
             "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
-            "current-context": "test",
-        }
+        }  # fmt: skip
         return json.dumps(config)
 
 
-def _served(api: Api) -> bool:
+def _is_served(api: Api, spec: Object) -> bool:
+    """Whether the server's discovery names a kind; before that, Helm refuses its objects."""
+    places = [f"/apis/{spec['group']}/{version['name']}" for version in spec["versions"] if version["served"]]
     with suppress(RefusedError):
-        return isinstance(api.list("rayclusters"), list)
+        return all(repr(spec["names"]["plural"]) in str(api.ask("GET", place)) for place in places)
     return False
 
 

@@ -25,13 +25,13 @@ def deployments(cluster: Cluster, namespace: str) -> dict[str, Object]:
 
 
 def job(variables: Object, name: str = "flow-run") -> Object:
-    made = flow_run_job({**variables, "name": name})
-    pod = made["spec"]["template"]
+    job_manifest = flow_run_job({**variables, "name": name})
+    pod = job_manifest["spec"]["template"]
     (container,) = pod["spec"]["containers"]
     container["args"] = COMMAND
-    made["metadata"]["labels"] |= LABELS
+    job_manifest["metadata"]["labels"] |= LABELS
     pod["metadata"]["labels"] |= LABELS
-    return made
+    return job_manifest
 
 
 def start(cluster: Cluster, namespace: str, deployment: str) -> str:

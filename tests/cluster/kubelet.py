@@ -66,12 +66,8 @@ class Kubelet:
             body, status = node(name, has)
             self._api.create("nodes", "", body)
             self._patch("nodes", "", name, status)
-        default = {"storageclass.kubernetes.io/is-default-class": "true"}
-        self._api.create(
-            "storageclasses",
-            "",
-            {"metadata": {"name": "standard", "annotations": default}, "provisioner": "kubelet.test/none"},
-        )
+        standard = {"name": "standard", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
+        self._api.create("storageclasses", "", {"metadata": standard, "provisioner": "kubelet.test/none"})
         self._thread.start()
 
     def stop(self) -> None:
@@ -151,9 +147,8 @@ class Kubelet:
                 if claim is None or claim["status"].get("phase") != "Bound":
                     yield f"claim {name!r} is not bound"
         for container in [*spec.get("initContainers", ()), *spec["containers"]]:
-            sources = itertools.chain(
-                container.get("envFrom", ()), (item.get("valueFrom", {}) for item in container.get("env", ()))
-            )
+            values = (item.get("valueFrom", {}) for item in container.get("env", ()))
+            sources = itertools.chain(container.get("envFrom", ()), values)
             for field, source in ((field, source) for item in sources for field, source in item.items()):
                 if field in _POD_KINDS:
                     yield from self._lacks(_POD_KINDS[field], namespace, source["name"], source)
@@ -176,9 +171,8 @@ class Kubelet:
             for kind, is_so in (("Initialized", phase != "Pending"), ("Ready", running), ("ContainersReady", running))
         ]
         address = pod["status"].get("podIP") or next(self._addresses)
-        result = (
-            {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": now()}} if phase != "Pending" else state
-        )
+        ended = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": now()}}
+        result = state if phase == "Pending" else ended
         status = {
             "phase": phase,
             "podIP": address,
@@ -211,10 +205,8 @@ class Kubelet:
         volume = {
             "metadata": {"name": f"pv-{metadata['uid']}"},
             "spec": {
-                "capacity": {"storage": spec["resources"]["requests"]["storage"]},
-                "accessModes": spec["accessModes"],
-                "storageClassName": spec["storageClassName"],
-                "hostPath": {"path": "/nowhere"},
+                "capacity": {"storage": spec["resources"]["requests"]["storage"]}, "hostPath": {"path": "/nowhere"},
+                "accessModes": spec["accessModes"], "storageClassName": spec["storageClassName"],
                 "claimRef": {
                     "apiVersion": "v1", "kind": "PersistentVolumeClaim", "namespace": metadata["namespace"],
                     "name": metadata["name"], "uid": metadata["uid"],

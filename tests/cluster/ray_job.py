@@ -19,7 +19,7 @@ def run(cluster: "Cluster", pod: Object) -> int:
     namespace, spec = pod["metadata"]["namespace"], pod["spec"]
     folder = cluster.plane.folder / "pods" / pod["metadata"]["uid"]
     folder.mkdir(parents=True, exist_ok=True)  # where the pod's end could not be written, it runs again
-    (mounted,) = (item["configMap"]["name"] for item in spec["volumes"] if "configMap" in item)
+    (mounted,) = (item["configMap"]["name"] for item in spec["volumes"] if item["name"] == "raycluster")
     for name, text in cluster.api.get("configmaps", namespace, mounted)["data"].items():
         (folder / name).write_text(text)
     account = spec["serviceAccountName"]

@@ -77,24 +77,23 @@ class Release:
     def remove(self) -> None:
         """Uninstall what is there, at a test's end."""
         with suppress(helm_python.HelmError):
-            self._call("uninstall", self.name, said=False, ignore_not_found=True)
+            self._call("uninstall", self.name, logs=False, ignore_not_found=True)
 
     def status(self) -> str:
         """'deployed', 'failed', ...; the newest revision's."""
-        return str(self._call("status", self.name, said=False)["status"])
+        return str(self._call("status", self.name, logs=False)["status"])
 
-    def _call(self, verb: str, *words: Any, said: bool = True, **options: Any) -> Any:
+    def _call(self, verb: str, *words: Any, logs: bool = True, **options: Any) -> Any:
         began = time.monotonic()
-        told = " ".join(
-            [f"helm {verb} {self.name} --namespace {self.namespace}", *(f"{k}={v}" for k, v in options.items())]
-        )
+        command = f"helm {verb} {self.name} --namespace {self.namespace}"
+        text = " ".join([command, *(f"{k}={v}" for k, v in options.items())])
         try:
             result = self._started(verb, *words, **options).result()
         except helm_python.HelmError as error:
-            log.info("%s: refused after %.1f s: %s", told, time.monotonic() - began, " ".join(str(error).split())[:300])
+            log.info("%s: refused after %.1f s: %s", text, time.monotonic() - began, " ".join(str(error).split())[:300])
             raise
-        if said:
-            log.info("%s: done in %.1f s", told, time.monotonic() - began)
+        if logs:
+            log.info("%s: done in %.1f s", text, time.monotonic() - began)
         return result
 
     def _started(self, verb: str, *words: Any, **options: Any) -> "Future[Any]":

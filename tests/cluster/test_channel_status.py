@@ -1,5 +1,3 @@
-"""The ConfigMap of channels: written by the exporter's account alone, and kept by an upgrade and a rollback."""
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from tests.cluster.release import Release, sample
 NAME = "enginesmith-channels"
 
 
-def test_the_exporters_account_writes_it_and_helm_leaves_its_data(
+def test_the_exporters_account_writes_it_and_helm_keeps_its_data(
     cluster: Cluster, namespace: str, helm: Release, tmp_path: Path
 ) -> None:
     values = sample()

@@ -1,5 +1,3 @@
-"""The Job that registers the deployments where it is no hook: a new one for a change, none for the same."""
-
 import logging
 from typing import Any
 
@@ -26,7 +24,7 @@ def done(cluster: Cluster, namespace: str) -> dict[str, str]:
     return wait_for("one Job that succeeded", look)
 
 
-def test_the_deploy_job_runs_again_when_what_it_does_changes(cluster: Cluster, namespace: str, helm: Release) -> None:
+def test_the_deploy_job_runs_again_after_a_change(cluster: Cluster, namespace: str, helm: Release) -> None:
     helm.install(values())
     first = done(cluster, namespace)
     helm.upgrade(values())

@@ -1,5 +1,3 @@
-"""`enginesmith fleet` over the nodes of the cluster, with the rights of the account that runs it there."""
-
 import json
 import logging
 import os
@@ -22,13 +20,12 @@ def fleet(kubeconfig: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     open_store(folder / "registry", create=True)
     words = ["fleet", "--kubeconfig", str(kubeconfig), "--catalog", str(catalog), "--json"]
     environment = {**os.environ, "ENGINESMITH_REGISTRY": f"file://{folder}/registry"}
-    return subprocess.run(
-        [sys.executable, "-m", "enginesmith", *words], env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "enginesmith", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("account", ["enginesmith-builds", "enginesmith-prefect-worker"])
-def test_the_fleet_is_the_clusters_nodes_and_read_by_one_account(cluster, installed, tmp_path, account):
+def test_the_fleet_equals_the_clusters_nodes_and_one_account_reads_it(cluster, installed, tmp_path, account):
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(cluster.plane.kubeconfig_of(account, cluster.token(installed.namespace, account)))
     output = fleet(kubeconfig, tmp_path)

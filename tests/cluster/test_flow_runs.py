@@ -1,5 +1,3 @@
-"""Flow runs' Jobs, made with the Prefect worker's rights under Pod Security `restricted`."""
-
 import logging
 
 import pytest
@@ -18,7 +16,7 @@ DEPLOYMENTS = (
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS)
-def test_a_flow_run_ends_and_takes_no_gpu(cluster: Cluster, installed: Release, deployment: str) -> None:
+def test_a_flow_run_ends_without_a_gpu(cluster: Cluster, installed: Release, deployment: str) -> None:
     namespace = installed.namespace
     name = flow_runs.start(cluster, namespace, deployment)
 
@@ -37,7 +35,7 @@ def test_a_flow_run_ends_and_takes_no_gpu(cluster: Cluster, installed: Release, 
     assert ("/var/run/secrets/kubernetes.io/serviceaccount" in mounts) == deployment.startswith("reconcile-fleet")
 
 
-def test_every_deployment_makes_a_job_that_the_server_takes(cluster: Cluster, installed: Release) -> None:
+def test_the_server_accepts_the_job_of_every_deployment(cluster: Cluster, installed: Release) -> None:
     namespace = installed.namespace
     worker = cluster.account(namespace, "enginesmith-prefect-worker")
     for deployment in flow_runs.deployments(cluster, namespace):

@@ -1,5 +1,3 @@
-"""An installation under Pod Security `restricted`, and what an upgrade that changes nothing touches."""
-
 import logging
 
 from tests.cluster.conftest import PODS
@@ -9,7 +7,7 @@ log = logging.getLogger("cluster")
 GROUPS = ("t4", "a100", "l4", "rtx4090", "rtx5090")
 
 
-def test_every_worker_is_on_its_generation_and_an_upgrade_that_changes_nothing_touches_no_pod(cluster, namespace, helm):
+def test_every_worker_is_on_its_generation_and_a_no_op_upgrade_touches_no_pod(cluster, namespace, helm):
     helm.install(sample())
     result = cluster.running(namespace, PODS)
     where = {

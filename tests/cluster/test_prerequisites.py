@@ -1,5 +1,3 @@
-"""The on-premises sample, with nothing but what the commands at its head make."""
-
 import json
 import logging
 import re
@@ -33,8 +31,8 @@ def made_by(words: list[str]) -> tuple[str, Object]:
         case ["configmap", name, *_]:
             return "configmaps", {"metadata": {"name": name}, "data": keys}
         case ["priorityclass", name, *_]:
-            made = {"value": int(inputs["value"]), "description": inputs["description"]}
-            return "priorityclasses", {"metadata": {"name": name}, **made}
+            resource = {"value": int(inputs["value"]), "description": inputs["description"]}
+            return "priorityclasses", {"metadata": {"name": name}, **resource}
         case ["--filename", "-", "<<<", text]:
             return "runtimeclasses", json.loads(text)
     raise ValueError(f"kubectl create {shlex.join(words)}: of no kind that this test knows")
@@ -50,7 +48,7 @@ def create(cluster: Cluster, namespace: str, kinds: tuple[str, ...]) -> None:
             log.info("made %s %s", kind, name)
 
 
-def test_a_worker_is_refused_until_the_classes_of_the_samples_head_are_there(cluster, namespace, helm, kubelet):
+def test_a_worker_is_refused_without_the_classes_in_the_samples_head(cluster, namespace, helm, kubelet):
     create(cluster, namespace, ("secrets", "configmaps"))
     helm.install(renders.sample("onprem"))
 

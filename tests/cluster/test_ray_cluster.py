@@ -1,6 +1,5 @@
-"""Changes of the RayCluster while Ray's autoscaler writes it and workers run."""
-
 import logging
+import time
 
 import helm_python
 import pytest
@@ -45,7 +44,7 @@ def busy(cluster: Cluster, namespace: str, helm: Release) -> str:
     return namespace
 
 
-def test_upgrades_and_rollbacks_go_through_and_keep_the_autoscalers_workers(cluster, busy, helm):
+def test_upgrades_and_rollbacks_keep_the_autoscalers_workers(cluster, busy, helm):
     before = workers(cluster, busy)
     options: list[Values] = [{}, {"wait": "watcher"}, {"wait": "watcher", "rollback_on_failure": True}]
     for most, inputs in enumerate(options, 3):
@@ -59,7 +58,7 @@ def test_upgrades_and_rollbacks_go_through_and_keep_the_autoscalers_workers(clus
     log.info("no worker was stopped by %d upgrades and a rollback", len(options))
 
 
-def test_a_group_does_not_go_while_its_workers_run_but_where_that_is_asked_for(cluster, busy, helm):
+def test_a_group_with_running_workers_is_deleted_only_with_consent(cluster, busy, helm):
     before = workers(cluster, busy)
     with pytest.raises(helm_python.HelmError, match="enginesmith-ray-apply"):
         helm.upgrade(without("l4"))
@@ -76,7 +75,7 @@ def test_a_group_does_not_go_while_its_workers_run_but_where_that_is_asked_for(c
     assert helm.status() == "deployed"
 
 
-def test_another_version_of_ray_comes_when_no_worker_runs(cluster: Cluster, busy: str, helm: Release) -> None:
+def test_another_version_of_ray_waits_for_running_workers(cluster: Cluster, busy: str, helm: Release) -> None:
     newer = {**sample(), "ray": {**sample()["ray"], "version": "2.61.0"}}
     head = workers(cluster, busy, "headgroup")
     with pytest.raises(helm_python.HelmError, match="enginesmith-ray-apply"):
@@ -87,10 +86,8 @@ def test_another_version_of_ray_comes_when_no_worker_runs(cluster: Cluster, busy
     helm.upgrade(newer)
 
     def renewed() -> bool:
-        versions = {
-            pod["metadata"]["annotations"]["enginesmith.io/ray-version"]
-            for pod in cluster.pods(busy, "ray.io/cluster=enginesmith-ray").values()
-        }
+        pods = cluster.pods(busy, "ray.io/cluster=enginesmith-ray").values()
+        versions = {pod["metadata"]["annotations"]["enginesmith.io/ray-version"] for pod in pods}
         return versions == {"2.61.0"} and not before & workers(cluster, busy)
 
     wait_for("Ray's pods to have the new version", renewed)
@@ -98,7 +95,7 @@ def test_another_version_of_ray_comes_when_no_worker_runs(cluster: Cluster, busy
     log.info("head and %d workers have Ray 2.61.0", len(workers(cluster, busy)) - 1)
 
 
-def test_a_worker_that_is_left_of_a_group_is_ended_by_kuberay(cluster: Cluster, busy: str, helm: Release) -> None:
+def test_kuberay_ends_a_leftover_worker_of_a_deleted_group(cluster: Cluster, busy: str, helm: Release) -> None:
     """Whoever took the group out of the RayCluster by hand left it, with its GPU."""
     names = [item["groupName"] for item in live(cluster, busy).values()]
     gone = [{"op": "remove", "path": f"/spec/workerGroupSpecs/{names.index('t4')}"}]
@@ -119,23 +116,25 @@ def test_new_images_leave_no_pod_of_the_old_ones(cluster: Cluster, busy: str, he
     """No head listens here, so nothing builds. What was busy at the upgrade is ended by the CronJob."""
     digests = {name: f"sha256:{digit * 64}" for name, digit in (("control", "2"), ("worker", "3"))}
     images = {name: {**sample()["images"][name], "digest": digest} for name, digest in digests.items()}
+    began = time.monotonic()
     helm.upgrade({**sample(), "images": images})
 
     def renewed() -> bool:
-        found = cluster.pods(busy, "ray.io/cluster=enginesmith-ray").values()
-        return bool(found) and all(pod["spec"]["containers"][0]["image"][-64:] in "2" * 64 + "3" * 64 for pod in found)
+        pods = [pod for pod in cluster.pods(busy).values() if pod["status"].get("phase") != "Succeeded"]
+        return all(pod["spec"]["containers"][0]["image"][-64:] in ("2" * 64, "3" * 64) for pod in pods)
 
-    wait_for("Ray's pods to have the new images", renewed)
+    wait_for("all pods to have the new images", lambda: workers(cluster, busy, "headgroup") and renewed())
+    log.info("no pod of the old images %.0f s after the upgrade began", time.monotonic() - began)
     (head,) = workers(cluster, busy, "headgroup")
-    image = [{"op": "replace", "path": "/spec/containers/0/image", "value": "registry.example/busy-until-now"}]
-    cluster.api.patch("pods", busy, head, image)
+    image = {"enginesmith.io/image": "registry.example/busy-until-now"}  # a webhook may rename the container's own
+    cluster.api.patch("pods", busy, head, {"metadata": {"annotations": image}})
     spec = cluster.api.get("cronjobs", busy, "enginesmith-ray-finish")["spec"]["jobTemplate"]["spec"]
     cluster.api.create("jobs", busy, {"metadata": {"name": "now"}, "spec": spec})
     wait_for("the CronJob to replace the head", lambda: workers(cluster, busy, "headgroup") - {head} and renewed())
     cluster.running(busy, PODS + 1)
 
 
-def test_a_name_or_a_size_that_would_cost_what_is_installed_is_refused(cluster, busy, helm):
+def test_a_name_or_size_that_would_destroy_installed_objects_is_refused(cluster, busy, helm):
     before = workers(cluster, busy)
     for changed, output in (
         ({"nameOverride": "other"}, "enginesmith-ray would be deleted with its builds"),
@@ -158,17 +157,17 @@ def test_a_cluster_that_leaves_kueue_is_resumed(cluster: Cluster, namespace: str
     cluster.running(namespace, PODS)
 
 
-def test_the_ray_cluster_goes_with_the_release(cluster: Cluster, busy: str, helm: Release) -> None:
+def test_uninstall_deletes_the_ray_cluster(cluster: Cluster, busy: str, helm: Release) -> None:
     helm.uninstall()
     wait_for("the RayCluster to go", lambda: not cluster.api.list("rayclusters", busy))
     wait_for("its pods to go", lambda: not cluster.pods(busy, "ray.io/cluster=enginesmith-ray"))
 
 
-def test_a_head_that_is_lost_is_made_again_beside_its_workers_and_knows_its_redis(cluster, namespace, helm):
+def test_a_lost_head_is_recreated_beside_its_workers_with_its_redis(cluster, namespace, helm):
     secret = {"metadata": {"name": "redis"}, "stringData": {"redis-password": "x"}}
     cluster.api.create("secrets", namespace, secret)
-    kept = {"redisAddress": "redis.example:6379", "existingSecret": "redis"}
-    helm.install({**sample(), "ray": {**sample()["ray"], "gcsFaultTolerance": kept}})
+    redis_values = {"redisAddress": "redis.example:6379", "existingSecret": "redis"}
+    helm.install({**sample(), "ray": {**sample()["ray"], "gcsFaultTolerance": redis_values}})
     cluster.running(namespace, PODS)
     before, (head,) = workers(cluster, namespace), workers(cluster, namespace, "headgroup")
     cluster.api.delete("pods", namespace, head)

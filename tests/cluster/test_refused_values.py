@@ -9,19 +9,19 @@ from tests.cluster.release import Release, sample
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"imags": {}}, "imags"),
         ({"registry": {"bucket": "one", "existingClaim": "two"}}, "both bucket and existingClaim"),
     ],
 )
-def test_a_wrong_value_is_refused_and_nothing_is_made(cluster, namespace, helm, changed, said):
-    with pytest.raises(helm_python.HelmError, match=said):
+def test_a_wrong_value_is_refused_and_nothing_is_made(cluster, namespace, helm, changed, message):
+    with pytest.raises(helm_python.HelmError, match=message):
         helm.install({**sample(), **changed})
     assert not everything(cluster, namespace)
 
 
-def test_a_wrong_value_in_an_upgrade_leaves_the_release_as_it_was(cluster: Cluster, installed: Release) -> None:
+def test_a_wrong_value_in_an_upgrade_changes_nothing(cluster: Cluster, installed: Release) -> None:
     before = {name: pod["metadata"]["uid"] for name, pod in cluster.pods(installed.namespace).items()}
     with pytest.raises(helm_python.HelmError, match="cidrs"):
         installed.upgrade({**sample(), "networkPolicy": {"apiServer": {"cidrs": ["everywhere"]}}})

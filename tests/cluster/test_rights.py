@@ -1,5 +1,3 @@
-"""What each service account may do, asked of the server as that account."""
-
 import logging
 
 import pytest
@@ -47,12 +45,8 @@ def test_an_account_has_its_rights_and_no_others(cluster: Cluster, installed: Re
 
 def may(cluster: Cluster, account: str, verb: str, resource: str, namespace: str, inside: str) -> bool:
     """A SubjectAccessReview: whether an account of `namespace` may do that in the namespace `inside`."""
-    attributes = {
-        "verb": verb,
-        "resource": resource,
-        "namespace": inside,
-        "group": "batch" if resource == "jobs" else "",
-    }
+    group = "batch" if resource == "jobs" else ""
+    attributes = {"verb": verb, "resource": resource, "namespace": inside, "group": group}
     body: Object = {"spec": {"user": f"system:serviceaccount:{namespace}:{account}", "resourceAttributes": attributes}}
     answer = bool(cluster.api.create("subjectaccessreviews", "", body)["status"]["allowed"])
     log.info("%s may %s%s %s in %s", account, "" if answer else "not ", verb, resource, inside)

@@ -1,5 +1,3 @@
-"""What happens after Helm's timeout, and what a release leaves behind."""
-
 import logging
 import re
 from pathlib import Path
@@ -23,16 +21,15 @@ DOCS, UPGRADING = ROOT / "docs/guides/kubernetes.md", ROOT / "charts/enginesmith
 
 def clean_up(cluster: Cluster, namespace: str) -> None:
     """The command that UPGRADING.md gives for what `helm uninstall` leaves."""
-    (command,) = re.findall(
-        r"^    kubectl delete (\S+) --namespace enginesmith --selector (\S+)$", UPGRADING.read_text(), re.M
-    )
+    pattern = r"^    kubectl delete (\S+) --namespace enginesmith --selector (\S+)$"
+    (command,) = re.findall(pattern, UPGRADING.read_text(), re.M)
     log.info("kubectl delete %s --namespace %s --selector %s", command[0], namespace, command[1])
     for kind in command[0].split(","):
         for item in cluster.api.list(f"{kind}s", namespace, command[1]):
             cluster.api.delete(f"{kind}s", namespace, item["metadata"]["name"])
 
 
-def test_the_same_upgrade_goes_on_after_a_timeout(cluster, namespace, helm, kubelet):
+def test_the_same_upgrade_continues_after_a_timeout(cluster, namespace, helm, kubelet):
     kubelet.hold("^enginesmith-deploy-")
     with pytest.raises(helm_python.HelmError, match=r"timed out|deadline|Timeout|not ready"):
         helm.install(WITHOUT_RAY, timeout=15)
@@ -44,7 +41,7 @@ def test_the_same_upgrade_goes_on_after_a_timeout(cluster, namespace, helm, kube
     wait_for("the Job to go when it is done", lambda: not cluster.api.list("jobs", namespace))
 
 
-def test_a_helm_that_was_killed_stands_in_the_way_until_its_record_is_deleted(cluster, namespace, helm, kubelet):
+def test_a_killed_helm_blocks_until_its_record_is_deleted(cluster, namespace, helm, kubelet):
     (selector,) = set(re.findall(r"kubectl delete secret --namespace enginesmith --selector '(.+)'", DOCS.read_text()))
     for verb in ("install", "upgrade"):
         kubelet.hold("^enginesmith-deploy-")  # or it might be done before it is killed
@@ -64,19 +61,18 @@ def test_uninstall_leaves_only_the_volume(cluster: Cluster, namespace: str, helm
     helm.test()
     kubelet.hang("^validate-pending")
     name = flow_runs.start(cluster, namespace, "validate-pending/l4")
-    (pod,) = wait_for("the flow run's pod", lambda: list(cluster.pods(namespace, f"job-name={name}")))
-    wait_for(
-        "the flow run", lambda: cluster.pods(namespace, f"job-name={name}")[pod]["status"].get("phase") == "Running"
-    )
+    of_run = f"job-name={name}"
+    (pod,) = wait_for("the flow run's pod", lambda: list(cluster.pods(namespace, of_run)))
+    wait_for("the flow run", lambda: cluster.pods(namespace, of_run)[pod]["status"].get("phase") == "Running")
     helm.uninstall()
     volume = "persistentvolumeclaims/enginesmith-prefect-server"
-    left = still(cluster, namespace, 3)
-    log.info("left after helm uninstall: %s", ", ".join(sorted(left)))
-    assert left == {volume, f"jobs/{name}", f"pods/{pod}"}
+    remaining = still(cluster, namespace, 3)
+    log.info("left after helm uninstall: %s", ", ".join(sorted(remaining)))
+    assert remaining == {volume, f"jobs/{name}", f"pods/{pod}"}
     clean_up(cluster, namespace)
-    left = still(cluster, namespace, 1)
-    log.info("left then: %s", ", ".join(sorted(left)))
-    assert left == {volume}
+    remaining = still(cluster, namespace, 1)
+    log.info("left then: %s", ", ".join(sorted(remaining)))
+    assert remaining == {volume}
 
 
 def test_jobs_and_tests_that_failed_are_removed_by_the_same_command(cluster, namespace, helm, kubelet):

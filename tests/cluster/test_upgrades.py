@@ -1,5 +1,3 @@
-"""Upgrades and rollbacks while workers run, flow runs are under way and Ray's autoscaler has written the RayCluster."""
-
 import logging
 
 from tests.cluster import flow_runs
@@ -48,7 +46,7 @@ def test_an_upgrade_under_load_keeps_the_autoscalers_workers_and_the_flow_runs(c
     log.info("another value of the metrics exporter replaced its pod and no other")
 
 
-def test_a_rollback_changes_back_what_the_upgrade_changed(cluster: Cluster, namespace: str, helm: Release) -> None:
+def test_a_rollback_reverts_the_upgrade(cluster: Cluster, namespace: str, helm: Release) -> None:
     helm.install(sample())
     first = uids(cluster.running(namespace, PODS))
     helm.upgrade(with_metrics("640Mi"))

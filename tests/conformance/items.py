@@ -54,9 +54,9 @@ def node_cases(module: str = "") -> Mapping[str, Any]:
         warnings.simplefilter("ignore")
         package = import_module("onnx.backend.test.case.node")
         if module and f"{package.__name__}.{module}" not in sys.modules:
-            known = set(map(id, _NodeTestCases))
+            known_ids = set(map(id, _NodeTestCases))
             import_module(f"{package.__name__}.{module}")
-            return {case.name: case for case in _NodeTestCases if id(case) not in known}
+            return {case.name: case for case in _NodeTestCases if id(case) not in known_ids}
         import_recursive(package)
     return {case.name: case for case in _NodeTestCases}
 
@@ -84,14 +84,14 @@ def _array(value: Any) -> Any:
     return numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
 
 
-def _close(rtol: float, atol: float, name: str, wanted: Any, got: Any) -> str | None:
+def _close(rtol: float, atol: float, name: str, expected: Any, got: Any) -> str | None:
     """By the test's own tolerances, as ONNX's runner compares."""
     try:
-        if wanted.dtype.kind in "OUS":
-            np.testing.assert_array_equal(wanted, got)
+        if expected.dtype.kind in "OUS":
+            np.testing.assert_array_equal(expected, got)
         else:
-            wide = wanted.dtype if wanted.dtype.kind in "biufc" else "float32"
-            np.testing.assert_allclose(got.astype(wide), wanted.astype(wide), rtol=rtol, atol=atol)
+            wide = expected.dtype if expected.dtype.kind in "biufc" else "float32"
+            np.testing.assert_allclose(got.astype(wide), expected.astype(wide), rtol=rtol, atol=atol)
     except AssertionError as error:
         return f"{name!r}: {error}"
     return None

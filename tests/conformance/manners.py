@@ -39,8 +39,8 @@ def inputs(size: int, seed: int = 0) -> dict[str, Any]:
     return {"x": noise(seed, size, 4), "ids": ids, "k": np.array(1.5, "f")}
 
 
-def right(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {"y": (given["x"] @ _W) * given["k"], "doubled": given["ids"] * 2}
+def right(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {"y": (inputs["x"] @ _W) * inputs["k"], "doubled": inputs["ids"] * 2}
 
 
 def built(backend: Backend, target: Target, workdir: Path) -> Engine:
@@ -162,13 +162,13 @@ def minds_its_own_memory(session: Session) -> Iterator[str]:
     first, second = inputs(4, 1), inputs(4, 2)
     before = {name: array.copy() for name, array in first.items()}
     answer = session.run(first)
-    kept = {name: array.copy() for name, array in answer.items()}
+    first_answer = {name: array.copy() for name, array in answer.items()}
     if any(not np.array_equal(first[name], before[name]) for name in before):
         yield "it wrote to its inputs"
     for name in first:
         first[name][...] = 0
     session.run(second)
-    if any(not np.array_equal(answer[name], kept[name]) for name in kept):
+    if any(not np.array_equal(answer[name], first_answer[name]) for name in first_answer):
         yield "an answer changed when its inputs did, or when the next was asked for"
     for name, array in answer.items():
         if not array.flags.writeable:
@@ -244,22 +244,22 @@ def takes_two_threads(backend: Backend, engine: Engine) -> Iterator[str]:
     """Calls that overlap are answered as any other, in the first thread and in others: 32 pairs that begin together."""
     if not backend.capabilities.thread_safe:
         return
-    together, found = threading.Barrier(2, timeout=60), list[str]()
+    together, errors = threading.Barrier(2, timeout=60), list[str]()
 
     def use(session: Session, seed: int) -> None:
         for _ in range(32):
             together.wait()
             try:
-                found.extend(filter(None, [_wrong(session, inputs(4 + seed, seed))]))
+                errors.extend(filter(None, [_wrong(session, inputs(4 + seed, seed))]))
             except Exception as error:
-                found.append(f"raises {type(error).__name__}: {error}")
+                errors.append(f"raises {type(error).__name__}: {error}")
 
     with backend.open(engine) as session:
         if reason := _wrong(session, inputs(4)):
             yield f"before there are threads: {reason}"
         run_threads(partial(use, session, seed) for seed in (1, 2))
-    if found:
-        yield f"two threads that call at the same time: {len(found)} of 64 calls: {found[0]}"
+    if errors:
+        yield f"two threads that call at the same time: {len(errors)} of 64 calls: {errors[0]}"
 
 
 def after_its_end(backend: Backend, engine: Engine) -> Iterator[str]:
@@ -276,8 +276,8 @@ def after_its_end(backend: Backend, engine: Engine) -> Iterator[str]:
     yield "a closed session answers"
 
 
-def _wrong(session: Session, given: Mapping[str, Any]) -> str | None:
-    return answer_reason(session.run(given), right(given), "fp32")
+def _wrong(session: Session, inputs: Mapping[str, Any]) -> str | None:
+    return answer_reason(session.run(inputs), right(inputs), "fp32")
 
 
 CHECKS: tuple[Callable[[Session], Iterator[str]], ...] = (

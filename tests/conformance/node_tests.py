@@ -28,16 +28,16 @@ def known_failures(backend: str) -> dict[str, str]:
     return json.loads(KNOWN.read_text()).get(backend, {})
 
 
-def surprises(found: Mapping[str, Outcome], known: Mapping[str, str]) -> list[str]:
+def surprises(cases: Mapping[str, Outcome], notes: Mapping[str, str]) -> list[str]:
     """Failures that are not known, and known ones that are none."""
-    new = [f"{o.name}: {o.kind} at {o.by}: {o.reason}" for o in found.values() if not o.good and o.name not in known]
-    gone = [f"{name}: known to fail, and it {found[name].kind}" for name in known if name in found and found[name].good]
+    new = [f"{o.name}: {o.kind} at {o.by}: {o.reason}" for o in cases.values() if not o.good and o.name not in notes]
+    gone = [f"{name}: known to fail, and it {cases[name].kind}" for name in notes if name in cases and cases[name].good]
     return new + gone
 
 
-def explained(found: Mapping[str, Outcome], known: Mapping[str, str]) -> dict[str, Outcome]:
+def explained(outcomes: Mapping[str, Outcome], reasons: Mapping[str, str]) -> dict[str, Outcome]:
     """The outcomes, known failures with the reason that is known."""
-    return {name: o if o.good else replace(o, reason=known.get(name, o.reason)) for name, o in found.items()}
+    return {name: o if o.good else replace(o, reason=reasons.get(name, o.reason)) for name, o in outcomes.items()}
 
 
 def main(chosen: Sequence[str]) -> int:
@@ -50,10 +50,10 @@ def main(chosen: Sequence[str]) -> int:
             print(f"{backend}: not installed, left out", file=sys.stderr)
             continue
         with TemporaryDirectory() as folder:
-            result = survey(backend, target.name, "nodes", names, Path(folder), told=_Counter(len(names)))
-        known = known_failures(backend)
-        messages += [f"{backend}: {line}" for line in surprises(result, known)]
-        record("nodes", backend, target.name, explained(result, known))
+            result = survey(backend, target.name, "nodes", names, Path(folder), listen=_Counter(len(names)))
+        known_names = known_failures(backend)
+        messages += [f"{backend}: {line}" for line in surprises(result, known_names)]
+        record("nodes", backend, target.name, explained(result, known_names))
     write_page()
     print("\n".join(messages), file=sys.stderr)
     return 1 if messages else 0

@@ -26,23 +26,23 @@ _SHORT = 150
 _KINDS = ("passed", "built", "refused", "wrong", "broke", "crashed", "hung")
 
 
-def record(suite: str, backend: str, target: str, found: Mapping[str, Outcome]) -> None:
+def record(suite: str, backend: str, target: str, outcomes: Mapping[str, Outcome]) -> None:
     """Keep what was found with a backend, in place of what was found before."""
-    known = stored()
-    known.setdefault(suite, {})[backend] = {
+    known_results = stored()
+    known_results.setdefault(suite, {})[backend] = {
         "target": target,
         "versions": backend_of(backend).versions(),
-        "counts": counts_of(found.values()),
-        "others": grouped(o for o in found.values() if o.kind not in ("passed", "built")),
+        "counts": counts_of(outcomes.values()),
+        "others": grouped(o for o in outcomes.values() if o.kind not in ("passed", "built")),
     }
-    known[suite] = dict(sorted(known[suite].items()))
-    FOUND.write_text(json.dumps(known, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
+    known_results[suite] = dict(sorted(known_results[suite].items()))
+    FOUND.write_text(json.dumps(known_results, indent=1, ensure_ascii=False, sort_keys=True) + "\n")
 
 
-def grouped(found: Iterable[Outcome]) -> list[list[str]]:
+def grouped(outcomes: Iterable[Outcome]) -> list[list[str]]:
     """[kind, by, reason, names] of those that have one reason but for names and numbers; that of the first."""
     groups: dict[tuple[str, str, str], list[Outcome]] = {}
-    for outcome in sorted(found, key=lambda outcome: outcome.name):
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.name):
         groups.setdefault((outcome.kind, outcome.by, _pattern(outcome.reason)), []).append(outcome)
     largest = sorted(groups.items(), key=lambda group: (group[0][0] == "refused", -len(group[1]), group[0]))
     return [[kind, by, _short(each[0].reason), " ".join(o.name for o in each)] for (kind, by, _), each in largest]
@@ -58,9 +58,9 @@ def stored() -> dict[str, Any]:
     return json.loads(FOUND.read_text()) if FOUND.exists() else {}
 
 
-def counts_of(found: Any) -> dict[str, int]:
+def counts_of(outcomes: Any) -> dict[str, int]:
     """How many of each kind, in the order of `_KINDS`."""
-    counts = Counter(outcome.kind for outcome in found)
+    counts = Counter(outcome.kind for outcome in outcomes)
     return {kind: counts[kind] for kind in _KINDS if counts[kind]}
 
 
@@ -69,25 +69,25 @@ def write_page() -> None:
     PAGE.write_text(with_tables(PAGE.read_text(), stored()))
 
 
-def with_tables(page: str, found: Mapping[str, Any]) -> str:
+def with_tables(page: str, results: Mapping[str, Any]) -> str:
     """The page with its tables between '<!-- NAME -->' and '<!-- /NAME -->' made anew."""
     parts = {
-        "torture": _summary("graphs", found.get("torture", {})),
-        "nodes": _summary("tests", found.get("nodes", {})),
+        "torture": _summary("graphs", results.get("torture", {})),
+        "nodes": _summary("tests", results.get("nodes", {})),
     }
-    parts["torture-refused"] = _by_graph(found.get("torture", {}))
-    parts["nodes-refused"] = _by_reason(found.get("nodes", {}))
+    parts["torture-refused"] = _by_graph(results.get("torture", {}))
+    parts["nodes-refused"] = _by_reason(results.get("nodes", {}))
     for name, lines in parts.items():
         pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         body = "\n".join(lines) + "\n"
-        page = pattern.sub(lambda found, body=body: found[1] + body + found[2], page)
+        page = pattern.sub(lambda match, body=body: match[1] + body + match[2], page)
     return page
 
 
-def _summary(what: str, found: Mapping[str, Any]) -> Iterator[str]:
+def _summary(what: str, results: Mapping[str, Any]) -> Iterator[str]:
     yield f"| backend | target | versions | {what} | passed | built | refused | failed |"
     yield "|---|---|---|---|---|---|---|---|"
-    for name, item in found.items():
+    for name, item in results.items():
         counts = item["counts"]
         failed = sum(count for kind, count in counts.items() if kind not in ("passed", "built", "refused"))
         versions = ", ".join(f"{package} {version}" for package, version in _main(item["versions"]))
@@ -101,18 +101,18 @@ def _main(versions: Mapping[str, str]) -> Sequence[tuple[str, str]]:
     return [(name, versions[name]) for name in names if not any(name.startswith(f"{other}-") for other in names)]
 
 
-def _by_graph(found: Mapping[str, Any]) -> Iterator[str]:
+def _by_graph(results: Mapping[str, Any]) -> Iterator[str]:
     yield "| backend | graph | outcome | reason |"
     yield "|---|---|---|---|"
-    for backend, item in found.items():
+    for backend, item in results.items():
         for kind, by, reason, names in item["others"]:
             yield f"| `{backend}` | {', '.join(names.split())} | {kind} ({by}) | {_cell(reason)} |"
 
 
-def _by_reason(found: Mapping[str, Any]) -> Iterator[str]:
+def _by_reason(results: Mapping[str, Any]) -> Iterator[str]:
     yield "| backend | outcome | tests | reason, and a test it is from |"
     yield "|---|---|---|---|"
-    for backend, item in found.items():
+    for backend, item in results.items():
         for kind, by, reason, names in item["others"]:
             tests = names.split()
             yield f"| `{backend}` | {kind} ({by}) | {len(tests)} | {_cell(reason)} (`{tests[0]}`) |"
@@ -132,10 +132,10 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
 
 
-def keep(folder: Path, backend: str, found: Mapping[str, Outcome]) -> None:
+def keep(folder: Path, backend: str, outcomes: Mapping[str, Outcome]) -> None:
     """Leave what was found with a backend for `main`."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{backend}.json").write_text(json.dumps([outcome.to_json() for outcome in found.values()]))
+    (folder / f"{backend}.json").write_text(json.dumps([outcome.to_json() for outcome in outcomes.values()]))
 
 
 def kept(folder: Path) -> Iterator[tuple[str, dict[str, Outcome]]]:
@@ -151,11 +151,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--found", type=Path)
     asked = parser.parse_args(arguments)
     bad = []
-    for name, target, found in _given(asked.found) if asked.found else _tried(asked.backends or discovery.names()):
+    for name, target, outcomes in _given(asked.found) if asked.found else _tried(asked.backends or discovery.names()):
         if ":" not in name:  # what has no entry point yet is not what this project shows
-            record("torture", name, target, found)
-        print(f"{name} {target}: {counts_of(found.values())}", file=sys.stderr)
-        bad += [f"{name}: {o.name}: {o.kind} at {o.by}: {o.reason}" for o in found.values() if not o.good]
+            record("torture", name, target, outcomes)
+        print(f"{name} {target}: {counts_of(outcomes.values())}", file=sys.stderr)
+        bad += [f"{name}: {o.name}: {o.kind} at {o.by}: {o.reason}" for o in outcomes.values() if not o.good]
     write_page()
     print("\n".join(bad), file=sys.stderr)
     return 1 if bad else 0

@@ -37,10 +37,10 @@ def behave(backend: str, target: str, workdir: Path) -> dict[str, list[str]]:
     return entries
 
 
-def _complaints(given: Mapping[str, Any], backend: str, target: str, workdir: Path, dtype: str | None) -> Iterator[str]:
+def _complaints(parts: Mapping[str, Any], backend: str, target: str, workdir: Path, dtype: str | None) -> Iterator[str]:
     """dtype: of the states between calls; None where it is the model's."""
     tool, (hardware,) = backend_of(backend), parse_targets(target)
-    spec = load_spec(write_stateful(workdir / "project", dict(given)))
+    spec = load_spec(write_stateful(workdir / "project", dict(parts)))
     path = fresh(workdir / "canonical") / "model.onnx"
     model = canonical(load_onnx(spec.file("model.onnx"), spec.folder), spec.tensors())
     states = [QuantizedState(state.input, state.output, SCALE) for state in spec.states()] if dtype else []
@@ -78,6 +78,6 @@ def _compare(spec: ModelSpec, expected: Session, actual: Session) -> Iterator[st
         rows = rng.normal(size=(len(alone), *shape)).astype(np.float32)
         answer = together.run({"x": rows})
         for place, stream in enumerate(alone):
-            wanted = stream.run({"x": rows[place : place + 1]})["y"]
-            if not np.allclose(answer["y"][place : place + 1], wanted, atol=TOLERANCE):
-                yield f"step {step}, stream {place}: off by {np.abs(answer['y'][place] - wanted).max():.2g}"
+            expected_row = stream.run({"x": rows[place : place + 1]})["y"]
+            if not np.allclose(answer["y"][place : place + 1], expected_row, atol=TOLERANCE):
+                yield f"step {step}, stream {place}: off by {np.abs(answer['y'][place] - expected_row).max():.2g}"

@@ -27,27 +27,27 @@ def survey(
     workdir: Path,
     *,
     patience_s: float = PATIENCE_S,
-    told: Callable[[Outcome], object] = lambda _: None,
+    listen: Callable[[Outcome], object] = lambda _: None,
 ) -> dict[str, Outcome]:
-    """The outcome of each item, by name. told: hears of what each process did, when it ended.
+    """The outcome of each item, by name. listen: hears of what each process did, when it ended.
 
     A process tries one item after the other; where it dies, the item that it was at has crashed, and a new process
     takes up the rest.
     """
-    found: dict[str, Outcome] = {}
-    left = list(names)
-    while left:
-        folder = workdir / f"process{len(found)}"
+    outcomes: dict[str, Outcome] = {}
+    remaining = list(names)
+    while remaining:
+        folder = workdir / f"process{len(outcomes)}"
         folder.mkdir()
-        ended = _run_some(backend, target, suite, left, folder, patience_s)
+        ended = _run_some(backend, target, suite, remaining, folder, patience_s)
         fresh = _read(folder / "outcomes.jsonl")
-        if not fresh or all(item in found for item in fresh):
-            raise ended or RuntimeError(f"{backend}: the process at {left[0]} left nothing")
+        if not fresh or all(item in outcomes for item in fresh):
+            raise ended or RuntimeError(f"{backend}: the process at {remaining[0]} left nothing")
         for name, outcome in fresh.items():
-            found[name] = outcome or _dead(name, ended)
-            told(found[name])
-        left = [name for name in left if name not in found]
-    return found
+            outcomes[name] = outcome or _dead(name, ended)
+            listen(outcomes[name])
+        remaining = [name for name in remaining if name not in outcomes]
+    return outcomes
 
 
 def _run_some(

@@ -60,7 +60,7 @@ def probe(name: str, hardware: machine.Target, precision: str) -> BuildRequest:
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_every_graph_is_answered_rightly_or_refused_with_a_reason_that_names_it(name, tmp_path):
+def test_every_graph_is_answered_correctly_or_refused_with_its_name(name, tmp_path):
     graphs = list(GRAPHS)
     result = survey(name, target(name), "torture", graphs, tmp_path)
     if folder := os.environ.get("ENGINESMITH_CONFORMANCE_FOUND"):
@@ -86,7 +86,7 @@ def test_sessions_and_openings_keep_every_promise(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_streams_of_models_with_state_answer_as_each_stream_alone(name, tmp_path):
+def test_streams_of_stateful_models_answer_like_single_streams(name, tmp_path):
     result = call("streams:behave", tmp_path / "job", backend=name, target=target(name))
     messages = [f"{model}: {text}" for model, texts in result.items() for text in texts]
     # Some compilers have no empty tensors, which a cache begins as.
@@ -94,7 +94,7 @@ def test_streams_of_models_with_state_answer_as_each_stream_alone(name, tmp_path
 
 
 @pytest.mark.parametrize("name", TRIED)
-def test_two_builds_are_as_alike_as_the_backend_claims(name, tmp_path):
+def test_two_builds_are_as_equal_as_the_backend_claims(name, tmp_path):
     digests, answers = [], []
     for turn in ("first", "second"):
         out = tmp_path / f"{turn}.npz"
@@ -134,7 +134,7 @@ def test_a_refusal_of_an_unsupported_request_has_a_reason_and_a_remedy(name):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_an_engine_requires_is_a_function_of_the_request_and_names_its_processor_and_runtime(name):
+def test_requirements_depend_only_on_the_request_and_name_processor_and_runtime(name):
     backend = backend_of(name)
     for hardware in filter(backend.serves, machine.parse_targets("all")):
         request = dataclasses.replace(
@@ -150,7 +150,7 @@ def test_what_an_engine_requires_is_a_function_of_the_request_and_names_its_proc
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_backend_that_is_not_installed_refuses_with_how_to_install_it(name, monkeypatch):
+def test_a_missing_backend_refuses_with_the_installation(name, monkeypatch):
     cls = discovery.load(name)
     served = [hardware for hardware in machine.parse_targets("all") if backend_of(name).serves(hardware)]
     monkeypatch.setattr(cls, "versions", lambda self: {})
@@ -159,7 +159,7 @@ def test_a_backend_that_is_not_installed_refuses_with_how_to_install_it(name, mo
     assert any("pip install" in reason for reason in reasons), reasons
 
 
-def test_asking_imports_no_compiler():
+def test_queries_import_no_compiler():
     code = f"""if True:
         import sys
         from builders.backends import discovery

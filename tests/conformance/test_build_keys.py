@@ -38,10 +38,10 @@ def base() -> ModelProto:
     )
 
 
-def key_of(made: ModelProto, folder, backend: str = "onnxruntime", dims: tuple[Dim, ...] = BATCH) -> str:
+def key_of(model: ModelProto, folder, backend: str = "onnxruntime", dims: tuple[Dim, ...] = BATCH) -> str:
     """The key of a plan that builds this model, from a file."""
     folder.mkdir(parents=True, exist_ok=True)
-    onnx.save(made, folder / "model.onnx")
+    onnx.save(model, folder / "model.onnx")
     return key_of_file(folder / "model.onnx", backend, dims)
 
 
@@ -58,12 +58,12 @@ def key_of_file(path, backend: str = "onnxruntime", dims: tuple[Dim, ...] = BATC
     ).key  # fmt: skip
 
 
-def node(made: ModelProto, op: str):
-    return next(item for item in made.graph.node if item.op_type == op)
+def node(model: ModelProto, op: str):
+    return next(item for item in model.graph.node if item.op_type == op)
 
 
-def weight(made: ModelProto, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
-    tensor = next(item for item in made.graph.initializer if item.name == name)
+def weight(model: ModelProto, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    tensor = next(item for item in model.graph.initializer if item.name == name)
     tensor.CopyFrom(numpy_helper.from_array(change(numpy_helper.to_array(tensor).copy()), name))
 
 
@@ -85,8 +85,8 @@ def other_nan(bits: int):
     return change
 
 
-def _alpha(made: ModelProto) -> None:
-    node(made, "LeakyRelu").attribute[0].f = np.nextafter(np.float32(0.125), np.float32(1))
+def _alpha(model: ModelProto) -> None:
+    node(model, "LeakyRelu").attribute[0].f = np.nextafter(np.float32(0.125), np.float32(1))
 
 
 MATTERS: dict[str, Callable[[ModelProto], object]] = {
@@ -121,36 +121,36 @@ def _swapped(values) -> None:
     values.extend([second, first, *rest])
 
 
-def _input_renamed(made: ModelProto) -> None:
-    made.graph.input[0].name = node(made, "MatMul").input[0] = "image"
+def _input_renamed(model: ModelProto) -> None:
+    model.graph.input[0].name = node(model, "MatMul").input[0] = "image"
 
 
-def _output_renamed(made: ModelProto) -> None:
-    made.graph.output[1].name = node(made, "DequantizeLinear").output[0] = "answer"
+def _output_renamed(model: ModelProto) -> None:
+    model.graph.output[1].name = node(model, "DequantizeLinear").output[0] = "answer"
 
 
-def _fixed(made: ModelProto) -> None:
-    for value in (*made.graph.input, *made.graph.output):
+def _fixed(model: ModelProto) -> None:
+    for value in (*model.graph.input, *model.graph.output):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:
                 dim.dim_value = 4
 
 
-def _documented(made: ModelProto) -> None:
-    made.doc_string, made.graph.doc_string, node(made, "MatMul").doc_string = "a", "b", "c"
+def _documented(model: ModelProto) -> None:
+    model.doc_string, model.graph.doc_string, node(model, "MatMul").doc_string = "a", "b", "c"
 
 
-def _annotated(made: ModelProto) -> None:
-    made.metadata_props.add(key="stack_trace", value="model.py:1")
-    node(made, "MatMul").metadata_props.add(key="k", value="v")
+def _annotated(model: ModelProto) -> None:
+    model.metadata_props.add(key="stack_trace", value="model.py:1")
+    node(model, "MatMul").metadata_props.add(key="k", value="v")
 
 
-def _signed(made: ModelProto) -> None:
-    made.producer_name, made.producer_version, made.model_version, made.domain = "pytorch", "9", 7, "ai.acme"
+def _signed(model: ModelProto) -> None:
+    model.producer_name, model.producer_version, model.model_version, model.domain = "pytorch", "9", 7, "ai.acme"
 
 
-def _spare(made: ModelProto) -> None:
-    made.graph.initializer.append(numpy_helper.from_array(np.ones(3, "f"), "spare"))
+def _spare(model: ModelProto) -> None:
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(3, "f"), "spare"))
 
 
 FORGOTTEN: dict[str, Callable[[ModelProto], object]] = {
@@ -175,8 +175,8 @@ def _reversed(values) -> None:
     values.extend(reversed(copies))
 
 
-def _listed(made: ModelProto) -> None:
-    tensor = next(item for item in made.graph.initializer if item.name == "w")
+def _listed(model: ModelProto) -> None:
+    tensor = next(item for item in model.graph.initializer if item.name == "w")
     tensor.CopyFrom(helper.make_tensor("w", 1, [4, 4], _W.reshape(-1).tolist()))
 
 
@@ -188,7 +188,7 @@ def test_only_relevant_changes_change_the_key(what, tmp_path):
     assert (key_of(changed, tmp_path / "b") != key_of(base(), tmp_path / "a")) is (what in MATTERS)
 
 
-def test_where_the_file_lies_and_when_it_was_written_do_not_matter(tmp_path):
+def test_the_files_place_and_time_do_not_change_the_key(tmp_path):
     first = key_of(base(), tmp_path / "a")
     elsewhere = tmp_path / "a b" / "ü"
     elsewhere.mkdir(parents=True)
@@ -258,7 +258,7 @@ REQUESTS = {
 }
 
 
-def test_every_part_of_a_request_is_in_its_key_and_each_in_its_own_way():
+def test_every_part_of_a_request_changes_its_key():
     keys = {what: replace(REQUEST, **changes).key for what, changes in REQUESTS.items()}
     assert REQUEST.key not in keys.values(), [what for what, key in keys.items() if key == REQUEST.key]
     assert len(set(keys.values())) == len(keys), "two changes have one key"

@@ -18,7 +18,7 @@ MODULES = ("conv", "slice", "loop", "bitwiseand", "maxunpool")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_sample_of_the_node_tests_does_what_the_list_of_known_failures_says(backend, tmp_path):
+def test_a_sample_of_the_node_tests_matches_the_known_failures(backend, tmp_path):
     target = target_for(backend_of(backend))
     if not backend_of(backend).versions() or target is None:
         pytest.skip(f"{backend} is not installed")
@@ -27,18 +27,18 @@ def test_a_sample_of_the_node_tests_does_what_the_list_of_known_failures_says(ba
     assert len(names) < 100
     result = survey(backend, target.name, f"nodes/{','.join(MODULES)}", names, tmp_path)
     assert result.keys() == set(names)
-    known = {name: reason for name, reason in known_failures(backend).items() if name in names}
-    assert surprises(result, known) == []
+    known_reasons = {name: reason for name, reason in known_failures(backend).items() if name in names}
+    assert surprises(result, known_reasons) == []
     assert any(outcome.kind in ("passed", "built") for outcome in result.values())
 
 
 def test_a_new_failure_and_an_unexpected_pass_are_both_surprises():
-    found = {name: Outcome(name, kind, "because") for name, kind in (("a", "passed"), ("b", "wrong"), ("c", "crashed"))}
-    assert surprises(found, {"b": "known"}) == ["c: crashed at : because"]
-    assert surprises(found, {"a": "known", "b": "known", "c": "known"}) == ["a: known to fail, and it passed"]
+    cases = {name: Outcome(name, kind, "because") for name, kind in (("a", "passed"), ("b", "wrong"), ("c", "crashed"))}
+    assert surprises(cases, {"b": "known"}) == ["c: crashed at : because"]
+    assert surprises(cases, {"a": "known", "b": "known", "c": "known"}) == ["a: known to fail, and it passed"]
 
 
-def test_every_known_failure_has_a_reason_and_is_on_record():
+def test_every_known_failure_has_a_reason_and_is_recorded():
     for backend, item in page.stored()["nodes"].items():
         failed = {name for name, kind in page.others(item).items() if kind != "refused"}
         assert failed == set(known_failures(backend)), "run `make node-tests`"
@@ -71,9 +71,9 @@ def test_tables_are_put_between_their_marks_and_nowhere_else():
     text = (
         "before\n<!-- torture -->\nold\n<!-- /torture -->\nafter\n<!-- torture-refused -->\n<!-- /torture-refused -->\n"
     )
-    made = page.with_tables(text, json.loads(json.dumps(entries)))
-    assert "| `x` | cpu | x 1 | 3 | 2 | 0 | 0 | 1 |" in made and "old" not in made and made.startswith("before\n")
-    assert "| `x` | g, h | wrong (run) | a \\| b |" in made and "\nafter\n" in made
+    tables = page.with_tables(text, json.loads(json.dumps(entries)))
+    assert "| `x` | cpu | x 1 | 3 | 2 | 0 | 0 | 1 |" in tables and "old" not in tables and tables.startswith("before\n")
+    assert "| `x` | g, h | wrong (run) | a \\| b |" in tables and "\nafter\n" in tables
 
 
 def test_results_of_the_suite_match_the_records(tmp_path):

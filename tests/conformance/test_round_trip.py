@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.skipif(not ALL_OF_IT, reason="make conformance runs it; what is quick is in tests/pipeline, too")
 @pytest.mark.parametrize("example", ["digits", "encoder"])
-def test_an_example_is_proven_where_it_runs_and_built_where_it_does_not(example, tmp_path):
+def test_an_example_is_proven_if_it_runs_here_and_else_built(example, tmp_path):
     outcome = enginesmith.build(spec_for_all(example, tmp_path), registry=str(tmp_path / "registry"))
     result = {(engine.entry.backend, engine.entry.target): engine for engine in outcome.engines}
     for name in INSTALLED:

@@ -1,5 +1,3 @@
-"""The suite itself: backends that break one promise each are caught, by the check that is there for it."""
-
 import dataclasses
 import json
 import re
@@ -26,7 +24,7 @@ def outcome(backend, graph: str, folder):
     return attempt(backend, CPU, torture_item(graph), folder)
 
 
-def test_a_backend_that_breaks_nothing_is_not_complained_of(tmp_path):
+def test_a_correct_backend_gives_no_complaint(tmp_path):
     assert outcome(fakes.Honest(), "plain", tmp_path).kind == "passed"
     assert list(manners.complaints(fakes.Honest(), CPU, tmp_path)) == []
     engine = manners.built(fakes.Honest(), CPU, tmp_path)
@@ -53,7 +51,7 @@ def test_the_suite_detects_faulty_engines(tmp_path, backend, graph, kind, words)
     assert re.search(words, result.reason)
 
 
-def test_a_refusal_without_words_or_of_something_else_or_of_the_plain_is_no_excuse(tmp_path):
+def test_an_unjustified_refusal_fails_the_suite(tmp_path):
     assert not outcome(fakes.SaysNothing(), "plain", tmp_path).good
     assert _names_nothing(outcome(fakes.SpeaksOfSomethingElse(), "if_by_an_input", tmp_path))
     assert _refuses_the_plain(outcome(fakes.RefusesThePlain(), "plain", tmp_path))
@@ -73,11 +71,11 @@ def test_a_refusal_without_words_or_of_something_else_or_of_the_plain_is_no_excu
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, fakes.Honest) else "",
 )
-def test_bad_manners_are_seen(tmp_path, backend, words):
+def test_bad_manners_are_detected(tmp_path, backend, words):
     assert [complaint for complaint in manners.complaints(backend, CPU, tmp_path) if words in complaint]
 
 
-def test_a_backend_that_opens_anything_is_seen(tmp_path):
+def test_a_backend_that_opens_any_file_is_detected(tmp_path):
     engine = manners.built(fakes.OpensAnything(), CPU, tmp_path)
     result = "\n".join(openings.open_complaints(fakes.OpensAnything(), CPU, engine, tmp_path))
     assert "an engine of tensorrt-rtx: was opened" in result and "an engine for sm_75: was opened" in result
@@ -99,17 +97,17 @@ def broken(cls: type, folder) -> list[str]:
 @pytest.mark.parametrize(
     ("cls", "words"), [(fakes.LiesAboutBytes, "claims 'bytes'"), (fakes.LiesAboutOutputs, "with other bits")]
 )
-def test_a_lie_about_determinism_is_seen(tmp_path, cls, words):
+def test_a_false_determinism_claim_is_detected(tmp_path, cls, words):
     assert [complaint for complaint in broken(cls, tmp_path) if words in complaint]
 
 
-def test_engines_that_differ_too_much_are_seen_whatever_is_claimed():
+def test_engines_that_differ_too_much_are_detected():
     one = {"plain/y": np.ones(4, "f")}
     assert list(repeats.broken_claims("budget", [{"plain": "a"}, {"plain": "b"}], [one, {"plain/y": np.zeros(4, "f")}]))
     assert list(repeats.broken_claims("budget", [{"plain": "a"}, {}], [one, {}])), "a build that is refused at times"
 
 
-def test_a_crash_or_a_hang_costs_one_graph_and_not_the_rest(tmp_path, monkeypatch):
+def test_a_crash_or_hang_costs_one_graph(tmp_path, monkeypatch):
     names = ["scalar_output", "plain_with_one_shape_alone", "plain"]
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

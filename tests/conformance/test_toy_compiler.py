@@ -68,8 +68,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder, quiet = tmp_path_factory.mktemp("toy"), ["-q", "--no-index", "--no-deps", "--disable-pip-version-check"]
     wheel, site = ["pip", "wheel", *quiet, "--no-build-isolation", "-w", "wheels", SOURCE], folder / "site"
     subprocess.run([sys.executable, "-m", *wheel], cwd=folder, check=True)
-    (made,) = (folder / "wheels").glob("*.whl")
-    subprocess.run([sys.executable, "-m", "pip", "install", *quiet, "--target", site, made], check=True)
+    (wheel_path,) = (folder / "wheels").glob("*.whl")
+    subprocess.run([sys.executable, "-m", "pip", "install", *quiet, "--target", site, wheel_path], check=True)
     write_project(folder / "project")
     return World(folder / "project", site)
 
@@ -100,9 +100,9 @@ def unit(items: Sequence[Any], precision: str = "fp32") -> Any:
     return result
 
 
-def test_it_passes_the_conformance_suite(world):
+def test_the_toy_compiler_passes_the_conformance_suite(world):
     suite = ROOT / "tests/conformance/test_backends.py"
-    words = ["-q", "-m", "", "-p", "no:xdist", "-p", "no:cacheprovider", str(suite), "-k", "toy or imports_no_compiler"]
+    words = ["-q", "-m", "", "-p", "no:xdist", "-p", "no:cacheprovider", str(suite), "-k", "toy or import_no_compiler"]
     ended = call(["-m", "pytest", *words], world.folder, world.site)
     assert ended.returncode == 0, ended.stdout
     assert f"{suite.read_text().count('def test_')} passed" in ended.stdout, "all of the suite has been run on it"
@@ -122,14 +122,14 @@ def test_doctor_says_what_it_builds_for(world):
     assert "toy" not in {item["subject"] for item in world.json("doctor", toy=False)["findings"]}
 
 
-def test_plan_says_what_it_will_build_and_what_it_refuses(world):
+def test_plan_lists_what_it_builds_and_refuses(world):
     planned = world.json("plan", "iris.yaml")["units"]
     assert unit(planned)["action"] in ("build", "cached")
     refused = unit(planned, "bf16")
     assert refused["action"] == "refused" and refused["reason"] == "toy has no bf16; use one of fp32, fp16, int8"
 
 
-def test_without_it_a_spec_that_names_it_is_refused_with_its_line(world):
+def test_without_it_a_spec_with_its_name_is_refused_at_the_line(world):
     ended = call(["-m", "enginesmith", "plan", "iris.yaml"], world.folder, None)
     assert ended.returncode == 2 and "iris.yaml:" in ended.stderr and "'toy' is not known" in ended.stderr
 
@@ -147,7 +147,7 @@ def resolved(world: World, *words: str, toy: bool = True) -> tuple[list[Any], di
     return result["candidates"], {item["unit"]: item["reason"] for item in result["rejected"]}
 
 
-def test_resolve_takes_it_where_its_runtime_is_and_says_why_not_elsewhere(published):
+def test_resolve_chooses_it_if_its_runtime_fits_and_gives_the_reason_otherwise(published):
     first, *_ = resolved(published)[0]
     assert first["unit"] == "cpu fp32 toy" and first["remarks"] == []
     candidates, rejected = resolved(published, "--target", "cpu", "--runtime", "toy-compiler=0.9")
@@ -155,13 +155,13 @@ def test_resolve_takes_it_where_its_runtime_is_and_says_why_not_elsewhere(publis
     assert rejected["cpu fp32 toy"] == "needs toy-compiler 1.0.0, found 0.9"
 
 
-def test_resolve_says_that_its_runtime_is_absent(published):
+def test_resolve_reports_a_missing_runtime(published):
     """In a process that cannot import it: nothing but the manifest tells what the engine needs."""
     result = {item["unit"]: item for item in resolved(published, toy=False)[0]}
     assert result["cpu fp32 toy"]["remarks"] == ["needs toy-compiler 1.0.0; it is not installed here"]
 
 
-def test_pull_brings_its_engine_with_what_that_needs_and_another_where_it_would_not_run(published, tmp_path):
+def test_pull_downloads_its_engine_or_another_that_runs(published, tmp_path):
     pulled = published.json("pull", "iris", "--dest", tmp_path)
     path = Path(pulled["path"])
     assert path.name == "iris-1-cpu-fp32-toy.toy" and digest_of_file(path) == pulled["digest"]
@@ -172,7 +172,7 @@ def test_pull_brings_its_engine_with_what_that_needs_and_another_where_it_would_
     assert {"unit": "cpu fp32 toy", "reason": "needs toy-compiler 1.0.0, found 0.9"} in other["rejected"]
 
 
-def test_fleet_says_where_it_serves_and_where_it_does_not(published):
+def test_fleet_shows_where_it_serves(published):
     sources = ("--inventory", "inventory.yaml", "--catalog", "catalog.yaml")
     assert "cpu fp32 toy" in published.run("fleet", *sources, "--runtime", "toy-compiler=1.0.0")
     other = published.run("fleet", *sources, "--runtime", "toy-compiler=0.9")

@@ -135,9 +135,9 @@ def request_for(
 def specs_reason(session: Session, request: BuildRequest) -> str | None:
     """Where a session's inputs or outputs are not the request's, by name, dtype, rank and order."""
     for role, have, want in (("inputs", session.inputs, request.inputs), ("outputs", session.outputs, request.outputs)):
-        told, asked = ([(spec.name, spec.dtype, len(spec.shape)) for spec in specs] for specs in (have, want))
-        if told != asked:
-            return f"the session's {role} are {told}, the request's {asked}"
+        actual_specs, asked = ([(spec.name, spec.dtype, len(spec.shape)) for spec in specs] for specs in (have, want))
+        if actual_specs != asked:
+            return f"the session's {role} are {actual_specs}, the request's {asked}"
     return None
 
 
@@ -158,11 +158,11 @@ def answer_reason(
     """Why an answer is not right: other names, shapes, dtypes or values. None when it is."""
     if list(answer) != list(expected):
         return f"outputs {list(answer)} instead of {list(expected)}"
-    for name, wanted in expected.items():
+    for name, output_spec in expected.items():
         got = answer[name]
-        if not isinstance(got, np.ndarray) or (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
-            return f"{name!r} is {_kind(got)} instead of {_kind(wanted)}"
-        if reason := (compare or within_budget(precision))(name, wanted, got):
+        if not isinstance(got, np.ndarray) or (got.shape, got.dtype) != (output_spec.shape, output_spec.dtype):
+            return f"{name!r} is {_kind(got)} instead of {_kind(output_spec)}"
+        if reason := (compare or within_budget(precision))(name, output_spec, got):
             return reason
     return None
 
@@ -171,18 +171,16 @@ def within_budget(precision: Precision) -> Callable[[str, Any, Any], str | None]
     """The comparison by the budgets of the engine stage: exact for integers, NaN only where NaN is right."""
     budget = default_budget("engine", precision)
 
-    def compare(name: str, wanted: Any, got: Any) -> str | None:
-        if wanted.dtype.kind in "OUS":
-            return None if (wanted == got).all() else f"{name!r} has other strings"
-        finite = (
-            np.isfinite(wanted.astype("float64")) if wanted.dtype.kind not in "biu" else np.ones(wanted.shape, bool)
-        )
-        if not np.array_equal(wanted[~finite], got[~finite], equal_nan=True):
+    def compare(name: str, right: Any, got: Any) -> str | None:
+        if right.dtype.kind in "OUS":
+            return None if (right == got).all() else f"{name!r} has other strings"
+        finite = np.isfinite(right.astype("float64")) if right.dtype.kind not in "biu" else np.ones(right.shape, bool)
+        if not np.array_equal(right[~finite], got[~finite], equal_nan=True):
             return f"{name!r} differs where it is not finite"
         if finite.all():
-            checks = case_checks("engine", "", name, wanted, got, budget) if wanted.size else ()
+            checks = case_checks("engine", "", name, right, got, budget) if right.size else ()
         else:
-            checks = case_checks("engine", "", name, wanted[finite], got[finite], budget) if finite.any() else ()
+            checks = case_checks("engine", "", name, right[finite], got[finite], budget) if finite.any() else ()
         failed = [f"{check.name} {check.value} (limit {check.limit})" for check in checks if not check.passed]
         return f"{name!r}: {', '.join(failed)}" if failed else None
 

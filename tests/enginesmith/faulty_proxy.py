@@ -121,9 +121,9 @@ class FaultyProxy:
             if any(name.lower() == "expect" for name, _ in items):
                 client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
             body = _read_body(client, rest, length)
-            kept = tuple(pair for pair in items if pair[0].lower() not in ("expect", "connection"))
+            headers = tuple(pair for pair in items if pair[0].lower() not in ("expect", "connection"))
             with self._lock:
-                request = Request(len(self.requests) + 1, method, path, kept, body)
+                request = Request(len(self.requests) + 1, method, path, headers, body)
                 self.requests.append(request)
                 fault = self._plan(request)
                 self.faults += fault is not None

@@ -47,25 +47,25 @@ def engine(
     store: Store, target: str = "cpu", precision: str = "fp32", status: str = "proven", data: bytes | None = None
 ) -> EngineEntry:
     """A usable entry whose engine is stored."""
-    found = parse_targets(target)[0]
+    parsed_target = parse_targets(target)[0]
     content = data if data is not None else f"engine {target} {precision}".encode()
     entry = EngineEntry(
-        target=found.name,
+        target=parsed_target.name,
         precision=precision,
-        backend="onnxruntime" if found.is_cpu else "tensorrt-rtx",
+        backend="onnxruntime" if parsed_target.is_cpu else "tensorrt-rtx",
         status=status,  # type: ignore[arg-type]
-        reason="1 checks passed" if status == "proven" else f"no {found.name} here",
-        compute_capability=found.compute_capability,
-        product=found.product,
+        reason="1 checks passed" if status == "proven" else f"no {parsed_target.name} here",
+        compute_capability=parsed_target.compute_capability,
+        product=parsed_target.product,
         digest=store.put_bytes(content),
         size_bytes=len(content),
-        suffix=".onnx" if found.is_cpu else ".engine",
+        suffix=".onnx" if parsed_target.is_cpu else ".engine",
         inputs=(TensorSpec("image", "float32", ("batch", 1, 8, 8)),),
         outputs=(TensorSpec("logits", "float32", ("batch", 10)),),
         profiles=(ShapeProfile((("image", (1, 1, 8, 8), (8, 1, 8, 8), (32, 1, 8, 8)),)),),
     )
-    memory = () if found.is_cpu else (GpuMemory(len(content)),)
-    entry = replace(entry, requires=(for_target(found), *memory))
+    memory = () if parsed_target.is_cpu else (GpuMemory(len(content)),)
+    entry = replace(entry, requires=(for_target(parsed_target), *memory))
     return replace(entry, report=store.put_bytes(canonical_json(report(entry).to_json())))
 
 
@@ -130,13 +130,13 @@ def publish_engines(
     content: object = "a",
     *,
     channel: str | None = "candidate",
-    wanted: str | None = None,
+    version: str | None = None,
     model: str = "digits",
     others: Sequence[EngineEntry] = (),
 ) -> Published:
     """Publish entries with their proofs."""
     pairs = [(entry, approval(entry)) for entry in entries]
-    return publish(store, draft(store, content, model), pairs, others, channel=channel, wanted_version=wanted)
+    return publish(store, draft(store, content, model), pairs, others, channel=channel, wanted_version=version)
 
 
 def attach(

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 BUCKET = "enginesmith-tests"
@@ -31,19 +31,23 @@ FOREIGN = (
 )
 
 
-@contextmanager
-def serving(page_size: int = 1000) -> Iterator[str]:
+def serving(page_size: int = 1000) -> AbstractContextManager[str]:
     """The URL of a server with the bucket BUCKET, with listings in pages of this size, which takes small parts."""
     settings = {"S3_UPLOAD_PART_MIN_SIZE": "1", "MOTO_S3_DEFAULT_MAX_KEYS": str(page_size)}
-    command = [sys.executable, __file__]
-    environment = {**os.environ, **ENVIRONMENT, **settings}
+    return started(__file__, **ENVIRONMENT, **settings)
+
+
+@contextmanager
+def started(script: str, **settings: str) -> Iterator[str]:
+    """The URL that a server prints in a process of its own. settings: environment variables beside the tests' own."""
+    command, environment = [sys.executable, script], {**os.environ, **settings}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdin is not None and server.stdout is not None
         try:
             yield server.stdout.readline().strip()
         finally:
             server.stdin.close()
-            server.wait(30)
+            server.wait(120)
 
 
 class LikeS3:

@@ -1,5 +1,3 @@
-"""Beside a team's own packages `pipeline`, `builders` and `validation`: its server, and Enginesmith's command line."""
-
 import os
 import subprocess
 import sys
@@ -64,7 +62,9 @@ def test_a_server_resolves_pulls_watches_and_records(built: Project, team: Path,
     assert "run `enginesmith build` as a command" in result.stdout
 
 
-def test_the_command_line_and_its_jobs_find_their_own(project: Project, team: Path, tmp_path: Path) -> None:
+def test_the_command_line_and_its_jobs_import_enginesmiths_own_packages(
+    project: Project, team: Path, tmp_path: Path
+) -> None:
     project.change_spec(targets=["cpu"], precisions=["fp32"])
     result = run(team, "-m", "enginesmith", "build", project.spec, "--registry", project.registry)
     assert result.returncode == 0, result.stderr

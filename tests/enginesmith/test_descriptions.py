@@ -1,5 +1,3 @@
-"""The files that the JSON beside an engine names: only those in its folder, with the bytes that were published."""
-
 import json
 from pathlib import Path
 
@@ -45,7 +43,7 @@ def described(folder: Path, **changes: object) -> tuple[Path, dict[str, object]]
     return path, read_description(path)
 
 
-def test_an_engine_is_given_once_all_that_belongs_to_it_is_as_published(folder: Path) -> None:
+def test_an_engine_is_given_only_if_all_its_files_are_as_published(folder: Path) -> None:
     assert read_engine(*described(folder)) == ENGINE
     assert check_engine(*described(folder)) == (folder / "a.engine").resolve()
 
@@ -87,7 +85,7 @@ def test_a_description_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch)
         read_description(folder / "long.json")
 
 
-def test_a_library_is_given_for_this_machine_once_it_has_the_bytes_that_were_published(folder: Path) -> None:
+def test_a_library_is_given_for_this_machine_with_the_published_bytes(folder: Path) -> None:
     digest, here = digest_of_bytes(SHARD), f"linux-{this_kind().machine}"
     other = LibraryBuild("linux-other", "b" * 64)
     library = Library("a.so", "init", (other, LibraryBuild(here, digest)))

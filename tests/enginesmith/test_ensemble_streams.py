@@ -1,5 +1,3 @@
-"""Streams over several graphs: states of each, inputs that all steps have, streams that end and begin."""
-
 import numpy as np
 import pytest
 
@@ -17,13 +15,13 @@ class Counted:
     def __init__(self) -> None:
         self.runs = list[str]()
 
-    def encode(self, given: Tensors) -> Tensors:
+    def encode(self, inputs: Tensors) -> Tensors:
         self.runs.append("encoder")
-        return {"hidden": given["source"].sum(1)}
+        return {"hidden": inputs["source"].sum(1)}
 
-    def decode(self, given: Tensors) -> Tensors:
+    def decode(self, inputs: Tensors) -> Tensors:
         self.runs.append("decoder")
-        total = given["total"] + given["x"] + given["hidden"]
+        total = inputs["total"] + inputs["x"] + inputs["hidden"]
         return {"y": total * 2, "next": total}
 
     def streams(self) -> EnsembleStreams:
@@ -72,7 +70,7 @@ def test_without_held_inputs_every_graph_runs_in_every_step(counted: Counted, st
     assert counted.runs.count("encoder") == 2
 
 
-def test_streams_end_and_begin_again(counted: Counted, streams: EnsembleStreams) -> None:
+def test_streams_can_end_and_restart(counted: Counted, streams: EnsembleStreams) -> None:
     streams.hold({"encoder.source": np.array([[1, 0], [2, 0], [3, 0]], np.float32)})
     streams.run({"decoder.x": floats(0, 0, 0)})
     streams.keep([2, 0])
@@ -97,13 +95,13 @@ def test_inputs_that_do_not_suit_a_step_are_refused(streams: EnsembleStreams) ->
         ({"decoder.x": floats(0, 0), "encoder.source": np.ones((2, 2))}, r"input 'encoder\.source' is held already"),
         ({"decoder.x": floats(0, 0), "z": floats(0)}, "input 'z' is unknown"),
         ({}, r"input 'decoder\.x' is missing"),
-        ({"decoder.x": floats(0)}, r"several numbers of rows \(encoder\.source 2, decoder\.x 1\)"),
+        ({"decoder.x": floats(0)}, r"different numbers of rows \(encoder\.source 2, decoder\.x 1\)"),
     ):
         with pytest.raises(DataError, match=message):
             streams.run(inputs)
 
 
-def test_a_step_that_a_graph_fails_in_leaves_states_as_they_were(counted: Counted, streams: EnsembleStreams) -> None:
+def test_a_failed_step_leaves_the_states_unchanged(counted: Counted, streams: EnsembleStreams) -> None:
     streams.hold({"encoder.source": np.ones((1, 2), np.float32)})
     streams.run({"decoder.x": floats(1)})
     with pytest.raises(TypeError):
@@ -112,7 +110,7 @@ def test_a_step_that_a_graph_fails_in_leaves_states_as_they_were(counted: Counte
     assert counted.runs.count("encoder") == 1
 
 
-def test_states_and_places_have_the_names_of_the_whole() -> None:
+def test_states_and_places_have_the_ensembles_names() -> None:
     own = [TensorSpec("ids", "int64", ("batch", "tokens")), TensorSpec("cache", "float32", ("batch", 8))]
     own += [TensorSpec("at", "int64", ("batch",)), TensorSpec("mask", "int64", ("batch", "tokens + 1"))]
     sources = {"ids": "ids", "cache": "d.cache", "at": "d.at", "mask": "e.mask"}

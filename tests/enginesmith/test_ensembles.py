@@ -1,5 +1,3 @@
-"""Several graphs as one session."""
-
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +15,10 @@ ROW = TensorSpec("row", "float32", (1, 4))
 
 
 def ensemble(taken: str = "float32") -> Ensemble:
-    first = EnsembleGraph(lambda given: {"h": given["x"] + 1, "unused": given["x"]}, [X], {"x": "x"})
+    first = EnsembleGraph(lambda inputs: {"h": inputs["x"] + 1, "unused": inputs["x"]}, [X], {"x": "x"})
     inputs = [TensorSpec("h", taken, ("n",)), TensorSpec("x", "float32", ("n",))]
     second = EnsembleGraph(
-        lambda given: {"y": given["h"] * given["x"], "kind": np.array(given["h"].dtype.itemsize)},
+        lambda inputs: {"y": inputs["h"] * inputs["x"], "kind": np.array(inputs["h"].dtype.itemsize)},
         inputs,
         {"h": "first.h", "x": "x"},
     )
@@ -38,14 +36,14 @@ def test_floats_are_converted_to_the_engines_dtype() -> None:
     assert ensemble("float16").run({"x": np.ones(2, np.float32)})["second.kind"] == 2
 
 
-def test_inputs_that_are_missing_or_unknown_are_refused() -> None:
+def test_missing_or_unknown_inputs_are_refused() -> None:
     for inputs in ({}, {"x": np.ones(2), "z": np.ones(2)}):
         with pytest.raises(DataError, match="is missing or unknown; the inputs of the whole are x"):
             ensemble().run(inputs)
 
 
 def test_an_output_that_no_graph_gives_is_reported() -> None:
-    graph = EnsembleGraph(lambda given: {"h": given["x"]}, [X], {"x": "x"})
+    graph = EnsembleGraph(lambda inputs: {"h": inputs["x"]}, [X], {"x": "x"})
     with pytest.raises(DataError, match=r"the graphs gave no 'first\.gone'"):
         Ensemble({"first": graph}, [X], [TensorSpec("first.gone", "float32", ())]).run({"x": np.ones(2)})
     chained = Ensemble({"first": graph, "second": EnsembleGraph(dict, [X], {"x": "first.gone"})}, [X], [])
@@ -63,15 +61,15 @@ def test_a_file_that_describes_no_ensemble_is_refused(tmp_path: Path) -> None:
 def taking(rows: range | None, calls: list[int], output: TensorSpec = Y) -> EnsembleGraph:
     """A graph that doubles its rows, and notes how many each call had."""
 
-    def run(given: Tensors) -> Tensors:
-        calls.append(len(given["x"]))
-        return {output.name: given["x"] * 2}
+    def run(inputs: Tensors) -> Tensors:
+        calls.append(len(inputs["x"]))
+        return {output.name: inputs["x"] * 2}
 
     return EnsembleGraph(run, [X], {"x": "x"}, [output], rows)
 
 
 @drawn(rows=st.integers(1, 40), most=st.integers(1, 12))
-def test_more_rows_than_a_call_takes_are_run_in_several(rows: int, most: int) -> None:
+def test_rows_beyond_a_call_are_run_in_several(rows: int, most: int) -> None:
     calls: list[int] = []
     answer = taking(range(1, most + 1), calls).answer({"x": np.arange(rows)})["second.y"]
     assert answer.tolist() == [2 * row for row in range(rows)]
@@ -94,26 +92,26 @@ def test_remaining_rows_run_together_with_earlier_ones() -> None:
     assert calls == [8, 4]
 
 
-def test_of_no_rows_a_graph_is_not_run() -> None:
+def test_without_rows_a_graph_is_not_run() -> None:
     calls: list[int] = []
     output = TensorSpec("y", "float16", ("n", "m", 3))
     answer = taking(range(1, 5), calls, output).answer({"x": np.zeros((0, 2))})["y"]
     assert (calls, answer.shape, answer.dtype) == ([], (0, 0, 3), np.float16)
 
 
-def test_a_graph_whose_rows_are_not_bounded_is_run_once() -> None:
+def test_a_graph_without_a_row_limit_runs_once() -> None:
     calls: list[int] = []
     assert len(taking(None, calls).answer({"x": np.arange(50)})["second.y"]) == 50
     assert calls == [50]
 
 
-def test_an_output_without_a_row_for_each_is_reported_where_rows_are_divided() -> None:
-    graph = EnsembleGraph(lambda given: {"sum": given["x"].sum(keepdims=True)}, [X], {"x": "x"}, [Y], range(1, 3))
+def test_an_output_without_one_row_per_input_row_is_reported() -> None:
+    graph = EnsembleGraph(lambda inputs: {"sum": inputs["x"].sum(keepdims=True)}, [X], {"x": "x"}, [Y], range(1, 3))
     with pytest.raises(DataError, match=r"takes 2 rows per call and gets 5, but its output 'sum' does not have one"):
         graph.answer({"x": np.arange(5)})
 
 
-def test_the_rows_of_a_call_are_those_of_all_profiles() -> None:
+def test_the_rows_of_a_call_cover_all_profiles() -> None:
     profiles = [ShapeProfile((("x", (low,), (high,), (high,)),), (("x", (2,)),)) for low, high in ((2, 4), (6, 16))]
     assert call_rows([X], [Y], profiles) == range(2, 17, 2)
     assert call_rows([X], [Y], [ShapeProfile((("x", (3,), (4,), (8,)),))]) == range(3, 9)
@@ -131,7 +129,7 @@ def test_the_rows_of_a_call_are_those_of_all_profiles() -> None:
         assert call_rows(inputs, outputs, profiles) is None
 
 
-def test_a_graph_of_one_row_is_run_for_each() -> None:
+def test_a_graph_of_one_row_runs_once_per_row() -> None:
     assert call_rows([ROW], [ROW]) == range(1, 2)
     calls: list[int] = []
     assert taking(call_rows([ROW], [ROW]), calls, ROW).answer({"x": np.arange(3)})["row"].tolist() == [0, 2, 4]
@@ -139,7 +137,7 @@ def test_a_graph_of_one_row_is_run_for_each() -> None:
 
 
 def test_errors_of_a_graph_have_its_name() -> None:
-    def refuse(given: Tensors) -> Tensors:
+    def refuse(inputs: Tensors) -> Tensors:
         raise DataError("input 'x' has size 3 on axis 0; the model needs (4,)")
 
     whole = Ensemble({"first": EnsembleGraph(refuse, [X], {"x": "x"})}, [X], [Y])

@@ -13,7 +13,7 @@ BLOCK = re.compile(r"(?:Create a file `([\w.]+)`.*?)?```(python|yaml|sh)\n(.*?)`
 
 
 @pytest.mark.slow
-def test_its_files_and_commands_give_an_engine_that_runs(tmp_path: Path) -> None:
+def test_its_files_and_commands_give_a_running_engine(tmp_path: Path) -> None:
     home = str(PAGE.parents[2])
     environment = {**os.environ, "PYTHONPATH": home, "ENGINESMITH_CACHE": str(tmp_path / "cache")}
     environment.pop("ENGINESMITH_REGISTRY", None)

@@ -1,5 +1,3 @@
-"""Generators: prompts in, tokens out, each as it would be alone."""
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -62,14 +60,14 @@ def test_greedy_answers_are_the_likeliest_tokens_of_the_model(folder):
     assert make(folder).generate([Prompt([9, 3], most=6)]) == [text[2:]]
 
 
-def test_an_answer_is_the_same_alone_and_beside_others(folder):
+def test_an_answer_is_independent_of_other_prompts(folder):
     answers = make(folder).generate(PROMPTS)
     assert answers == [alone(folder, prompt) for prompt in PROMPTS]
     assert [len(answer) for answer in answers] == [6, 7, 5, 5, 4]
     assert answers[2] != answers[3]  # of another seed
 
 
-def test_tokens_come_as_they_are_made_and_prompts_are_read_in_as_few_calls_as_the_engine_takes(folder):
+def test_tokens_are_yielded_at_once_and_prompts_read_in_the_fewest_calls(folder):
     calls: list[tuple[int, ...]] = []
     stream = make(folder, calls).stream([Prompt(range(6), most=2), Prompt([*range(6), 1], most=2)])
     assert next(stream)[0] == 0
@@ -78,7 +76,7 @@ def test_tokens_come_as_they_are_made_and_prompts_are_read_in_as_few_calls_as_th
     assert calls[2:] == [(2, 1), (1, 1)]
 
 
-def test_two_streams_of_one_generator_take_turns(folder):
+def test_two_streams_of_one_generator_alternate(folder):
     generator = make(folder)
     turns = zip(*(generator.stream([prompt]) for prompt in PROMPTS[:2]), strict=False)
     tokens = [(token, other_token) for (_, token), (_, other_token) in turns]
@@ -96,7 +94,7 @@ def test_a_stop_token_is_the_last_one(folder):
     assert make(folder).generate([replace(PROMPTS[0], stop={whole[2]})]) == [whole[: whole.index(whole[2]) + 1]]
 
 
-def test_an_answer_goes_on_until_the_cache_is_full_and_no_further(folder):
+def test_an_answer_ends_when_the_cache_is_full(folder):
     generator = make(folder)
     (answer,) = generator.generate([Prompt([1, 2, 3])])
     assert len(answer) == 16 - 3  # 14 places, the token that is read, and the last one
@@ -141,13 +139,13 @@ def test_invalid_prompts_are_reported_before_anything_runs(folder, prompt, words
     assert not calls
 
 
-def test_an_engine_that_is_no_decoder_is_reported(folder, tmp_path):
+def test_an_engine_without_a_decoder_is_reported(folder, tmp_path):
     document = json.loads((folder / "decoder.json").read_text())
     with pytest.raises(DataError, match="no input 'tokens' or no output 'logits'"):
         Generator.described(dict, folder / "decoder.json", ids="tokens")
     more = {**document, "inputs": [*document["inputs"], {"name": "speaker", "dtype": "int64", "shape": ["batch"]}]}
     (tmp_path / "more.json").write_text(json.dumps(more))
-    with pytest.raises(DataError, match="takes speaker beside its ids, and that is neither a mask of the tokens"):
+    with pytest.raises(DataError, match="the model takes speaker; use Streams"):
         Generator.described(dict, tmp_path / "more.json")
     del document["state"]
     (tmp_path / "none.json").write_text(json.dumps(document))

@@ -1,5 +1,3 @@
-"""What listens for HTTP: its limits, and what it answers to requests that are none."""
-
 import errno
 import gzip
 import re
@@ -49,13 +47,13 @@ def connected(server: HttpServer) -> Iterator[socket.socket]:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    found = b""
+    received = b""
     try:
         while data := connection.recv(1 << 16):
-            found += data
+            received += data
     except ConnectionResetError:
         pass
-    return found
+    return received
 
 
 def statuses(data: bytes) -> list[int]:
@@ -102,7 +100,7 @@ def test_each_request_gets_one_answer(request_: bytes, status: int, capfd: pytes
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_body_that_says_it_is_compressed_is_not_inflated() -> None:
+def test_a_compressed_body_is_not_inflated() -> None:
     packed = gzip.compress(b"a" * 90)
     head = b"POST /a HTTP/1.1\r\nContent-Encoding: gzip\r\nContent-Length: " + str(len(packed)).encode() + b"\r\n"
     with serving() as server:
@@ -140,7 +138,7 @@ def test_a_client_that_does_not_read_gets_no_second_answer(capfd: pytest.Capture
         (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc", {"read_s": 0.2}, [408]),
     ],
 )
-def test_a_connection_that_brings_nothing_is_closed(sent: bytes, limits: dict[str, float], status: list[int]) -> None:
+def test_a_silent_connection_is_closed(sent: bytes, limits: dict[str, float], status: list[int]) -> None:
     with serving(HttpLimits(**{"body_bytes": 9, "idle_s": 3600.0, "read_s": 3600.0} | limits)) as server:
         assert statuses(ask(server, sent)) == status
 
@@ -156,13 +154,13 @@ def test_connections_beyond_the_limit_are_closed() -> None:
         assert one.recv(100), "those that are there stay"
 
 
-def test_that_no_descriptor_is_left_is_said_once_and_it_goes_on(monkeypatch, capfd) -> None:
+def test_a_lack_of_descriptors_is_reported_once_and_the_server_continues(monkeypatch, capfd) -> None:
     accept, refusals = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files") for _ in range(2)]
 
-    def refuse(listening: socket.socket) -> tuple[socket.socket, object]:
+    def refuse(listener: socket.socket) -> tuple[socket.socket, object]:
         if refusals:
             raise refusals.pop()
-        return accept(listening)
+        return accept(listener)
 
     monkeypatch.setattr(socket.socket, "accept", refuse)
     monkeypatch.setattr("asyncio.constants.ACCEPT_RETRY_DELAY", 0)
@@ -171,7 +169,7 @@ def test_that_no_descriptor_is_left_is_said_once_and_it_goes_on(monkeypatch, cap
     assert capfd.readouterr().err.count(f"{server.url} cannot accept connections: Too many open files;") == 1
 
 
-def test_who_has_not_the_token_is_answered_before_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_without_the_token_is_answered_before_its_body(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listening, "_LINGER_S", 0.01)  # the body never comes
     with serving(token="secret") as server:
         for value in (b"", b"Bearer other", b"secret", b"\xff"):
@@ -182,7 +180,7 @@ def test_who_has_not_the_token_is_answered_before_the_body(monkeypatch: pytest.M
         assert statuses(data) == [200] and b"Server: enginesmith" in data
 
 
-def test_an_address_that_is_taken_and_one_that_is_none() -> None:
+def test_used_and_foreign_addresses_are_refused() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(UnavailableError, match="already in use; give another --listen"),
@@ -193,20 +191,20 @@ def test_an_address_that_is_taken_and_one_that_is_none() -> None:
     assert parse_address("[::1]:80") == HttpAddress("::1", 80) and str(parse_address("[::1]:80")) == "[::1]:80"
     assert parse_address(":80", "127.0.0.1").host == "127.0.0.1"
     for wrong in ("", "80", ":80", "host:", "host:65536", "host:-1", "host:٣", f"host:{'9' * 5000}"):
-        with pytest.raises(InputError, match="is no address to listen on"):
+        with pytest.raises(InputError, match="is not an address to listen on"):
             parse_address(wrong)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org"])
 def test_beyond_loopback_a_token_is_required(host: str) -> None:
-    with pytest.raises(InputError, match="needs a token, for anybody may send there: set THE_TOKEN"):
+    with pytest.raises(InputError, match="needs a token, because anybody can send to it; set THE_TOKEN"):
         require_token(HttpAddress(host, 80), "", "THE_TOKEN")
     require_token(HttpAddress(host, 80), "secret", "THE_TOKEN")
     for near in ("localhost", "127.0.0.1", "127.9.9.9", "::1"):
         require_token(HttpAddress(near, 80), "", "THE_TOKEN")
 
 
-def test_who_waits_for_a_server_is_told_that_it_ended() -> None:
+def test_a_waiting_caller_learns_that_the_server_ended() -> None:
     with HttpServer(answer, LOOPBACK) as server:
         server._fail(MemoryError("no room"))
         with pytest.raises(EnginesmithError, match="is not served any more: MemoryError"):

@@ -1,5 +1,3 @@
-"""How a token is drawn, and the numbers that it is drawn by."""
-
 import numpy as np
 import pytest
 
@@ -8,7 +6,7 @@ from enginesmith.generation import SamplingSettings, sample, uniforms
 NONE = np.zeros(4, bool)
 
 
-def test_the_numbers_of_a_seed_stay_what_they_are():
+def test_the_random_numbers_of_a_seed_never_change():
     np.testing.assert_array_equal(uniforms(7, 100)[:3], uniforms(7, 3))
     assert uniforms(7, 3).tolist() == [0.8720734119415283, 0.2953653335571289, 0.4200976490974426]
     assert uniforms(7, 5000).max() < 1
@@ -22,7 +20,7 @@ def test_drawn_tokens_have_the_probabilities_of_the_temperature():
     assert np.mean(np.array(drawn) == 1) == pytest.approx(0.64 / 0.68, abs=0.02)  # squares of the probabilities
 
 
-def test_the_penalty_makes_what_was_read_less_likely_on_both_sides_of_zero():
+def test_the_penalty_lowers_read_tokens_on_both_sides_of_zero():
     read = np.array([True, False, False, False])
     for logits, expected in (([2.0, 1.5, 0, 0], 1), ([-1.0, -1.5, -9, -9], 1), ([3.1, 1.5, 0, 0], 0)):
         assert sample(np.array(logits), SamplingSettings(repetition_penalty=2.0), 0, read) == expected

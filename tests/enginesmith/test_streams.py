@@ -1,5 +1,3 @@
-"""Streams: what one call's outputs give, the next call's inputs take; for a batch of streams, each by itself."""
-
 import json
 from contextlib import nullcontext
 
@@ -31,7 +29,7 @@ def test_a_state_is_carried_from_call_to_call_and_begins_with_its_initial_value(
     assert [float(streams.run(rows(value))["y"][0, 0]) for value in (1, 2, 3)] == [4.0, 8.0, 14.0]
 
 
-def test_streams_of_a_batch_are_what_each_is_alone():
+def test_streams_of_a_batch_equal_single_streams():
     together, steps = Streams(add, INPUTS, STATES), [(1, 5, 9), (2, 6, 7)]
     both = [together.run(rows(*step))["y"] for step in steps]
     for place in range(3):
@@ -40,18 +38,18 @@ def test_streams_of_a_batch_are_what_each_is_alone():
             np.testing.assert_array_equal(alone.run(rows(step[place]))["y"][0], answer[place])
 
 
-def test_some_streams_begin_again_and_the_others_go_on():
+def test_some_streams_restart_and_the_others_continue():
     streams = Streams(add, INPUTS, STATES)
     before = streams.run(rows(1, 1, 1))["hn"]
-    kept = before.copy()
+    states = before.copy()
     streams.reset([1])
     np.testing.assert_array_equal(streams.run(rows(1, 1, 1))["y"][:, 0], [6.0, 4.0, 6.0])
-    np.testing.assert_array_equal(before, kept, "an answer that was given does not change")
+    np.testing.assert_array_equal(before, states, "an answer that was given does not change")
     streams.reset()
     np.testing.assert_array_equal(streams.run(rows(1, 1))["y"][:, 0], [4.0, 4.0], "all anew, two of them now")
 
 
-def test_streams_end_and_change_places():
+def test_streams_can_end_and_change_rows():
     streams = Streams(add, INPUTS, STATES)
     streams.run(rows(1, 2, 3))
     streams.keep([2, 0])
@@ -78,15 +76,17 @@ def test_a_row_without_a_stream_is_reported(row):
 
 
 @pytest.mark.parametrize("steps", [0, 1])
-def test_a_state_among_the_inputs_is_refused_and_not_left_out(steps):
+def test_a_state_among_the_inputs_is_refused(steps):
     streams = Streams(add, INPUTS, STATES)
     for _ in range(steps):
         streams.run(rows(1))
-    with pytest.raises(DataError, match="'h' is a state, which goes on from step to step by itself; leave it out"):
+    with pytest.raises(
+        DataError, match="'h' is a state, which is passed from step to step automatically; leave it out"
+    ):
         streams.run({**rows(1), "h": np.ones((1, 1, 2), np.float32)})
 
 
-def test_a_call_that_fails_leaves_the_states_as_they_were():
+def test_a_failed_call_leaves_the_states_unchanged():
     def sometimes(inputs):
         if inputs["x"][0, 0] < 0:
             raise DataError("no")
@@ -99,7 +99,7 @@ def test_a_call_that_fails_leaves_the_states_as_they_were():
     assert streams.run(rows(1))["y"][0, 0] == 6.0
 
 
-def test_an_answer_without_a_state_is_refused():
+def test_outputs_without_a_state_are_refused():
     streams = Streams(lambda inputs: {"y": inputs["x"]}, INPUTS, STATES)
     with pytest.raises(DataError, match="has no output 'hn'"):
         streams.run(rows(1))
@@ -107,7 +107,7 @@ def test_an_answer_without_a_state_is_refused():
 
 def test_a_state_without_an_axis_for_streams_is_reset_as_a_whole():
     inputs = [INPUTS[0], TensorSpec("h", "float32", (2,))]
-    streams = Streams(lambda given: {"hn": given["h"] + 1}, inputs, STATES)
+    streams = Streams(lambda inputs: {"hn": inputs["h"] + 1}, inputs, STATES)
     streams.run(rows(1))
     with pytest.raises(DataError, match="has no axis for streams"):
         streams.reset([0])
@@ -120,11 +120,11 @@ def append(inputs):
     return {"present": np.concatenate([inputs["past"], inputs["x"]], axis=1)}
 
 
-def test_a_state_that_grows_begins_empty_and_ends_at_its_bound():
+def test_a_growing_state_begins_empty_and_ends_at_its_limit():
     streams = Streams(append, CACHE, [State("past", "present")], {"length": (0, 2)})
     shapes = [streams.run({"x": np.ones((1, 1), np.float32)})["present"].shape for _ in range(3)]
     assert shapes == [(1, 1), (1, 2), (1, 3)]
-    with pytest.raises(DataError, match=r"'past' has come to length=3, and the model takes at most 2: reset\(\)"):
+    with pytest.raises(DataError, match=r"'past' has reached length=3, but the model accepts at most 2"):
         streams.run({"x": np.ones((1, 1), np.float32)})
 
 
@@ -132,23 +132,23 @@ FIXED, AT = TensorSpec("cache", "float32", ("batch", 4, 1)), TensorSpec("at", "i
 
 
 @pytest.mark.parametrize(
-    ("count", "at", "told"),
+    ("count", "at", "message"),
     [
         ("", [2, 3], None),
-        ("", [3, 4], "places 0 to 3, and 'at' has this step write 3 to 4"),
-        ("", [-1], "has this step write -1 to -1"),
+        ("", [3, 4], "places 0 to 3, but by 'at' this step writes 3 to 4"),
+        ("", [-1], "this step writes -1 to -1"),
         ("tokens", [2, 2], None),
-        ("tokens", [3, 3], "has this step write 3 to 4"),
+        ("tokens", [3, 3], "this step writes 3 to 4"),
         ("", [], None),
     ],
 )
-def test_a_step_writes_within_the_places_of_a_state_of_a_fixed_size(count, at, told):
+def test_a_step_writes_only_within_a_fixed_states_places(count, at, message):
     calls = []
     states = [State("cache", "out", 0.0, Places(1, "at", count))]
-    streams = Streams(lambda given: calls.append(1) or {"out": given["cache"]}, [FIXED, AT], states)
-    with pytest.raises(DataError, match=told) if told else nullcontext():
+    streams = Streams(lambda inputs: calls.append(1) or {"out": inputs["cache"]}, [FIXED, AT], states)
+    with pytest.raises(DataError, match=message) if message else nullcontext():
         streams.run({"at": np.array(at, np.int64)})
-    assert bool(calls) == (told is None), "refused before it runs"
+    assert bool(calls) == (message is None), "refused before it runs"
 
 
 def test_streams_are_made_from_the_description_of_a_pulled_engine(tmp_path):
@@ -167,7 +167,7 @@ def test_streams_are_made_from_the_description_of_a_pulled_engine(tmp_path):
             Streams.described(append, path)
 
 
-def test_the_ends_of_states_are_the_widest_of_all_profiles():
+def test_the_ends_of_states_cover_all_profiles():
     def profile(low, high):
         ends = ("x", (low, 1), (low, 1), (high, 1)), ("past", (low, low), (low, low), (high, high))
         return ShapeProfile(ends)

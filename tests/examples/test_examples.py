@@ -71,7 +71,7 @@ def test_onnx_agrees_with_pytorch_on_real_data_and_at_every_edge(exported):
 
 
 @pytest.mark.slow
-def test_tensorrt_rtx_compiles_it(exported, tmp_path):
+def test_tensorrt_rtx_compiles_examples(exported, tmp_path):
     spec, result = exported
     backend = discovery.configure("tensorrt-rtx", {})
     inputs, outputs = specs_of(onnx.load(result.onnx))
@@ -84,7 +84,7 @@ def test_tensorrt_rtx_compiles_it(exported, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_pulled_engines_hear_voices(tmp_path: Path) -> None:
+def test_pulled_engines_detect_voices(tmp_path: Path) -> None:
     registry, folder = tmp_path / "registry", EXAMPLES / "vad"
     outcome = enginesmith.build(folder / "vad.yaml", registry=registry, targets="cpu", precisions="fp32,int8")
     assert [item.entry.status for item in outcome.engines] == ["proven", "proven"]
@@ -127,7 +127,7 @@ def test_the_vision_transformer_recognises_digits_and_compiles_in_block_floats(
     assert backend.build(request, tmp_path / "narrow.onnx", tmp_path).size_bytes > 100_000
 
 
-def test_no_digit_is_in_two_of_the_files_and_none_was_trained_on():
+def test_no_digit_is_in_two_files_and_none_was_trained_on():
     files = [np.load(EXAMPLES / "digits" / f"{name}.npz") for name in ("calibration", "golden", "held_out")]
     images = [image.tobytes() for arrays in files for image in arrays["image"]]
     assert len(set(images)) == len(images) == 128 + 256 + 256
@@ -137,13 +137,13 @@ def test_no_digit_is_in_two_of_the_files_and_none_was_trained_on():
 
 
 @pytest.mark.parametrize("name", [*NAMES, "tinylm", "vad"])
-def test_the_example_is_small_and_exporting_left_nothing_in_its_folder(name):
+def test_examples_are_small_and_exporting_leaves_no_file(name):
     files = [path for path in (EXAMPLES / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert sum(path.stat().st_size for path in files) < 1_500_000
     assert {path.suffix for path in files} <= {".py", ".md", ".yaml", ".npz", ".safetensors"}
 
 
-def test_what_opens_onnx_pulls_for_the_cpu_though_a_gpus_engine_is_there() -> None:
+def test_the_onnx_reader_pulls_for_the_cpu_despite_a_gpu_engine() -> None:
     calls = re.findall(r"enginesmith\.pull\(([^)]*)\)", "".join(path.read_text() for path in EXAMPLES.rglob("*.py")))
     assert len(calls) > 3 and all('target="cpu"' in call for call in calls)
 

@@ -15,7 +15,7 @@ def logged(log: Path, code: int) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_all_that_a_command_prints_is_in_the_log_whose_path_is_shown(tmp_path: Path) -> None:
+def test_all_output_of_a_command_is_in_the_shown_log(tmp_path: Path) -> None:
     result = logged(tmp_path / "new" / "pip.log", 0)
     assert result.returncode == 0 and result.stderr == ""
     assert str(tmp_path / "new" / "pip.log") in result.stdout and "Collecting" not in result.stdout.split("log:")[1]

@@ -1,5 +1,3 @@
-"""Padding by rules changes no answer of the example models: digits along the batch, encoders along masked sequences."""
-
 from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -90,7 +88,7 @@ def test_answers_are_those_of_the_unpadded_request(name: str) -> None:
                 np.testing.assert_allclose(future.result(PATIENCE_S)[key], array, rtol=2e-4, atol=2e-5)
 
 
-def test_a_mask_that_is_padded_with_ones_is_seen() -> None:
+def test_a_mask_padded_with_ones_is_detected() -> None:
     """The comparison above can fail."""
     shapes: list[tuple[int, ...]] = []
     run = run_of("encoder", "", shapes)

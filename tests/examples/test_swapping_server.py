@@ -1,5 +1,3 @@
-"""The example server changes its engine under load, and no request fails or is answered by an engine of before."""
-
 import importlib.util
 import sys
 from pathlib import Path
@@ -43,10 +41,10 @@ def test_a_server_is_swapped_under_load_unless_an_engine_cannot_be_opened(tmp_pa
                 client.watch("digits:candidate", dest, target="cpu", once=True, hook=hook, keep=1, say=lambda _: None)
                 load.least = number
                 # A swap is under load only when requests of before and after it were answered.
-                asked = load.asked
-                until(lambda asked=asked: load.asked >= asked + 3 * load.clients or load.failed, pause_s=0.001)
+                load_count = load.asked
+                until(lambda asked=load_count: load.asked >= asked + 3 * load.clients or load.failed, pause_s=0.001)
         publish_engines(store, [engine(store, data=b"no ONNX at all")], SWAPS + 1)
-        with pytest.raises(EnginesmithError, match="answers 400; it is called again"):
+        with pytest.raises(EnginesmithError, match="answers 400; the hook is called again"):
             client.watch("digits:candidate", dest, target="cpu", once=True, hook=hook, say=lambda _: None)
         wait_for(server.server_port, "digits", SWAPS, limit_s=0)  # what it had is served on
         server.shutdown()

@@ -1,5 +1,3 @@
-"""tinylm from its spec to text: engines that are proven, and that continue a prompt as the module does."""
-
 import importlib.util
 import shutil
 from pathlib import Path
@@ -47,13 +45,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     (folder / "project" / "tinylm.yaml").write_text(yaml.safe_dump(spec, sort_keys=False))
     for name in ("calibration", "golden"):
         actual = arrays(FOLDER / f"{name}.npz")
-        kept = [at for at in range(128) if 33 <= at % 64 < 41]
-        np.savez(folder / "project" / f"{name}.npz", **{key: array[kept] for key, array in actual.items()})
+        indices = [at for at in range(128) if 33 <= at % 64 < 41]
+        np.savez(folder / "project" / f"{name}.npz", **{key: array[indices] for key, array in actual.items()})
     return folder / "registry", enginesmith.build(folder / "project" / "tinylm.yaml", registry=folder / "registry")
 
 
 @pytest.mark.slow
-def test_engines_are_proven_and_keep_the_perplexity(built: tuple[Path, Any]) -> None:
+def test_engines_are_proven_with_the_same_perplexity(built: tuple[Path, Any]) -> None:
     _, outcome = built
     assert {item.entry.precision: item.entry.status for item in outcome.engines} == {"fp32": "proven", "int8": "proven"}
     assert all(item.metrics["perplexity"] < 20 for item in outcome.engines), "labels are those of their bytes"
@@ -71,7 +69,7 @@ def test_the_pulled_engine_continues_a_prompt_as_the_module_does(built, decoder,
 
 
 @pytest.mark.slow
-def test_the_script_writes_text_that_its_seed_makes_again(built, capsys, generate, monkeypatch) -> None:
+def test_the_script_reproduces_text_from_its_seed(built, capsys, generate, monkeypatch) -> None:
     items = ["The value of", "A", "--registry", str(built[0]), "--count", "20", "--temperature", "0.7"]
     texts = []
     for seed in ("1", "1", "2"):
@@ -82,7 +80,7 @@ def test_the_script_writes_text_that_its_seed_makes_again(built, capsys, generat
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_hardly_a_paragraph_is_trained_on_and_held_out() -> None:
+def test_hardly_any_paragraph_is_both_trained_on_and_held_out() -> None:
     with importing_from(FOLDER, "train.py"):
         splits = call_entry_point(FOLDER, "train.py", "splits", {})
     trained, held_out = ({part.strip() for part in text.tobytes().split(b"\n\n")} for text in splits)

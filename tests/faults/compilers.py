@@ -378,8 +378,8 @@ def transposed_again(model: ModelProto, wrong: bool) -> ModelProto:
 
 def first_of_batch(model: ModelProto, wrong: bool) -> ModelProto:
     """All samples of a batch attend to the keys of the first."""
-    kept = "first = Slice(own, none, begin, none) out = Expand(first, shape)" if wrong else "out = Identity(own)"
-    text = f"own = MatMul(in0, in1) shape = Shape(own) {kept}"
+    nodes = "first = Slice(own, none, begin, none) out = Expand(first, shape)" if wrong else "out = Identity(own)"
+    text = f"own = MatMul(in0, in1) shape = Shape(own) {nodes}"
     return instead(model, "MatMul_ak", text, none=np.array([0]), begin=np.array([1]))
 
 

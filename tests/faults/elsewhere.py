@@ -95,10 +95,10 @@ def in_production(**fault: Any) -> Callable[[Path], Caught]:
     def plant(folder: Path) -> Caught:
         candidate, baseline = observations(folder, 12_000, 0, **fault)
         evidence, _ = evidence_of(candidate, baseline, 15.0)
-        found = judge(evidence, replicates=200)
-        failed = [item for item in found.criteria if item.verdict == "FAIL"]
-        if found.verdict != "FAIL":
-            return Caught(f"canary {found.verdict}", "", "", "")
+        report = judge(evidence, replicates=200)
+        failed = [item for item in report.criteria if item.verdict == "FAIL"]
+        if report.verdict != "FAIL":
+            return Caught(f"canary {report.verdict}", "", "", "")
         first, also = failed[0], frozenset(f"criterion {item.name}" for item in failed[1:])
         measured = f"{_percent(first.estimate)}, at least {_percent(first.low)}"
         return Caught("canary judge", f"criterion {first.name}", measured, f"at most {first.margin:.1%}", also)

@@ -74,10 +74,10 @@ def encoder(seed: int) -> ModelProto:
     return net
 
 
-def recurrent(seed: int, before: str = "", steps: str = "xt", **given: object) -> ModelProto:
+def recurrent(seed: int, before: str = "", steps: str = "xt", **values: object) -> ModelProto:
     """A GRU over some steps, and a projection of every step.
 
-    before, steps, given: nodes before the GRU, which read `xt`, what of theirs it reads, and their constants.
+    before, steps, values: nodes before the GRU, which read `xt`, what of theirs it reads, and their constants.
     """
     rng = np.random.default_rng(seed)
     weights = {
@@ -93,7 +93,7 @@ def recurrent(seed: int, before: str = "", steps: str = "xt", **given: object) -
         z0 = MatMul(y, wo)
         z = Add(z0, bo)
     """
-    return with_names(build("float[batch,steps,6] x", "float[batch,steps,5] z", text, weights | given))
+    return with_names(build("float[batch,steps,6] x", "float[batch,steps,5] z", text, weights | values))
 
 
 def series(seed: int, count: int) -> Samples:
@@ -101,10 +101,10 @@ def series(seed: int, count: int) -> Samples:
     return {"x": (rng.normal(size=(count, 1, 6)) + rng.normal(size=(count, 12, 6)) / 2).astype(np.float32)}
 
 
-def detector(seed: int, more: str = "", outputs: str = "", **given: object) -> ModelProto:
+def detector(seed: int, more: str = "", outputs: str = "", **values: object) -> ModelProto:
     """A convolution, and for each of 16 cells a box of 0 to 640 pixels and three scores of 0 to 1, in one output.
 
-    more, outputs, given: nodes behind it, what they give out, and their constants.
+    more, outputs, values: nodes behind it, what they give out, and their constants.
     """
     rng = np.random.default_rng(seed)
     weights = {
@@ -124,7 +124,7 @@ def detector(seed: int, more: str = "", outputs: str = "", **given: object) -> M
         found = Concat<axis=-1>(boxes, scores)
         {more}
     """
-    return with_names(build("float[batch,3,8,8] image", f"float[batch,16,7] found{outputs}", text, weights | given))
+    return with_names(build("float[batch,3,8,8] image", f"float[batch,16,7] found{outputs}", text, weights | values))
 
 
 def columns(seed: int, count: int) -> Samples:

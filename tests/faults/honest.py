@@ -12,9 +12,9 @@ from tests.validation.attribution.planted import copy_of, weight
 def split_sums(model: ModelProto) -> ModelProto:
     """Matrix products and convolutions with a constant weight in two halves that are added: another order of sums."""
     changed = copy_of(model)
-    known = {item.name for item in model.graph.initializer}
+    constants = {item.name for item in model.graph.initializer}
     for node in list(changed.graph.node):
-        if len(node.input) < 2 or node.input[1] not in known or weight(model, node.input[1]).dtype != np.float32:
+        if len(node.input) < 2 or node.input[1] not in constants or weight(model, node.input[1]).dtype != np.float32:
             continue
         values = weight(model, node.input[1])
         group = next((item.i for item in node.attribute if item.name == "group"), 1)

@@ -95,8 +95,8 @@ def after(
     node.output[0] = "was"
     names = "was, " + ", ".join(item.name for item in copied.graph.input)
     header = '<ir_version: 8, opset_import: ["": 20]>'
-    given = ", ".join(f"float[N] {name}" for name in names.split(", "))
-    added = parser.parse_model(f"{header} g ({given}) => (float[N] {tensor}) {{{text}}}").graph.node
+    inputs = ", ".join(f"float[N] {name}" for name in names.split(", "))
+    added = parser.parse_model(f"{header} g ({inputs}) => (float[N] {tensor}) {{{text}}}").graph.node
     for name in sorted({name for item in added for name in item.input if name.startswith("k_")}):
         digits = name.removeprefix("k_").replace("_", ".")
         value = np.array([int(digits[:-1])], np.int64) if digits.endswith("i") else np.float32(digits)

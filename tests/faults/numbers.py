@@ -38,8 +38,8 @@ def in_engine(change: Callable[[ModelProto], ModelProto], check: str = SQNR) -> 
 
 def rounded(model: ModelProto, name: str, bits: int) -> ModelProto:
     """A weight whose mantissa ends after so many bits."""
-    kept = weight(model, name).view(np.uint32) >> np.uint32(23 - bits) << np.uint32(23 - bits)
-    return with_weight(model, name, kept.view(np.float32))
+    bits_left = weight(model, name).view(np.uint32) >> np.uint32(23 - bits) << np.uint32(23 - bits)
+    return with_weight(model, name, bits_left.view(np.float32))
 
 
 def nan_at_a_place(folder: Path) -> Caught:

@@ -37,13 +37,13 @@ def sources(model: ModelProto) -> dict[str, NodeProto]:
 
 def weighted(model: ModelProto) -> list[tuple[NodeProto, str]]:
     """Nodes with a weight of two dims or more, and its initializer, maybe behind a DequantizeLinear or a cast."""
-    makers, known = sources(model), {item.name: len(item.dims) for item in model.graph.initializer}
+    makers, ranks = sources(model), {item.name: len(item.dims) for item in model.graph.initializer}
     items = []
     for node in model.graph.node:
         for name in node.input[:2] if node.op_type in CHANNELS else ():
             while name in makers and makers[name].op_type in ("DequantizeLinear", "Cast", "Transpose"):
                 name = makers[name].input[0]
-            if known.get(name, 0) >= 2 and not any(name == other for _, other in items):
+            if ranks.get(name, 0) >= 2 and not any(name == other for _, other in items):
                 items.append((node, name))
     return items
 
@@ -63,14 +63,14 @@ def swapped(model: ModelProto, rng: np.random.Generator) -> Planted:
 
 def without_bias(model: ModelProto, rng: np.random.Generator) -> Planted:
     """A bias of zeros: of an Add, or the third input of a convolution or Gemm."""
-    makers, known = sources(model), {item.name for item in model.graph.initializer}
+    makers, constants = sources(model), {item.name for item in model.graph.initializer}
     items = []
     for node in model.graph.node:
         place = {"Add": 1, "Conv": 2, "Gemm": 2}.get(node.op_type, 9)
         name = node.input[place] if place < len(node.input) else ""
         if name in makers and makers[name].op_type == "DequantizeLinear":
             name = makers[name].input[0]
-        if name in known and weight(model, name).ndim == 1 and np.abs(weight(model, name)).max() > 0:
+        if name in constants and weight(model, name).ndim == 1 and np.abs(weight(model, name)).max() > 0:
             items.append((node, name))
     if not items:
         return None
@@ -100,8 +100,8 @@ def rounded_weights(bits: int) -> Callable[[ModelProto, np.random.Generator], Pl
     def change(model: ModelProto, rng: np.random.Generator) -> Planted:
         for _, name in weighted(model):
             raw = weight(model, name).astype(np.float32).view(np.uint32).astype(np.uint64)
-            kept = (raw + (1 << (22 - bits))) >> (23 - bits) << (23 - bits)
-            model = with_weight(model, name, kept.astype(np.uint32).view(np.float32))
+            rounded_bits = (raw + (1 << (22 - bits))) >> (23 - bits) << (23 - bits)
+            model = with_weight(model, name, rounded_bits.astype(np.uint32).view(np.float32))
         return model, ()
 
     return change
@@ -215,10 +215,10 @@ def channel_scale(model: ModelProto, rng: np.random.Generator) -> Planted:
 def _weight_scale(
     model: ModelProto, rng: np.random.Generator, change: Callable[[np.ndarray, int], np.ndarray]
 ) -> Planted:
-    known = {item.name for item in model.graph.initializer}
+    constants = {item.name for item in model.graph.initializer}
     nodes = [
         node for node in model.graph.node
-        if node.op_type == "DequantizeLinear" and node.input[0] in known and weight(model, node.input[1]).ndim == 1
+        if node.op_type == "DequantizeLinear" and node.input[0] in constants and weight(model, node.input[1]).ndim == 1
         and weight(model, node.input[0]).ndim > 1
     ]  # fmt: skip
     if not nodes:

@@ -164,6 +164,21 @@ def leaking(folder: Path) -> Caught:
     return caught(engine.checks(), "engine magnitudes", lambda check: check.case)
 
 
+def few_tokens(folder: Path) -> Caught:
+    """A mean over tokens that is wrong for rows of one or two, where golden rows have three to five."""
+    text = "m = Cast<to=1>(mask) wide = Unsqueeze(m, last) kept = Mul(x, wide) sum = ReduceSum<keepdims=0>(kept, one) "
+    text += "count = ReduceSum(m, one) mean = Div(sum, count) y = MatMul(mean, w)"
+    weights = {"w": np.random.default_rng(0).normal(size=(8, 4)), "one": np.array([1]), "last": np.array([2])}
+    net = build("float[batch,6,8] x, int64[batch,6] mask", "float[batch,4] y", text, weights)
+    drawn = np.random.default_rng(1)
+    samples = {"x": drawn.normal(size=(48, 6, 8)).astype(np.float32)}
+    samples["mask"] = (np.arange(6) < drawn.integers(3, 6, (48, 1))).astype(np.int64)
+    specs = TensorSpec("x", "float32", ("batch", 6, 8)), TensorSpec("mask", "int64", ("batch", 6))
+    bench = Bench(folder, with_names(net), samples, specs)
+    text = "tokens = ReduceSum(mask, k_1i) few = Less(tokens, k_3i) by = Where(few, k_1_5, k_1) y = Mul(was, by)"
+    return caught(bench.engine(after(bench.canonical(), "y", text)).checks(), "engine magnitudes", lambda c: c.case)
+
+
 def _at(check: Check) -> str:
     return f"output {check.output}, {check.case}"
 
@@ -185,5 +200,6 @@ FAULTS = (
     Fault("a wrong answer in one call of 50", now_and_then, "engine calls repeated", "one call in many"),
     Fault("an answer beyond the last profile", fuzzed(lambda m: at_size(m, "wrong = Greater(size, k_16i)"), "x"),
           "fuzz max_rel", "batch=17 values=realistic"),
+    Fault("a mask with one or two tokens", few_tokens, "engine magnitudes", "batch=4 values=lengths"),
     Fault("one request's NaN in all answers", leaking, "engine magnitudes", "batch=4 values=nan"),
 )  # fmt: skip

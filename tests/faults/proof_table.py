@@ -29,27 +29,27 @@ class Honest:
     def ratio(self, outcome: Outcome) -> float:
         """Amplitude of a fault's error over theirs, in the output or the slice where that is greatest; inf where it is
         no error of numbers, or nothing is known."""
-        known = self._means.get((outcome.family, outcome.precision))
-        if known is None or not outcome.noise:
+        mean = self._means.get((outcome.family, outcome.precision))
+        if mean is None or not outcome.noise:
             return math.inf
         with np.errstate(divide="ignore", invalid="ignore"):
-            return float(np.nan_to_num(np.sqrt(outcome.noise / known), nan=0.0, posinf=math.inf).max())
+            return float(np.nan_to_num(np.sqrt(outcome.noise / mean), nan=0.0, posinf=math.inf).max())
 
     def due(self, outcome: Outcome) -> bool:
         """Whether a fault is large enough that it must be caught."""
         return self.ratio(outcome) >= TWICE
 
 
-def fault_rows(found: Sequence[Outcome], honest: Honest) -> str:
+def fault_rows(outcomes: Sequence[Outcome], honest: Honest) -> str:
     """A row per fault: 'caught of those that are due, of all planted' per precision, who caught it, who was blamed."""
     lines = [("fault", *PRECISIONS, "caught by", "its node blamed"), ("---",) * (len(PRECISIONS) + 3)]
-    for fault in dict.fromkeys(item.fault for item in found):
-        mine = [item for item in found if item.fault == fault]
+    for fault in dict.fromkeys(item.fault for item in outcomes):
+        mine = [item for item in outcomes if item.fault == fault]
         cells = [_cell([item for item in mine if item.precision == precision], honest) for precision in PRECISIONS]
         names = Counter(name for item in mine for name in item.by)
         by = ", ".join(f"`{name}`" for name, _ in names.most_common(3))
-        told = [item.right for item in mine if item.right is not None and honest.due(item)]
-        lines.append((fault, *cells, by, f"{sum(told)} of {len(told)}" if told else ""))
+        verdicts = [item.right for item in mine if item.right is not None and honest.due(item)]
+        lines.append((fault, *cells, by, f"{sum(verdicts)} of {len(verdicts)}" if verdicts else ""))
     return _table(lines)
 
 
@@ -63,11 +63,11 @@ def _cell(mine: Sequence[Outcome], honest: Honest) -> str:
     return "; ".join(part for part in (text, small) if part)
 
 
-def alarm_rows(found: Sequence[Alarms]) -> str:
+def alarm_rows(alarms: Sequence[Alarms]) -> str:
     """A row per family and kernel: how many engines had a failed check, by precision."""
     lines = [("family", "kernels", *PRECISIONS), ("---",) * (len(PRECISIONS) + 2)]
-    for family, kernel in dict.fromkeys((item.family, item.kernel) for item in found):
-        mine = [item for item in found if (item.family, item.kernel) == (family, kernel)]
+    for family, kernel in dict.fromkeys((item.family, item.kernel) for item in alarms):
+        mine = [item for item in alarms if (item.family, item.kernel) == (family, kernel)]
         cells = []
         for precision in PRECISIONS:
             these = [item for item in mine if item.precision == precision]
@@ -76,13 +76,13 @@ def alarm_rows(found: Sequence[Alarms]) -> str:
     return _table(lines)
 
 
-def missed(found: Sequence[Outcome], clean: Sequence[Alarms]) -> list[str]:
+def missed(outcomes: Sequence[Outcome], clean: Sequence[Alarms]) -> list[str]:
     """The bars that are missed, a line each."""
-    return [*_let_through(found, Honest(clean)), *_too_many(clean)]
+    return [*_let_through(outcomes, Honest(clean)), *_too_many(clean)]
 
 
-def _let_through(found: Iterable[Outcome], honest: Honest) -> Iterator[str]:
-    for item in found:
+def _let_through(outcomes: Iterable[Outcome], honest: Honest) -> Iterator[str]:
+    for item in outcomes:
         where = f"{item.fault} in {item.family} {item.precision}, seed {item.seed}"
         size = f", {honest.ratio(item):.1f} times honest rounding" if item.noise else ""
         if honest.due(item) and not item.by:

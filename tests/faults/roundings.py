@@ -13,7 +13,7 @@ from enginesmith.core.types import TensorSpec
 from pipeline.quantization.schemes.cast import cast_float
 from pipeline.quantization.schemes.qdq import quantize_int8
 from tests.faults.bench import Bench
-from tests.faults.nets import add_constants, mlp, rows
+from tests.faults.nets import add_constants, after, mlp, rows
 from tests.faults.plants import saturate
 from tests.faults.table import Caught, Fault, blamed, caught
 from tests.pipeline.quantization.small_nets import CPU, build, maker, ranges_of
@@ -37,6 +37,19 @@ def in_int8(change: Callable[[ModelProto], ModelProto], seed: int = 0) -> Callab
         graph = quantized(bench)
         engine = bench.engine(change(graph), graph, "int8")
         return caught(engine.checks(), SQNR, blamed(engine.attribution()))
+
+    return plant
+
+
+def beside_golden(top: str, factor: str) -> Callable[[Path], Caught]:
+    """An int8 engine whose answers have a factor where `top` is 0 or less, as in no golden sample."""
+
+    def plant(folder: Path) -> Caught:
+        bench = Bench(folder, mlp(), rows(3))
+        graph = quantized(bench)
+        text = f"{top} at = LessOrEqual(top, k_0) by = Where(at, {factor}, k_1) logits = Mul(was, by)"
+        checks = bench.engine(after(graph, "logits", text), graph, "int8").checks()
+        return caught(checks, "engine magnitudes", lambda check: check.case)
 
     return plant
 
@@ -142,6 +155,10 @@ FAULTS = (
     Fault("int8: all activations' scales 20 % larger", in_int8(coarser), SQNR, EVERYWHERE),
     Fault("int8: one channel's scale 50 % larger", in_int8(one_channel), SQNR, SECOND, FAR),
     Fault("int8: sums of pairs that saturate in 16 bits", in_int8(saturating, 7), SQNR, "node MatMul_logits", FAR),
+    Fault("int8: answers to zeros 50 % larger", beside_golden("a = Abs(x) top = ReduceMax(a, k_1i)", "k_1_5"),
+          "engine magnitudes", "batch=4 values=blank"),
+    Fault("int8: answers to negative samples 10 % larger", beside_golden("top = ReduceMax(x)", "k_1_1"),
+          "engine magnitudes", "batch=4 values=negative"),
     Fault("fp16: a sum of 4,096 products in fp16", in_fp16(long_sum(), narrow_sum, DEPTH), SQNR,
           "node MatMul_s (with Relu_y)", FAR),
     Fault("fp16: a wrong epsilon (1e-3 for 1e-5)",

@@ -44,8 +44,8 @@ def faulty_sessions(make: Callable[[], Callable[[int, Tensors, Outputs], Any]]) 
     opened = proofs.open_session
 
     @contextmanager
-    def wrapped(*given: Any) -> Iterator[Session]:
-        with opened(*given) as session:
+    def wrapped(*arguments: Any) -> Iterator[Session]:
+        with opened(*arguments) as session:
             yield Faulty(session, make())
 
     with patch.object(proofs, "open_session", wrapped):

@@ -58,9 +58,9 @@ def _implied(names: Collection[str]) -> set[str]:
     return {f"{stage} {part}_sqnr_db" for stage in stages for part in ("centered", "slice", "quartile")}
 
 
-def blamed(found: Attribution) -> str:
+def blamed(attribution: Attribution) -> str:
     """The nodes that attribution blames, with those that one kernel computes with them."""
-    return ", ".join(sorted(map(_part, found.blamed))) or "no node"
+    return ", ".join(sorted(map(_part, attribution.blamed))) or "no node"
 
 
 def _part(row: SegmentRow) -> str:

@@ -1,5 +1,7 @@
 """A part of `make proof`: each fault is caught where it shows, and blamed on its node; and no false alarm."""
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from tests.faults.plants import PLANTS
 from tests.faults.proof_table import END, START, Honest, alarm_rows, fault_rows, missed, with_tables
 from tests.faults.sessions import ONLY, SESSIONS, use_steady_clock
 from tests.pipeline.quantization.small_nets import CPU, build
+from tests.scheduling import slow_after_first
 from tests.validation.attribution.planted import with_names, with_weight
 
 # Where each fault must be caught: a family, and the precisions of it that it is planted in.
@@ -38,16 +41,21 @@ WHERE: dict[str, tuple[str, tuple[Precision, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
-def test_a_fault_is_caught_in_every_precision_and_blamed_on_its_node(plant, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def subject_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Subject]:
+    """One subject for each family; a fault changes an engine of it, and not the subject."""
+    return cache(lambda family: Subject(tmp_path_factory.mktemp(family), FAMILIES[family], 1))
+
+
+@pytest.mark.parametrize("plant", slow_after_first(PLANTS), ids=lambda plant: plant.name)
+def test_a_fault_is_caught_in_every_precision_and_blamed_on_its_node(plant, subject_of) -> None:
     family, precisions = WHERE[plant.name]
-    subject = Subject(tmp_path / family, FAMILIES[family], 1)
-    result = {precision: subject.plant(plant, precision) for precision in precisions}
+    result = {precision: subject_of(family).plant(plant, precision) for precision in precisions}
     assert {name: bool(item and item.by) for name, item in result.items()} == dict.fromkeys(precisions, True)
     assert {name for name, item in result.items() if item and item.right is False} == set()
 
 
-def test_a_class_that_fp16_never_names_fails_whatever_decibels_a_spec_allows(tmp_path: Path) -> None:
+def test_a_class_that_fp16_never_predicts_fails_whatever_sqnr_a_spec_allows(tmp_path: Path) -> None:
     data = (np.eye(8)[np.arange(200) % 8] + 0.05 * np.random.default_rng(0).normal(size=(200, 8))).astype(np.float32)
     most, low = (np.where(np.arange(10) == 3, cap, 6e4) for cap in (6e4, 0.1))
     ends = ("float[batch,8] x", "float[batch,10] logits", "all = MatMul(x, w)\nlogits = Min(all, most)")
@@ -65,23 +73,22 @@ def steady_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("steady_clock")
 @pytest.mark.parametrize("name", SESSIONS)
-def test_a_session_that_errs_from_call_to_call_is_caught(name: str, tmp_path: Path) -> None:
-    family = ONLY.get(name, "mlp")
-    assert Subject(tmp_path / family, FAMILIES[family], 1).misbehave(name, seconds=2.0 if name in ONLY else 0.5).by
+def test_a_session_with_errors_that_vary_between_calls_is_caught(name: str, subject_of) -> None:
+    assert subject_of(ONLY.get(name, "mlp")).misbehave(name, seconds=2.0 if name in ONLY else 0.5).by
 
 
-def test_a_bf16_graph_that_is_too_coarse_is_caught(tmp_path: Path) -> None:
-    assert Subject(tmp_path / "far", FAMILIES["far"], 1).coarse().by
+def test_a_bf16_graph_that_is_too_coarse_is_caught(subject_of) -> None:
+    assert subject_of("far").coarse().by
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_right_kernels_raise_no_alarm(family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", slow_after_first(FAMILIES))
+def test_correct_kernels_raise_no_alarm(family: str, tmp_path: Path) -> None:
     subject = Subject(tmp_path / family, FAMILIES[family], 7000)
     items = [message for precision in ("fp32", "int8") for message in subject.alarms(precision)]
     assert [item for item in items if item.failed] == []
 
 
-def test_a_fault_that_is_not_caught_and_an_alarm_are_reported() -> None:
+def test_missed_faults_and_false_alarms_are_reported() -> None:
     honest = [Alarms("mlp", "int8", seed, "other", (), (1e-6, 1e-6)) for seed in range(3)]
     large = Outcome("a", "mlp", "int8", 0, (), None, (1e-4, 0.0))
     small = Outcome("a", "mlp", "int8", 1, (), None, (1e-6, 1e-6))

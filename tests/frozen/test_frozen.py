@@ -1,5 +1,3 @@
-"""The frozen registry, specs and files of users are read by this commit as by the one that wrote them."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -57,7 +55,7 @@ def run(registry: str, *arguments: str) -> str:
     return result.output
 
 
-def test_every_document_is_read_and_whole(registry: str) -> None:
+def test_every_frozen_document_is_read_and_intact(registry: str) -> None:
     assert run(registry, "registry", "fsck").startswith("valid: 2 versions")
     listed = json.loads(run(registry, "list", "tiny", "--json"))
     assert [(item["version"], item["channels"]) for item in listed] == [
@@ -82,6 +80,6 @@ def test_attachments_of_versions_are_read(tmp_path: Path) -> None:
     assert json.loads(run(registry, "show", "tiny@2", "--json"))["canaries"]
 
 
-def test_its_engines_are_pulled_and_nothing_served_is_garbage(registry: str, tmp_path: Path) -> None:
+def test_frozen_engines_are_pulled_and_nothing_served_is_garbage(registry: str, tmp_path: Path) -> None:
     assert "sm_89" in run(registry, "pull", "tiny@2", "--target", "sm_89", "--dest", str(tmp_path / "engine"))
     assert "2 versions kept" in run(registry, "registry", "gc")

@@ -26,7 +26,7 @@ def test_all_checked_names_are_promised(present: dict[str, list[str]]) -> None:
     assert present.keys() == PROMISED.keys() and all(PROMISED.values())
 
 
-def test_the_page_names_tests_that_exist() -> None:
+def test_the_page_names_existing_tests() -> None:
     named = set(re.findall(r"`(tests/[\w/.]+)`", PAGE))
     assert len(named) > 2
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []

@@ -1,5 +1,3 @@
-"""What a later release wrote, in a registry and in files: this one says so with one exit code, and loses nothing."""
-
 import json
 import re
 import zipfile
@@ -64,7 +62,7 @@ def change(place: Project, pattern: str, **fields: Any) -> tuple[Path, bytes]:
 
 
 @pytest.mark.parametrize("pattern", READ)
-def test_a_newer_format_is_exit_code_2_and_asks_for_an_upgrade_alone(place: Project, pattern: str) -> None:
+def test_a_newer_format_gives_exit_code_2_and_only_asks_for_an_upgrade(place: Project, pattern: str) -> None:
     path, data = change(place, pattern, format=2)
     result = place.run(*READ[pattern].format(stem=path.stem).split())
     output = result.err.partition("; nothing is collected")[0].strip()
@@ -98,11 +96,9 @@ def test_a_file_of_a_newer_format_asks_for_an_upgrade(tmp_path: Path, name: str,
         archive.extractall(tmp_path)
     path = tmp_path / name
     path.write_text(re.sub('"format": ?1', '"format": 2', path.read_text(), count=1))
-    with pytest.raises(
-        EnginesmithError, match=r"format is 2; this enginesmith reads 1: upgrade enginesmith$"
-    ) as caught:
+    with pytest.raises(EnginesmithError, match=r"format is 2; this enginesmith reads 1: upgrade enginesmith$") as error:
         read(path)
-    assert caught.value.exit_code == 2
+    assert error.value.exit_code == 2
 
 
 def test_a_file_of_another_kind_asks_for_no_upgrade(tmp_path: Path) -> None:
@@ -113,7 +109,7 @@ def test_a_file_of_another_kind_asks_for_no_upgrade(tmp_path: Path) -> None:
         read_report(b'{"kind": "latency", "format": 2}')
 
 
-def test_what_a_later_release_knows_of_builds_is_not_overwritten(place: Project) -> None:
+def test_unknown_build_data_of_a_later_release_is_not_overwritten(place: Project) -> None:
     store = open_store(place.registry)
     keys = (TOTALS, history_key("onnxruntime"), history_key("onnxruntime", "tiny"))
     before = [change(place, key, format=2) for key in keys]

@@ -195,8 +195,8 @@ def chosen() -> dict[int, Site]:
         ]
         for texts in (begun, today)
     )
-    known = {*then}
-    return {site.number(SEED): site for site in choose([site for site in now if site in known], SEED)}
+    known_sites = {*then}
+    return {site.number(SEED): site for site in choose([site for site in now if site in known_sites], SEED)}
 
 
 def of_files(paths: Iterable[Path], seed: int, places: int) -> dict[int, Site]:
@@ -229,16 +229,16 @@ def planted(sites: Mapping[int, Site], home: Path = ROOT / "build" / "mutation",
 def table(sites: Mapping[int, Site], results: Mapping[str, Mapping[str, object]], seed: int = SEED) -> str:
     """What became of the mutants of each package, and those that no test noticed."""
     states = ("killed", "survived", "not reached", "open")
-    found = {number: results.get(repr(site), {"is": "open"}) for number, site in sites.items()}
-    counts = Counter((site.path.partition("/")[0], found[number]["is"]) for number, site in sites.items())
+    results_by_number = {number: results.get(repr(site), {"is": "open"}) for number, site in sites.items()}
+    counts = Counter((site.path.partition("/")[0], results_by_number[number]["is"]) for number, site in sites.items())
     names = sorted({name for name, _ in counts})
     rows = [("", *states), *((name, *(counts[name, state] for state in states)) for name in names)]
     rows.append(("all", *(sum(counts[name, state] for name in names) for state in states)))
     lines = ["".join(f"{cell!s:>13}" for cell in row) for row in rows]
     for number, site in sites.items():
-        if found[number]["is"] != "killed":
+        if results_by_number[number]["is"] != "killed":
             change = f"{ast.unparse(site.node)}  ->  {ast.unparse(site.mutant(seed))}"
-            lines.append(f"{number} {site.path}:{site.line} {found[number]}: {change}")
+            lines.append(f"{number} {site.path}:{site.line} {results_by_number[number]}: {change}")
     return "\n".join(lines)
 
 
@@ -247,9 +247,9 @@ def tried(
     over: Sequence[str], jobs: int,
 ) -> Iterator[tuple[int, dict[str, object]]]:  # fmt: skip
     """Each mutant whose result is not `over` yet, tried in processes of its own: its number and result as it ends."""
-    left = [at for at, site in sites.items() if results.get(repr(site), {}).get("is") not in over]
+    open_sites = [at for at, site in sites.items() if results.get(repr(site), {}).get("is") not in over]
     with ThreadPoolExecutor(jobs) as pool:
-        trials = {pool.submit(Trial(place, record, at, sites[at]).run): at for at in left}
+        trials = {pool.submit(Trial(place, record, at, sites[at]).run): at for at in open_sites}
         for trial in as_completed(trials):
             print(trials[trial], sites[trials[trial]].path, trial.result(), flush=True)
             yield trials[trial], trial.result()

@@ -1,5 +1,3 @@
-"""A mutant that a test notices is killed by it, one that changes nothing survives, and sites keep their names."""
-
 from pathlib import Path
 
 from tests.mutation import __main__ as mutation
@@ -23,7 +21,7 @@ def test_first():
 """
 
 
-def test_sites_are_what_has_a_meaning_and_keep_their_names_when_lines_move() -> None:
+def test_sites_have_a_meaning_and_keep_their_names_when_lines_move() -> None:
     result = find(MODULE, "small/numbers.py")
     texts = [(site.kind, site.text) for site in result]
     assert texts == [

@@ -19,10 +19,15 @@ from onnx import numpy_helper
 import enginesmith
 from enginesmith import cli
 from enginesmith.core.errors import EnginesmithError, SpecError
+from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store, open_store
 from enginesmith.registry.versions.lookup import load
 
+# The int8 graph that is written by default for this machine's CPU, and the kind of int8 that is searched.
+_WEIGHTS = ", 7-bit weights" if this_kind().saturates else ""
+CPU_INT8 = f"int8 (uint8 activations{_WEIGHTS}, fp32 elsewhere)"
+SEARCHED_INT8 = f"int8 (uint8 activations{_WEIGHTS})"
 SPEC: dict[str, Any] = {
     "model": "tiny",
     "source": {"onnx": "tiny.onnx"},
@@ -124,18 +129,18 @@ def raising(error: BaseException) -> Callable[..., NoReturn]:
 
 def exit_code(*words: object) -> int:
     """What the command line ends with, on a registry that nobody names."""
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as error:
         cli.main([*map(str, words)])
-    return int(ended.value.code or 0)
+    return int(error.value.code or 0)
 
 
-def assert_refused(spec: Path, told: str, error: type[EnginesmithError] = SpecError) -> str:
-    """Have a build of this spec, in a folder beside its registry, publish nothing; the error, which says `told`."""
+def assert_refused(spec: Path, message: str, error: type[EnginesmithError] = SpecError) -> str:
+    """Have a build of this spec, in a folder beside its registry, publish nothing; the error, which says `message`."""
     registry = spec.parent.parent / "registry"
-    with pytest.raises(error, match=re.escape(told)) as raised:
+    with pytest.raises(error, match=re.escape(message)) as failure:
         enginesmith.build(spec, registry=registry)
     assert not (registry / "models").exists()
-    return str(raised.value)
+    return str(failure.value)
 
 
 def weights(seed: int = 0) -> dict[str, np.ndarray]:

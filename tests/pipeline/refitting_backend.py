@@ -51,7 +51,7 @@ class Whole:
 
     def refit(self, engine: Engine, model: Path, request: BuildRequest, workdir: Path) -> Engine:
         if self.gain != 1:
-            raise EnginesmithError("the engine did not take the new weights: gain; build it again")
+            raise EnginesmithError("the engine did not accept the new weights: gain; build it again")
         if self.strip_weights:
             path = workdir / "refitted.refitting"
             path.write_bytes(engine.path.read_bytes())

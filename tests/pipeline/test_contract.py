@@ -1,5 +1,3 @@
-"""`validation.contract` of a spec: checked on every engine, on record in its report; a broken one stops the engine."""
-
 import json
 
 import pytest
@@ -34,7 +32,7 @@ def test_a_contract_is_checked_on_an_engine_and_a_broken_one_fails_it(project: P
     assert names == {f"contract {word}" for word in words}
 
 
-def test_a_contract_survives_the_manifest_and_asks_for_nothing_where_none_is_given(project: Project) -> None:
+def test_a_contract_survives_the_manifest_and_none_requires_nothing(project: Project) -> None:
     assert contract_of(load_spec(project.spec)) is None
     structured = {"range": [None, 5], "eos": {"token": 2, "apart": None}, "boxes": {"iou": 0.5}}
     distributional = {"rows": {"logits": {"js": None, "kl": 0.5}}, "seeds": {"outputs": ["logits"]}}
@@ -53,7 +51,7 @@ def test_a_contract_survives_the_manifest_and_asks_for_nothing_where_none_is_giv
 
 
 @pytest.mark.parametrize(
-    ("contract", "told"),
+    ("contract", "message"),
     [
         ({"bitwise": {"runs": 1}}, "validation.contract.bitwise.runs"),
         ({"structured": {"logits": {"finit": True}}}, "did you mean 'finite'"),
@@ -79,7 +77,7 @@ def test_a_contract_survives_the_manifest_and_asks_for_nothing_where_none_is_giv
         ({"distributional": {"seeds": {"outputs": ["logits"], "vary": "seed"}}}, "'seed' is not one of"),
     ],
 )
-def test_a_contract_that_means_nothing_is_refused_in_one_line(project: Project, contract: object, told: str) -> None:
+def test_a_meaningless_contract_is_refused_in_one_line(project: Project, contract: object, message: str) -> None:
     project.change_spec(validation={"contract": contract})
-    with pytest.raises(SpecError, match=told):
+    with pytest.raises(SpecError, match=message):
         load_spec(project.spec)

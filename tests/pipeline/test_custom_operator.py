@@ -1,5 +1,3 @@
-"""The example with an operator of its own, from a C++ compiler to an engine on a machine that has its folder alone."""
-
 import shutil
 import subprocess
 import sys
@@ -22,7 +20,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_operator"
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-def test_a_version_brings_the_library_of_its_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_version_contains_the_library_of_its_operators(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     project = Project(tmp_path / "spec", capsys)
     shutil.copytree(EXAMPLE, project.folder)
     subprocess.run([sys.executable, project.folder / "prepare.py"], check=True)
@@ -61,7 +59,7 @@ def test_a_version_brings_the_library_of_its_operators(tmp_path: Path, capsys: p
         open_onnx(pulled)
 
 
-def test_what_names_its_operators_needs_their_library(project: Project) -> None:
+def test_commands_with_custom_operators_need_their_library(project: Project) -> None:
     model = onnx.load(project.folder / "tiny.onnx")
     model.graph.node[2].domain = "example"
     model.opset_import.append(onnx.helper.make_opsetid("example", 1))
@@ -69,6 +67,6 @@ def test_what_names_its_operators_needs_their_library(project: Project) -> None:
     assert "name its library in source.libraries" in project.build().err
     project.change_spec(source={"onnx": "tiny.onnx", "libraries": [{"file": "relu.so"}]})
     (project.folder / "relu.so").write_bytes(b"text")
-    assert "relu.so is no shared library of Linux" in project.build().err
+    assert "relu.so is not a shared library of Linux" in project.build().err
     project.change_spec(source=yaml.safe_load("{torch: 'm.py:build', libraries: [{file: relu.so}]}"))
     assert "libraries belongs to an ONNX source" in project.build().err

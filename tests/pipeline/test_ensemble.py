@@ -1,5 +1,3 @@
-"""Ensembles, from their specs to the answers of pulled engines."""
-
 import json
 import shutil
 from collections.abc import Callable
@@ -58,7 +56,7 @@ def store(built: tuple[Path, Outcome]) -> Store:
     return open_store(str(built[0] / "registry"))
 
 
-def test_each_graph_is_a_version_and_the_whole_pins_them(built: tuple[Path, Outcome], store: Store) -> None:
+def test_each_graph_is_a_version_and_the_ensemble_pins_them(built: tuple[Path, Outcome], store: Store) -> None:
     _, outcome = built
     assert outcome.version == "1"
     assert {name: graph.version for name, graph in outcome.graphs.items()} == {"encoder": "1", "decoder": "1"}
@@ -70,7 +68,7 @@ def test_each_graph_is_a_version_and_the_whole_pins_them(built: tuple[Path, Outc
     assert {graph.channel for graph in outcome.graphs.values()} == {None}
 
 
-def test_show_has_the_size_of_what_is_pulled(built: tuple[Path, Outcome], store: Store) -> None:
+def test_show_has_the_total_size_of_a_pull(built: tuple[Path, Outcome], store: Store) -> None:
     whole = {entry.unit: entry.size_bytes for entry in show_version(store, parse_reference("pair@1")).engines}
     for precision in ("fp32", "int8"):
         parts = [
@@ -92,7 +90,7 @@ def test_a_target_that_a_graph_lacks_is_not_offered(built: tuple[Path, Outcome])
         assert reason == "graph 'decoder' has no engine: its spec has no x86-64-v3 fp32"
 
 
-def test_the_report_says_what_each_engine_does_alone(built: tuple[Path, Outcome]) -> None:
+def test_the_report_describes_each_engine_alone(built: tuple[Path, Outcome]) -> None:
     place = built[0] / "registry" / "models" / "pair" / "versions" / "1"
     assert (place / "report.html").is_file()
     reports = {report["unit"]: report for report in json.loads((place / "report.json").read_text())["reports"]}
@@ -108,7 +106,7 @@ def test_the_report_says_what_each_engine_does_alone(built: tuple[Path, Outcome]
     assert values["engine", "decoder alone"][0] == "inf"
 
 
-def test_pulled_engines_answer_as_the_models_do(built, tmp_path, monkeypatch):
+def test_pulled_engines_answer_like_the_models(built, tmp_path, monkeypatch):
     folder, _ = built
     pulled = enginesmith.pull("pair:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
     assert pulled.description.name == "pair-1-cpu-fp32.json"
@@ -117,28 +115,28 @@ def test_pulled_engines_answer_as_the_models_do(built, tmp_path, monkeypatch):
     golden = {name: array[:3] for name, array in arrays(folder / "project" / "golden.npz").items()}
     encoder, decoder = (opens(folder / "project" / f"{name}.onnx") for name in ("encoder", "decoder"))
     hidden = encoder({"x": golden["encoder.x"], "attention": golden["mask"]})["hidden"]
-    wanted = decoder({"y": golden["decoder.y"], "memory": hidden, "mask": golden["mask"]})["logits"]
-    np.testing.assert_allclose(whole.run(golden)["decoder.logits"], wanted, atol=1e-5)
+    expected = decoder({"y": golden["decoder.y"], "memory": hidden, "mask": golden["mask"]})["logits"]
+    np.testing.assert_allclose(whole.run(golden)["decoder.logits"], expected, atol=1e-5)
     assert enginesmith.pull("pair:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32").cached
     monkeypatch.setattr("enginesmith.registry.store.folder.FileStore.near", False)
     client = enginesmith.Client(folder / "registry", cache=tmp_path / "cache")
     assert [client.pull("pair@1", tmp_path / name).origin for name in "ab"] == ["registry", "cache"]
 
 
-def test_the_whole_is_validated_where_it_is_served(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+def test_the_ensemble_is_validated_as_served(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "copy"), create=True)
     mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
     whole = load(store, "pair", "1")
     with local_context(store, quiet=True) as context:
-        found = {item.unit: item for item in validate(whole, context)}
+        validated = {item.unit: item for item in validate(whole, context)}
     expected = {"cpu fp32 ensemble": "proven", "cpu int8 ensemble": "proven"}
-    assert {unit: item.verdict for unit, item in found.items()} == expected
+    assert {unit: item.verdict for unit, item in validated.items()} == expected
     assert {item.engine for item in attestations(store, whole)} == {
         entry.digest for entry in whole.engines if entry.digest
     }
 
 
-def test_an_ensemble_that_waits_for_its_proof_is_run_with_the_pending_ones(built, tmp_path):
+def test_an_unproven_ensemble_runs_with_the_pending_engines(built, tmp_path):
     store = open_store(str(tmp_path / "copy"), create=True)
     mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
     whole = load(store, "pair", "1")
@@ -146,8 +144,8 @@ def test_an_ensemble_that_waits_for_its_proof_is_run_with_the_pending_ones(built
     fresh = publish_waiting(store, whole, waiting)
     assert [entry.unit for entry in pending_of(store, "pair", fresh).engines] == [entry.unit for entry in waiting]
     with local_context(store, quiet=True) as context:
-        found = prove(pending_of(store, "pair", fresh), context)
-    assert {item.unit: item.verdict for item in found} == dict.fromkeys([entry.unit for entry in waiting], "proven")
+        proofs = prove(pending_of(store, "pair", fresh), context)
+    assert {item.unit: item.verdict for item in proofs} == dict.fromkeys([entry.unit for entry in waiting], "proven")
     assert not pending_of(store, "pair", fresh).engines
 
 
@@ -165,7 +163,7 @@ def publish_waiting(store: Store, whole: Manifest, entries: tuple[EngineEntry, .
 
 
 @pytest.mark.parametrize("use", ["oci", "spec", "golden", "layers", "quantization", "refit"])
-def test_what_works_on_one_graph_names_the_graphs(use: str, store: Store, tmp_path: Path) -> None:
+def test_commands_for_one_graph_name_the_graphs(use: str, store: Store, tmp_path: Path) -> None:
     whole, reference = load(store, "pair", "1"), parse_reference("pair@1")
     uses: dict[str, Callable[[], object]] = {
         "oci": lambda: export_oci(store, locate(store, reference), tmp_path / "oci"),
@@ -182,7 +180,7 @@ def test_what_works_on_one_graph_names_the_graphs(use: str, store: Store, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_channels_move_the_whole(built: tuple[Path, Outcome], store: Store, tmp_path: Path) -> None:
+def test_channels_move_the_ensemble(built: tuple[Path, Outcome], store: Store, tmp_path: Path) -> None:
     project = built[0] / "project"
     changed = change(PAIR, "limits", {"int8": {"quantization": {"sqnr_db": 14}}})
     second = enginesmith.build(rewrite(project, changed), registry=built[0] / "registry")
@@ -196,7 +194,7 @@ def test_channels_move_the_whole(built: tuple[Path, Outcome], store: Store, tmp_
     assert pulled.located.manifest.version == "1"
 
 
-def test_a_whole_that_drifts_fails_and_the_graph_is_named(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+def test_a_drifting_ensemble_fails_and_the_graph_is_named(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     changed = change(PAIR, "limits", {"int8": {"quantization": {"sqnr_db": 90}}})
     registry = shutil.copytree(built[0] / "registry", tmp_path / "registry")
     outcome = enginesmith.build(rewrite(built[0] / "project", changed), registry=registry)
@@ -233,12 +231,12 @@ def test_an_ensemble_moves_to_another_toolchain_with_its_graphs(
         with local_context(store, quiet=True) as context:
             served = rehearsal.list_served(store, upgrade, ["pair@1"])
             remote = context.executor if staying else None
-            found = rehearsal.rehearse(served, rehearsal.Rehearser(upgrade, context, remote))
-            wholes = {item.unit: (item.verdict, item.why) for item in found.units if item.version == "pair@1"}
+            rehearsed = rehearsal.rehearse(served, rehearsal.Rehearser(upgrade, context, remote))
+            wholes = {item.unit: (item.verdict, item.why) for item in rehearsed.units if item.version == "pair@1"}
             assert wholes["cpu fp32 ensemble"] == ("moves", "")
             assert wholes["cpu int8 ensemble"] == (expected, "graph 'encoder': slow" if staying else "")
-            assert [(plan.version, plan.verdict) for plan in found.plan] == [("pair@1", expected)]
-            applied = apply(found, served, context)
+            assert [(plan.version, plan.verdict) for plan in rehearsed.plan] == [("pair@1", expected)]
+            applied = apply(rehearsed, served, context)
     assert [(item.before, item.channels["mine"]) for item in applied] == [("pair@1", "")]
     before, after = load(store, "pair", "1"), load(store, "pair", applied[0].version)
     assert [pin.reference for pin in after.graphs] == ["pair-encoder@2", "pair-decoder@2"]

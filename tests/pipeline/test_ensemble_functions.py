@@ -1,5 +1,3 @@
-"""Functions between the graphs of an ensemble, from the spec to the answers of pulled engines."""
-
 import json
 import re
 import shutil
@@ -51,7 +49,7 @@ def named_by_hand(folder: Path, image: np.ndarray) -> dict[str, Any]:
     return {"crops.boxes": crops["boxes"], "names.names": entries["name"](logits)["names"]}
 
 
-def test_a_pulled_ensemble_answers_as_its_graphs_and_functions_do(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+def test_a_pulled_ensemble_answers_like_its_graphs_and_functions(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     folder, outcome = built
     expected = {"cpu fp32 ensemble": "proven", "cpu int8 ensemble": "proven"}
     assert {item.entry.unit: item.entry.status for item in outcome.engines} == expected
@@ -97,7 +95,7 @@ def test_two_versions_in_one_folder_keep_their_own_code(built: tuple[Path, Outco
     assert enginesmith.Ensemble.described(opens, pulled[0].description, load_function)
 
 
-def test_code_is_run_by_nobody_who_did_not_allow_it(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+def test_code_runs_only_with_permission(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     pulled = enginesmith.pull("reader@1", registry=built[0] / "registry", dest=tmp_path)
     with pytest.raises(
         DataError, match=r"runs Python code of its own \(reading\.py:crop, .*functions=enginesmith\.user_code\.load"
@@ -105,7 +103,7 @@ def test_code_is_run_by_nobody_who_did_not_allow_it(built: tuple[Path, Outcome],
         enginesmith.Ensemble.described(opens, pulled.description)
 
 
-def test_behind_a_function_graphs_are_compared_on_what_it_gives_in_fp32(built: tuple[Path, Outcome]) -> None:
+def test_behind_a_function_graphs_are_compared_on_its_fp32_outputs(built: tuple[Path, Outcome]) -> None:
     place = built[0] / "registry" / "models" / "reader" / "versions" / "1"
     for report in json.loads((place / "report.json").read_text())["reports"]:
         checks = report["checks"]
@@ -116,7 +114,8 @@ def test_behind_a_function_graphs_are_compared_on_what_it_gives_in_fp32(built: t
         assert all(item["limit"] is None and 0 <= item["value"] <= 1 for item in freely.values())
 
 
-def test_the_version_holds_the_code_and_stays_whole_elsewhere(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_version_contains_the_code_and_mirrors_completely(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     store = open_store(str(built[0] / "registry"))
     manifest = load(store, "reader", "1")
     functions = {item.name: item for item in functions_of(manifest)}
@@ -134,7 +133,7 @@ def test_the_version_holds_the_code_and_stays_whole_elsewhere(built: tuple[Path,
     assert [item.verdict for item in result] == ["proven", "proven"]
 
 
-def test_other_code_is_another_version_and_is_proven_again(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+def test_changed_code_gives_another_version_with_a_new_proof(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     path = write_reader(tmp_path / "project")
     options = RunOptions(registry=str(built[0] / "registry"))
 
@@ -151,12 +150,12 @@ def test_other_code_is_another_version_and_is_proven_again(built: tuple[Path, Ou
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "told"),
+    ("path", "value", "message"),
     [
         ("functions/crops/function", "reading:crop", "must look like 'ocr.py:crop'"),
         ("functions/crops/function", "../reading.py:crop", "functions.crops.function"),
         ("functions/crops/function", "reading.py:gone", "has no function 'gone'"),
-        ("functions/crops/function", "gone.py:crop", "'gone.py' is no file in"),
+        ("functions/crops/function", "gone.py:crop", "'gone.py' is not a file in"),
         ("functions/detector", READER["functions"]["names"], "'detector' is a graph too"),
         ("functions/idle", READER["functions"]["names"], "function 'idle' is connected to no other"),
         ("connections/crops.spots", "recogniser.logits", "and 'recogniser' does not come before 'crops'"),
@@ -166,13 +165,13 @@ def test_other_code_is_another_version_and_is_proven_again(built: tuple[Path, Ou
         ("connections/prepare.image", "names.names", "and 'recogniser' does not come before 'names'"),
     ],
 )
-def test_invalid_connections_are_reported_with_their_key(path: str, value: Any, told: str, tmp_path: Path) -> None:
-    written = write_reader(tmp_path / "project", change(READER, path, value))
-    assert_refused(written, told)
+def test_invalid_connections_are_reported_with_their_key(path: str, value: Any, message: str, tmp_path: Path) -> None:
+    spec = write_reader(tmp_path / "project", change(READER, path, value))
+    assert_refused(spec, message)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "told"),
+    ("before", "after", "message"),
     [
         ("import numpy as np", "import no_such_module", "No module named 'no_such_module'"),
         ('return {"x": image', "raise KeyError(3)\n    return {'x': image", "function 'prepare' failed at"),
@@ -201,13 +200,13 @@ def test_invalid_connections_are_reported_with_their_key(path: str, value: Any, 
         ),
     ],
 )
-def test_a_function_that_fails_stops_the_build_with_a_sentence(built, before, after, told, tmp_path):
+def test_a_failing_function_stops_the_build_with_a_sentence(built, before, after, message, tmp_path):
     assert before in CODE
-    written = write_reader(tmp_path / "project", code=CODE.replace(before, after, 1))
+    path = write_reader(tmp_path / "project", code=CODE.replace(before, after, 1))
     registry = built[0] / "registry"
     versions = {*(registry / "models" / "reader" / "versions").iterdir()}
-    with pytest.raises(EnginesmithError, match=re.escape(told)):
-        enginesmith.build(written, registry=registry)
+    with pytest.raises(EnginesmithError, match=re.escape(message)):
+        enginesmith.build(path, registry=registry)
     assert {*(registry / "models" / "reader" / "versions").iterdir()} == versions
 
 
@@ -233,7 +232,8 @@ def test_show_names_the_functions(built: tuple[Path, Outcome]) -> None:
 
 
 @pytest.mark.parametrize("lacking", [0, 1])
-def test_behind_functions_labels_are_of_all_rows_that_they_give(built, lacking: int, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_labels_after_functions_cover_all_rows(built, lacking: int, tmp_path: Path) -> None:
     metric = {"name": "accuracy", "output": "names.names", "floor": 1.0}
     spec = {**READER, "golden": {"data": "golden.npz", "labels": "label", "metric": metric}}
     path = write_reader(tmp_path / "reader", spec)

@@ -1,5 +1,3 @@
-"""Right answers and task metrics of an ensemble: what tells a wrong connection."""
-
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +41,7 @@ def write_labelled(folder: Path, source: str = "encoder.hidden") -> Path:
     return path
 
 
-def test_a_metric_of_the_whole_is_measured_kept_and_measured_again_elsewhere(tmp_path: Path) -> None:
+def test_an_ensembles_metric_is_measured_stored_and_measured_again_elsewhere(tmp_path: Path) -> None:
     registry = tmp_path / "registry"
     path = write_labelled(tmp_path / "pair")
     (engine,) = enginesmith.build(path, registry=registry).engines
@@ -65,24 +63,24 @@ def test_a_connection_to_a_wrong_output_of_the_same_shape_fails(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "told"),
+    ("path", "value", "message"),
     [
         ("golden/labels", None, "golden: metric accuracy needs labels; name the array that holds them"),
-        ("golden/metric/output", "logits", "golden.metric.output: 'logits' is no GRAPH.OUTPUT"),
-        ("golden/metric/output", "decoder.logit", "'decoder.logit' is no output of the whole; did you mean"),
+        ("golden/metric/output", "logits", "golden.metric.output: 'logits' is not GRAPH.OUTPUT"),
+        ("golden/metric/output", "decoder.logit", "'decoder.logit' is not an output of the whole; did you mean"),
         ("outputs", None, None),
-        ("golden/metric/output", "encoder.hidden", "'encoder.hidden' is no output of the whole"),
+        ("golden/metric/output", "encoder.hidden", "'encoder.hidden' is not an output of the whole"),
         ("golden/metric/name", "acuracy", "metric 'acuracy' is not known; did you mean 'accuracy'"),
         ("golden/labels", "lable", "no array 'lable'"),
     ],
 )
-def test_unmeasurable_outputs_are_reported(path: str, value: Any, told: str | None, tmp_path: Path) -> None:
-    """Where `told` is None, the whole's outputs are those that no connection takes, and one of these is."""
+def test_unmeasurable_outputs_are_reported(path: str, value: Any, message: str | None, tmp_path: Path) -> None:
+    """Where `message` is None, the whole's outputs are those that no connection takes, and one of these is."""
     spec = {**PAIR, "golden": GOLDEN, "outputs": ["decoder.logits"]}
-    if told is None:
+    if message is None:
         spec = change(spec, "golden/metric/output", "encoder.hidden")
-        told = "'encoder.hidden' goes to a connection, and is no output of the whole; name it in outputs too"
-    written = write_ensemble(tmp_path / "pair", change(spec, path, value))
-    golden = arrays(written.parent / "golden.npz")
-    np.savez(written.parent / "golden.npz", **golden, label=np.zeros(12, np.int64))
-    assert_refused(written, told, DataError if value == "lable" else SpecError)
+        message = "'encoder.hidden' goes to a connection, and is not an output of the whole; name it in outputs too"
+    place = write_ensemble(tmp_path / "pair", change(spec, path, value))
+    golden = arrays(place.parent / "golden.npz")
+    np.savez(place.parent / "golden.npz", **golden, label=np.zeros(12, np.int64))
+    assert_refused(place, message, DataError if value == "lable" else SpecError)

@@ -1,5 +1,3 @@
-"""Specs of ensembles: mistakes with their lines, plans, what a catalog and single graphs say."""
-
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from tests.pipeline.projects import arrays, assert_refused
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "told"),
+    ("path", "value", "message"),
     [
         ("connections/decoder.memory", "encodr.hidden", "takes 'encodr.hidden', which is of no graph; did you mean"),
         ("connections/decoder.memory", "encoder.hiden", "'encoder' has no output 'hiden'; did you mean 'hidden'"),
@@ -26,7 +24,7 @@ from tests.pipeline.projects import arrays, assert_refused
         ("connections/encoder.x", "encoder.hidden", "'encoder' does not come before 'encoder'"),
         ("connections/encoder.x", "mask", "mask is float32 [batch, 6, 8], and the input is float32 [batch, 6]"),
         ("connections/decoder.y", "encoder.hidden", "encoder.hidden is float32 [batch, 6, 16], and the input is"),
-        ("connections/nonsense", "mask", "'nonsense' is no GRAPH.INPUT"),
+        ("connections/nonsense", "mask", "'nonsense' is not GRAPH.INPUT"),
         ("connections/decoder.mask", "encoder", "takes 'encoder', which is a graph; name an output of it"),
         ("connections", {"encoder.x": "image"}, "graph 'decoder' is connected to no other"),
         ("connections/decoder.mask", "", "connections.decoder.mask: takes ''; the name of an input of the whole is"),
@@ -36,65 +34,65 @@ from tests.pipeline.projects import arrays, assert_refused
         ("outputs", ["encoder.hidden"], "no output of the whole is computed from graph 'decoder'"),
         ("connections", {}, "graph 'encoder' is connected to no other; add its connections, name an output of it in"),
         ("limits", {"fp8": {"engine": {"sqnr_db": 20}}}, "limits.fp8: no graph has fp8"),
-        ("graphs/decoder", "gone.yaml", "is no file in"),
+        ("graphs/decoder", "gone.yaml", "is not a file in"),
         ("golden", None, "golden: is missing"),
-        ("golden/data", "gone.npz", "is no file in"),
+        ("golden/data", "gone.npz", "is not a file in"),
         ("model", "pair-encoder", "its model is called 'pair-encoder' too"),
     ],
 )
-def test_mismatches_are_reported_with_their_line(path: str, value: Any, told: str, tmp_path: Path) -> None:
-    written = write_ensemble(tmp_path / "project", change(PAIR, path, value))
-    assert f"{written}:" in assert_refused(written, told)
+def test_mismatches_are_reported_with_their_line(path: str, value: Any, message: str, tmp_path: Path) -> None:
+    spec = write_ensemble(tmp_path / "project", change(PAIR, path, value))
+    assert f"{spec}:" in assert_refused(spec, message)
 
 
-def test_connections_that_nobody_filled_in_are_reported(tmp_path: Path) -> None:
-    message = "nothing is filled in; write a line for each input of a graph that takes another's output, or {} where"
+def test_unfilled_connections_are_reported(tmp_path: Path) -> None:
+    message = "is empty; write a line for each input of a graph that takes another's output, or write {} if no graph"
     assert_refused(write_ensemble(tmp_path / "project", {**PAIR, "connections": None}), message)
 
 
 @pytest.mark.parametrize(
-    ("part", "told"),
+    ("part", "message"),
     [
         ({"golden": {"data": "golden.npz", "labels": "label"}}, "golden.labels of pair-decoder do not come with"),
         ({"dims": {"batch": {"min": 9, "opt": 9, "max": 16}}}, "no size of batch suits all graphs that have it"),
         ({"state": {"memory": {"output": "logits", "initial": 0}}}, "is a state of pair-decoder"),
     ],
 )
-def test_a_graph_that_does_not_suit_the_whole_is_refused(part: dict[str, Any], told: str, tmp_path: Path) -> None:
-    assert_refused(write_ensemble(tmp_path / "project", decoder={**DECODER, **part}), told)
+def test_an_unsuitable_graph_is_refused(part: dict[str, Any], message: str, tmp_path: Path) -> None:
+    assert_refused(write_ensemble(tmp_path / "project", decoder={**DECODER, **part}), message)
 
 
-def test_commands_of_one_graph_name_the_way_out(tmp_path: Path) -> None:
-    written = write_ensemble(tmp_path / "project")
-    with pytest.raises(SpecError, match="is the spec of an ensemble; give the spec of one of its graphs"):
-        enginesmith.load_spec(written)
-
-
-def test_a_catalog_builds_graphs_with_their_ensemble_alone(tmp_path: Path) -> None:
+def test_commands_for_one_graph_name_the_remedy(tmp_path: Path) -> None:
     path = write_ensemble(tmp_path / "project")
-    with gather_specs(str(path.parent), None) as found:
-        assert [str(each) for each in found] == [str(path)]
+    with pytest.raises(SpecError, match="is the spec of an ensemble; give the spec of one of its graphs"):
+        enginesmith.load_spec(path)
 
 
-def test_data_of_the_whole_that_lacks_an_input_is_refused(tmp_path: Path) -> None:
-    written = write_ensemble(tmp_path / "project")
-    golden = arrays(written.parent / "golden.npz")
+def test_a_catalog_builds_graphs_only_with_their_ensemble(tmp_path: Path) -> None:
+    path = write_ensemble(tmp_path / "project")
+    with gather_specs(str(path.parent), None) as specs:
+        assert [str(each) for each in specs] == [str(path)]
+
+
+def test_ensemble_data_without_an_input_is_refused(tmp_path: Path) -> None:
+    path = write_ensemble(tmp_path / "project")
+    golden = arrays(path.parent / "golden.npz")
     del golden["mask"]
-    np.savez(written.parent / "golden.npz", **golden)
-    assert_refused(written, "no array 'mask'", DataError)
+    np.savez(path.parent / "golden.npz", **golden)
+    assert_refused(path, "no array 'mask'", DataError)
 
 
-def test_every_graph_is_looked_at_before_the_first_is_built(tmp_path: Path) -> None:
-    written = write_ensemble(tmp_path / "project")
-    (written.parent / "decoder.onnx").write_bytes(b"no model")
-    assert_refused(written, "decoder.onnx is empty, truncated or not an ONNX file")
+def test_every_graph_is_checked_before_the_first_is_built(tmp_path: Path) -> None:
+    path = write_ensemble(tmp_path / "project")
+    (path.parent / "decoder.onnx").write_bytes(b"no model")
+    assert_refused(path, "decoder.onnx is empty, truncated or not an ONNX file")
 
 
 def foresee(path: Path, registry: Path, no_export: bool) -> EnsembleForecast:
     return foresee_spec(str(path), RunOptions(str(registry)), Progress(), no_export)
 
 
-def test_a_plan_says_what_becomes_of_the_graphs_and_of_the_whole(tmp_path: Path) -> None:
+def test_a_plan_lists_the_graphs_and_the_ensemble(tmp_path: Path) -> None:
     path, registry = write_ensemble(tmp_path / "project", decoder={**DECODER, "precisions": ["fp32"]}), tmp_path / "reg"
     blind = foresee(path, registry, no_export=True)
     assert [unit.action for unit in blind.units] == ["unknown", "unknown"]
@@ -114,7 +112,7 @@ def test_a_plan_says_what_becomes_of_the_graphs_and_of_the_whole(tmp_path: Path)
     assert [result.counts["cached"] for result in changed.graphs.values()] == [2, 1]
 
 
-def test_a_plan_says_what_the_whole_lacks(tmp_path: Path) -> None:
+def test_a_plan_lists_what_the_ensemble_lacks(tmp_path: Path) -> None:
     path = write_ensemble(tmp_path / "project", encoder={**ENCODER, "targets": ["cpu", "avx2"]})
     result = foresee(path, tmp_path / "reg", no_export=True)
     assert {unit.reason for unit in result.units if unit.target == "x86-64-v3" and unit.action == "refused"} == {
@@ -122,7 +120,7 @@ def test_a_plan_says_what_the_whole_lacks(tmp_path: Path) -> None:
     }
 
 
-def test_samples_may_fill_an_axis_of_their_own_where_inputs_keep_their_graphs_names(tmp_path: Path) -> None:
+def test_samples_may_fill_their_own_axis_if_inputs_keep_their_graphs_names(tmp_path: Path) -> None:
     path = write_ensemble(tmp_path / "project")
     for name in ("golden", "calibration"):
         data = path.parent / f"{name}.npz"

@@ -81,7 +81,7 @@ def with_fault(
     return replace(request, engines={**request.engines, graph: wrong})
 
 
-def test_an_engine_that_is_two_percent_off_fails_within_the_whole(tmp_path: Path) -> None:
+def test_an_engine_two_percent_off_fails_within_the_ensemble(tmp_path: Path) -> None:
     """The limit of int8 against graphs in fp32 is 15 dB: there two percent do not show."""
     store = build_in("int8", tmp_path)
     (tmp_path / "right").mkdir()
@@ -100,7 +100,7 @@ def test_an_engine_that_is_two_percent_off_fails_within_the_whole(tmp_path: Path
     assert re.fullmatch(message, sentence)
 
 
-def test_a_right_whole_in_16_bits_is_judged_by_its_own_rounding(tmp_path: Path) -> None:
+def test_a_correct_16_bit_ensemble_is_judged_by_its_own_rounding(tmp_path: Path) -> None:
     """An input is rounded to the units of 200, an eighth in fp16, wherever that is done."""
     store = build_in("fp16", tmp_path, far=200.0)
     (tmp_path / "work of checks").mkdir()
@@ -113,7 +113,7 @@ def test_a_right_whole_in_16_bits_is_judged_by_its_own_rounding(tmp_path: Path) 
         assert (check.limit or 0) > 20
 
 
-def test_the_joint_answer_of_graphs_in_int8_is_judged_by_its_decisions(tmp_path: Path) -> None:
+def test_the_joint_answer_of_int8_graphs_is_judged_by_its_decisions(tmp_path: Path) -> None:
     drawn, classes = np.random.default_rng(0), np.arange(200) % 10
     right = (4 * np.eye(10)[classes] + drawn.normal(size=(200, 10)) / 10).astype(np.float32)
     ids = (np.arange(200) % 40).astype(np.int64)

@@ -1,5 +1,3 @@
-"""A decoder whose cache has a fixed size, from its spec to answers; and steps that would write behind its end."""
-
 import copy
 import re
 from pathlib import Path
@@ -23,7 +21,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return folder / "registry", enginesmith.build(write_fixed(folder / "project"), registry=folder / "registry")
 
 
-def test_it_is_proven_on_prompts_and_steps(built: tuple[Path, Any]) -> None:
+def test_a_fixed_cache_is_proven_on_prompts_and_steps(built: tuple[Path, Any]) -> None:
     expected = {"fp32": "proven", "int8": "proven"}
     assert {item.entry.precision: item.entry.status for item in built[1].engines} == expected
 
@@ -39,7 +37,7 @@ def answer(prompt: list[int], count: int) -> list[int]:
     return result
 
 
-def test_a_generator_answers_prompts_of_several_lengths_as_the_module_does(built, tmp_path) -> None:
+def test_a_generator_answers_prompts_of_several_lengths_like_the_module(built, tmp_path) -> None:
     pulled = enginesmith.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
     prompts = [[3, 1, 4, 1, 5], [9, 2]]
     items = [Prompt(tokens, most=6) for tokens in prompts]
@@ -50,7 +48,7 @@ def test_a_generator_answers_prompts_of_several_lengths_as_the_module_does(built
         generator.generate([Prompt([3, 1], most=PLACES)])
 
 
-def test_a_step_behind_the_end_is_refused_before_it_runs_and_a_row_begins_again(built, tmp_path) -> None:
+def test_a_step_beyond_the_end_is_refused_before_it_runs_and_a_row_restarts(built, tmp_path) -> None:
     pulled = enginesmith.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
     engine, calls = opens(pulled.path), list[int]()
 
@@ -61,7 +59,7 @@ def test_a_step_behind_the_end_is_refused_before_it_runs_and_a_row_begins_again(
     streams = enginesmith.Streams.described(run, pulled.description)
     for _ in range(3):
         streams.run({"ids": np.ones((2, 5), int)})
-    with pytest.raises(DataError, match=r"'cache' has places 0 to 15, and 'length' has this step write 15 to 16"):
+    with pytest.raises(DataError, match=r"'cache' has places 0 to 15, but by 'length' this step writes 15 to 16"):
         streams.run({"ids": np.ones((2, 2), int)})
     assert len(calls) == 3
     streams.reset([0])
@@ -69,24 +67,25 @@ def test_a_step_behind_the_end_is_refused_before_it_runs_and_a_row_begins_again(
     assert streams.run({"ids": np.array([[7]])})["length_out"].tolist() == [1]
 
 
+@pytest.mark.slow
 def test_golden_sequences_that_are_longer_than_the_cache_are_refused(built, tmp_path: Path) -> None:
     path = write_fixed(tmp_path / "project", (6, 6, 5))
-    with pytest.raises(DataError, match="'length' has this step write 12 to 16"):
+    with pytest.raises(DataError, match="'length' this step writes 12 to 16"):
         enginesmith.build(path, registry=built[0])
 
 
 @pytest.mark.parametrize(
-    ("places", "told"),
+    ("places", "message"),
     [
         ({"axis": 0, "at": "length"}, "has no fixed size on axis 0"),
         ({"axis": 3, "at": "length"}, "has no fixed size on axis 3"),
-        ({"axis": 1, "at": "gone"}, "places.at 'gone' is no input of integers"),
-        ({"axis": 1, "at": "cache"}, "places.at 'cache' is no input of integers"),
-        ({"axis": 1, "at": "length", "count": "gone"}, "places.count 'gone' is no dim that a caller gives"),
+        ({"axis": 1, "at": "gone"}, "places.at 'gone' is not an input of integers"),
+        ({"axis": 1, "at": "cache"}, "places.at 'cache' is not an input of integers"),
+        ({"axis": 1, "at": "length", "count": "gone"}, "places.count 'gone' is not a dim that a caller gives"),
     ],
 )
-def test_places_that_cannot_be_are_reported_with_their_key(places: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_impossible_places_are_reported_with_their_key(places: dict[str, Any], message: str, tmp_path: Path) -> None:
     spec = copy.deepcopy(FIXED)
     spec["state"]["cache"]["places"] = places
-    with pytest.raises(SpecError, match=re.escape(told)):
+    with pytest.raises(SpecError, match=re.escape(message)):
         load_spec(write_fixed(tmp_path / "project", spec=spec))

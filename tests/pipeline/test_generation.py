@@ -1,5 +1,3 @@
-"""A decoder, from its spec to the answers of a pulled engine."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     return registry, enginesmith.build(write_decoder(registry.parent / "project", DECODER), registry=registry)
 
 
-def test_a_pulled_decoder_answers_prompts_and_so_does_its_model(built: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_pulled_decoder_answers_prompts_like_its_model(built: tuple[Path, Any], tmp_path: Path) -> None:
     registry, outcome = built
     assert [item.entry.status for item in outcome.engines] == ["proven"]
     manifest = locate(open_store(registry), parse_reference("decoder@1")).manifest

@@ -1,5 +1,3 @@
-"""States that engines take and give as int8, from a spec to the answers of a pulled engine."""
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +33,7 @@ def streams_of(pulled: Any) -> tuple[enginesmith.Streams, dict[str, str]]:
     return streams, {item.name: item.type for item in session.get_inputs()}
 
 
-def test_quantized_engines_hold_their_states_as_int8_and_are_proven(built: tuple[Path, Any], tmp_path: Path) -> None:
+def test_quantized_engines_with_int8_states_are_proven(built: tuple[Path, Any], tmp_path: Path) -> None:
     folder, outcome = built
     assert {item.entry.precision: item.entry.status for item in outcome.engines} == dict.fromkeys(
         ("fp32", "int8", "int8-dynamic"), "proven"
@@ -68,7 +66,7 @@ def test_the_manifest_lists_quantized_states_with_scales(built: tuple[Path, Any]
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "told"),
+    ("path", "value", "message"),
     [
         ("state/past/dtype", "int4", "state.past.dtype"),
         ("state/past/initial", 1, "state.past.dtype is int8, and its initial value 1, not 0; remove dtype"),
@@ -77,11 +75,11 @@ def test_the_manifest_lists_quantized_states_with_scales(built: tuple[Path, Any]
         ("calibration", None, "whose scale comes from real sequences; add calibration.data"),
     ],
 )
-def test_states_that_cannot_be_int8_are_reported(path: str, value: Any, told: str, tmp_path: Path) -> None:
-    assert_refused(write_stateful(tmp_path / "project", change(INT8["cached"], path, value)), told)
+def test_states_that_cannot_be_int8_are_reported(path: str, value: Any, message: str, tmp_path: Path) -> None:
+    assert_refused(write_stateful(tmp_path / "project", change(INT8["cached"], path, value)), message)
 
 
-def test_a_model_with_q_dq_of_its_own_stays_unchanged(tmp_path: Path) -> None:
+def test_a_quantized_model_stays_unchanged(tmp_path: Path) -> None:
     path = write_stateful(tmp_path / "project", change(INT8["cached"], "precisions", ["int8"]))
     model = onnx.load(path.parent / "model.onnx")
     text = """<ir_version: 8, opset_import: ["" : 17]>
@@ -99,4 +97,4 @@ def test_a_model_with_q_dq_of_its_own_stays_unchanged(tmp_path: Path) -> None:
     for place, node in enumerate(nodes):
         model.graph.node.insert(place, node)
     onnx.save(model, path.parent / "model.onnx")
-    assert_refused(path, "state.past.dtype changes nothing: the model carries Q/DQ of its own", InputError)
+    assert_refused(path, "state.past.dtype changes nothing: the model already has Q/DQ nodes", InputError)

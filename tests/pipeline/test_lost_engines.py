@@ -1,5 +1,3 @@
-"""An engine whose blob is damaged is built again, and a pull says why it took another one."""
-
 from pathlib import Path
 
 import pytest
@@ -39,7 +37,7 @@ def test_a_cached_build_builds_a_damaged_engine_again(built: Project, how: str) 
     assert built.run("promote", "tiny", "tiny:stable", "--proven-only").code == 0
 
 
-def test_a_pull_says_why_it_took_another_engine(built: Project, tmp_path: Path) -> None:
+def test_a_pull_gives_the_reason_for_another_engine(built: Project, tmp_path: Path) -> None:
     damage(blob(built, "cpu int8"), "missing")
     result = built.run("pull", "tiny", "--target", "cpu", "--dest", tmp_path / "engines", "--json")
     assert result.code == 0 and result.json["precision"] == "fp32"

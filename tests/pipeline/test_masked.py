@@ -1,5 +1,3 @@
-"""A decoder with an attention mask over `past + tokens`, as HuggingFace exports it, from `init` to answers."""
-
 import copy
 import re
 from pathlib import Path
@@ -30,7 +28,7 @@ def drafted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     write_masked_data(folder / "calibration.npz", 8, 1)
     spec = yaml.safe_load((folder / "model.yaml").read_text())
     assert spec["inputs"]["attention_mask"]["shape"] == MASK
-    assert spec["state"]["past_key_values.1.key"] == {"output": "present.1.key", "initial": 0}
+    assert spec["state"]["past_key_values.0.key"] == {"output": "present.0.key", "initial": 0}
     ends = {"batch": (1, 1, 4), "sequence_length": (1, 1, 8), "past_sequence_length": (0, 8, 40)}
     spec["dims"] = {name: dict(zip(("min", "opt", "max"), sizes, strict=True)) for name, sizes in ends.items()}
     data = {"sequence": "text", "steps": {"sequence_length": "step"}}
@@ -51,12 +49,12 @@ def built(drafted: dict[str, Any]) -> tuple[Path, Any]:
     return registry, enginesmith.build(write(drafted, "built", drafted["spec"]), registry=registry)
 
 
-def test_it_is_proven_on_steps(built: tuple[Path, Any]) -> None:
+def test_a_masked_model_is_proven_on_steps(built: tuple[Path, Any]) -> None:
     expected = {"fp32": "proven", "int8": "proven"}
     assert {item.entry.precision: item.entry.status for item in built[1].engines} == expected
 
 
-def test_a_pulled_engine_answers_a_padded_prompt_as_the_module_does(built, tmp_path) -> None:
+def test_a_pulled_engine_answers_a_padded_prompt_like_the_module(built, tmp_path) -> None:
     pulled = enginesmith.pull(f"{built[1].model}@1", registry=built[0], dest=tmp_path, precision="fp32")
     streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled), pulled.description)
     ids = np.random.default_rng(2).integers(VOCABULARY, size=(2, 6))
@@ -101,24 +99,24 @@ def test_a_mask_of_another_length_than_the_sum_is_refused(drafted: dict[str, Any
 
 
 @pytest.mark.parametrize(
-    ("name", "axis", "total", "told"),
+    ("name", "axis", "total", "message"),
     [
         ("attention_mask", 1, "past_sequence_length - 1", "must be a size from 1 up, the name of a dim"),
         ("attention_mask", 1, "2 * past_sequence_length + 1", "must be a sum of dims and of sizes from 1 up"),
         ("attention_mask", 1, "past_sequence_length + 0", "must be a sum of dims and of sizes from 1 up"),
-        ("attention_mask", 1, "1 + 2", "is a sum of sizes alone; write the number"),
-        ("attention_mask", 1, "batch + gone", "'batch + gone' has dim 'gone', which is no axis of any input"),
+        ("attention_mask", 1, "1 + 2", "is a sum of numbers only; write the total"),
+        ("attention_mask", 1, "batch + gone", "'batch + gone' has dim 'gone', which is not an axis of any input"),
         ("past_key_values.0.key", 2, "past_sequence_length + 1", "sizes of states are numbers and dims of their own"),
     ],
 )
-def test_a_sum_that_cannot_be_is_reported_with_its_key(drafted, name: str, axis: int, total: str, told: str) -> None:
+def test_an_impossible_sum_is_reported_with_its_key(drafted, name: str, axis: int, total: str, message: str) -> None:
     spec = copy.deepcopy(drafted["spec"])
     spec["inputs"][name]["shape"][axis] = total
-    with pytest.raises(SpecError, match=re.escape(told)):
+    with pytest.raises(SpecError, match=re.escape(message)):
         load_spec(write(drafted, "wrong", spec))
 
 
-def test_a_wrong_sum_ends_at_the_export_with_a_sentence(drafted: dict[str, Any]) -> None:
+def test_a_wrong_sum_stops_the_export_with_a_sentence(drafted: dict[str, Any]) -> None:
     spec = copy.deepcopy(drafted["spec"])
     spec["inputs"]["attention_mask"]["shape"][1] = "past_sequence_length + 1"
     with pytest.raises((DataError, SpecError), match=r"attention_mask"):

@@ -1,5 +1,3 @@
-"""What the command line says of bad input: which file, which value, and what to do."""
-
 import numpy as np
 import onnx
 import pytest
@@ -17,33 +15,33 @@ def said(project: Project) -> str:
     return result.err
 
 
-def test_a_model_of_an_old_opset_is_named_as_the_user_has_it(project: Project) -> None:
+def test_a_model_of_an_old_opset_has_the_users_name(project: Project) -> None:
     old = build("float[batch,8] x", "float[batch,8] logits", "logits = Relu(x)", {}, 5)
     onnx.save(old, project.folder / "tiny.onnx")
     assert said(project).startswith(f"error: {project.folder}/tiny.onnx: onnxruntime has no operator Relu of opset 5; ")
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "expected"),
     [
         ("golden.npz", "it holds label, z; the model wants x, and beside them label; "),
         ("calibration.npz", "it holds z; the model wants x; "),
     ],
 )
-def test_a_wrong_name_in_data_is_reported_with_both_names(project: Project, name: str, told: str) -> None:
+def test_a_wrong_name_in_data_is_reported_with_both_names(project: Project, name: str, expected: str) -> None:
     data = arrays(project.folder / name)
     np.savez(project.folder / name, **{"z" if key == "x" else key: array for key, array in sorted(data.items())})
-    assert f"{name} has no array 'x': {told}" in said(project)
+    assert f"{name} has no array 'x': {expected}" in said(project)
 
 
 @pytest.mark.parametrize("name", ["golden.npz", "calibration.npz"])
-def test_an_invalid_spec_file_says_what_to_run_instead(project: Project, name: str) -> None:
+def test_an_invalid_spec_file_names_the_right_command(project: Project, name: str) -> None:
     err = project.run("build", project.folder / name).err
     assert err.startswith(f"error: {project.folder}/{name}: is a ") and "`enginesmith init`" in err
     assert "codec" not in err and err.count("\n") == 1
 
 
-def test_a_disk_that_is_full_after_publication_says_what_is_missing(project, monkeypatch):
+def test_a_full_disk_after_publication_names_the_missing_part(project, monkeypatch):
     replace = FileStore.replace
 
     def full(self: FileStore, key: str, data: bytes, expected: bytes | None) -> bool:

@@ -1,5 +1,3 @@
-"""The main job with its registry in a bucket."""
-
 from pathlib import Path
 
 from blake3 import blake3

@@ -1,5 +1,3 @@
-"""Specs: what a good one gives, and one line per mistake in a bad one."""
-
 import math
 import typing
 from pathlib import Path
@@ -17,12 +15,12 @@ from tests.pipeline.projects import SPEC, Project
 
 def mistakes(project: Project, **parts: Any) -> list[str]:
     project.change_spec(**parts)
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as error:
         load_spec(project.spec)
-    return list(caught.value.lines)
+    return list(error.value.lines)
 
 
-def test_a_good_spec_is_read_with_its_groups_resolved(project: Project) -> None:
+def test_a_good_spec_is_read_with_its_groups_expanded(project: Project) -> None:
     project.change_spec(targets=["ampere", "l4", "cpu", "sm_80"], precisions=["int8", "fp32"])
     spec = load_spec(project.spec)
     assert [target.name for target in spec.target_list()] == ["sm_80", "sm_86", "l4", "cpu"]
@@ -35,7 +33,7 @@ def test_buckets_become_ranges_tuned_for_their_upper_edge(project: Project) -> N
     assert dim.buckets() == ((1, 2, 2), (3, 8, 8)) and dim.test_sizes() == (1, 2, 3, 8)
 
 
-def test_a_dim_may_take_multiples_alone_and_starts_at_the_first(project: Project) -> None:
+def test_a_dim_of_multiples_starts_at_the_first_one(project: Project) -> None:
     project.change_spec(dims={"batch": {"buckets": [8, 16], "multiple": 4}})
     (dim,) = load_spec(project.spec).named_dims()
     assert dim.buckets() == ((4, 8, 8), (12, 16, 16)) and list(dim.sizes) == [4, 8, 12, 16]
@@ -44,7 +42,7 @@ def test_a_dim_may_take_multiples_alone_and_starts_at_the_first(project: Project
     assert (dim.min, dim.opt, dim.max, dim.multiple) == (4, 8, 16, 4) and dim.words == "4..16 in steps of 4"
 
 
-def test_a_spec_without_multiples_is_written_as_before_they_came(project: Project) -> None:
+def test_a_spec_without_multiples_keeps_its_old_json(project: Project) -> None:
     project.change_spec(dims={"batch": {"min": 1, "opt": 4, "max": 8, "multiple": 1}})
     spec = load_spec(project.spec)
     assert spec.model_dump(mode="json")["dims"] == {"batch": {"min": 1, "opt": 4, "max": 8, "buckets": None}}
@@ -53,7 +51,7 @@ def test_a_spec_without_multiples_is_written_as_before_they_came(project: Projec
     assert load_spec(project.spec).model_dump(mode="json")["dims"]["batch"]["multiple"] == 4
 
 
-def test_one_pad_stands_for_all_dims_of_an_input_and_a_spec_without_is_written_as_before(project: Project) -> None:
+def test_one_pad_covers_all_dims_of_an_input_and_a_spec_without_keeps_its_json(project: Project) -> None:
     before = load_spec(project.spec).model_dump(mode="json")["inputs"]["x"]
     assert "pad" not in before
     project.change_spec(inputs={"x": {**before, "pad": "repeat"}})
@@ -61,16 +59,16 @@ def test_one_pad_stands_for_all_dims_of_an_input_and_a_spec_without_is_written_a
 
 
 @pytest.mark.parametrize(
-    ("pad", "wanted"),
+    ("pad", "message"),
     [
-        ({"n": 0}, "inputs.x.pad has dim 'n', which is no axis of 'x'; name one of"),
+        ({"n": 0}, "inputs.x.pad has dim 'n', which is not an axis of 'x'; name one of"),
         ({"batch": "wrap"}, "must be"),
         ({"batch": 1e39}, "inputs.x.pad is 1e+39, which float32 does not hold"),
     ],
 )
-def test_pads_that_no_server_can_keep_are_refused(project: Project, pad: Any, wanted: str) -> None:
+def test_impossible_pads_are_refused(project: Project, pad: Any, message: str) -> None:
     lines = mistakes(project, inputs={"x": {"dtype": "float32", "shape": ["batch", 8], "pad": pad}})
-    assert any(wanted in line for line in lines), lines
+    assert any(message in line for line in lines), lines
 
 
 def test_a_dim_is_padded_by_every_input_that_has_it(project: Project) -> None:
@@ -103,7 +101,7 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
 
 
 @pytest.mark.parametrize(
-    ("parts", "wanted"),
+    ("parts", "message"),
     [
         ({"modle": "x"}, "modle: unknown key; did you mean 'model'?"),
         ({"[x]": "x"}, "[x]: unknown key; known: "),
@@ -125,8 +123,8 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
         ({"dims": {}}, "inputs name dim 'batch', which dims does not define; add dims.batch.max"),
         ({"dims": {"batch": {"min": 1}}}, "dims.batch: has no max; compilers need one; add max, or buckets"),
         ({"dims": {"batch": {"min": 9, "max": 8}}}, "dims.batch: needs min <= opt <= max, found 9, 8, 8"),
-        ({"dims": {"batch": {"max": 9, "multiple": 4}}}, "takes multiples of 4 alone, which max 9 is not"),
-        ({"dims": {"batch": {"min": 1, "buckets": [4, 6], "multiple": 4}}}, "4 alone, which min 1, buckets 6 is not"),
+        ({"dims": {"batch": {"max": 9, "multiple": 4}}}, "accepts only multiples of 4; change max 9"),
+        ({"dims": {"batch": {"min": 1, "buckets": [4, 6], "multiple": 4}}}, "multiples of 4; change min 1, buckets 6"),
         ({"dims": {"batch": {"max": 8, "multiple": 0}}}, "dims.batch.multiple: 0: "),
         ({"dims": {"batch": {"buckets": [4, 2]}}}, "dims.batch: buckets must rise from min=1, found [4, 2]"),
         ({"dims": {"batch": {"max": 8}, "seq": {"max": 2}}}, "dims.seq is used by no input; remove it"),
@@ -137,12 +135,12 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
         ({"source": {"torch": "m.py:b", "onnx": "tiny.onnx"}}, "source: needs exactly one of torch, pt2, onnx; found"),
         ({"inputs": {"x": {"dtype": "float33", "shape": [1]}}}, "inputs.x.dtype: 'float33' is not known; did you mean"),
         ({"inputs": {"x": {"shape": [0, 8]}}}, "inputs.x.shape.0: 0: "),
-        ({"validation": {"canary": {"latency": {"p100": 0.1}}}}, "p100 is no quantile; use p50, p90, p99, p99.9"),
+        ({"validation": {"canary": {"latency": {"p100": 0.1}}}}, "p100 is not a quantile; use p50, p90, p99, p99.9"),
         ({"validation": {"canary": {"latency": {"p99": 0}}}}, "latency.p99 is 0.0; it must be a number, above 0"),
         ({"validation": {"canary": {"quality": {"scor": 0.1}}}}, "quality.scor: unknown key; did you mean 'score'?"),
         ({"validation": {"limits": {"int8": {"engine": {"argmax_agreement": 2}}}}}, "argmax_agreement: 2: must be 1"),
         ({"validation": {"limits": {"int8": {"engine": {"cosin": 0.9}}}}}, "cosin: unknown key; did you mean 'cosine'"),
-        ({"calibration": {"data": "calibration.npz", "percentile": 99.9}}, "method minmax has no percentile; remove"),
+        ({"calibration": {"data": "calibration.npz", "percentile": 99.9}}, "minmax accepts no percentile; remove"),
         ({"calibration": {"data": "a.npz:samples"}}, "calibration.data: 'a.npz:samples': must be a file, a folder, or"),
         ({"calibration": {"data": "gone.py:samples"}}, "calibration.data: 'gone.py' does not exist in"),
         ({"source": {"onnx": "folder"}}, "source.onnx: 'folder' is a folder; name the file in it"),
@@ -179,11 +177,11 @@ def test_names_that_yaml_reads_as_whole_numbers_are_names(project: Project) -> N
         ({"validation": {"contract": {"structured": {"logits": {"range": [1, 2, 3]}}}}}, "has 3 items; it takes 2"),
     ],
 )
-def test_each_mistake_is_a_line_with_key_value_and_remedy(project: Project, parts: Any, wanted: str) -> None:
+def test_each_mistake_is_a_line_with_key_value_and_remedy(project: Project, parts: Any, message: str) -> None:
     for name in ("folder", "folder.py"):
         (project.folder / name).mkdir()
     lines = mistakes(project, **parts)
-    assert any(wanted in line for line in lines), lines
+    assert any(message in line for line in lines), lines
     assert all(line.startswith(f"{project.spec}:") for line in lines)
     assert not any("default factory" in line for line in lines), "a default that follows from another mistake"
 
@@ -205,7 +203,7 @@ def test_each_mistake_is_a_line_with_key_value_and_remedy(project: Project, part
         ({"validation": {"contract": {"distributional": {"seeds": {"outputs": ["logits"], "vary": "z"}}}}}, "vary: z"),
     ],
 )
-def test_a_mistake_between_keys_points_at_the_line_of_the_one_concerned(project: Project, parts: Any, on: str) -> None:
+def test_a_mistake_between_keys_points_at_the_right_line(project: Project, parts: Any, on: str) -> None:
     (line,) = mistakes(project, **parts)
     number = int(line.removeprefix(f"{project.spec}:").split(":")[0])
     assert project.spec.read_text().splitlines()[number - 1].strip().startswith(on), line
@@ -218,7 +216,7 @@ PYDANTICS = ("input should", "valid ", "tuple", "dictionary", "instance of", "pa
     "value",
     [None, True, 1, 1.5, "text", [], ["x"], [[1]], {}, {"a": None}, {"a": [True]}, math.inf, math.nan, "\0\x85"],
 )
-def test_no_word_of_pydantics_or_pythons_reaches_whoever_writes_a_spec(project: Project, value: Any) -> None:
+def test_errors_contain_no_message_of_pydantic_or_python(project: Project, value: Any) -> None:
     keys = [[key] for key in ModelSpec.model_fields]
     keys += [[key, inner] for key, field in ModelSpec.model_fields.items() for inner in _below(field.annotation)]
     keys += [["inputs", "x"], ["inputs", "x", "shape"], ["inputs", "x", "dtype"], ["dims", "batch", "buckets"]]
@@ -240,7 +238,7 @@ def _below(annotation: Any) -> list[str]:
     return [key for member in members for key in getattr(member, "model_fields", ())]
 
 
-def test_several_mistakes_come_together_with_their_line_numbers(project: Project) -> None:
+def test_several_mistakes_are_reported_together_with_their_lines(project: Project) -> None:
     lines = mistakes(project, modle="x", precisions=["fp31"], inputs={"x": {"shape": ["batch", 8], "dtyp": "float32"}})
     assert len(lines) == 3
     text = project.spec.read_text().splitlines()
@@ -254,7 +252,7 @@ HALVES = {"key": b'inputs: {"\\ud800": 1}', "item": b'outputs: ["a\\ud800"]', "u
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "wanted"),
+    ("name", "data", "message"),
     [
         ("empty", b"", "holds nothing"),
         ("list", b"- a\n- b\n", "holds a list"),
@@ -275,14 +273,14 @@ HALVES = {"key": b'inputs: {"\\ud800": 1}', "item": b'outputs: ["a\\ud800"]', "u
         ("a.safetensors", b"{}", "is a file of a model, and not a spec; .* as source.weights"),
     ],
 )
-def test_files_that_cannot_be_specs(tmp_path: Path, name: str, data: bytes, wanted: str) -> None:
+def test_impossible_spec_files_are_refused(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(SpecError, match=wanted) as caught:
+    with pytest.raises(SpecError, match=message) as error:
         load_spec(tmp_path / name)
-    assert len(caught.value.lines) == 1 and "codec" not in str(caught.value)
+    assert len(error.value.lines) == 1 and "codec" not in str(error.value)
 
 
-def test_a_spec_that_is_no_file_says_so(tmp_path: Path) -> None:
+def test_a_missing_spec_file_is_reported(tmp_path: Path) -> None:
     for name, expected in {"gone": "no such file", "gone.onnx": "no such file", ".": "is a folder"}.items():
         with pytest.raises(SpecError, match=expected):
             load_spec(tmp_path / name)
@@ -302,7 +300,7 @@ def test_the_schema_accepts_good_specs_and_knows_every_key() -> None:
 @pytest.mark.parametrize(
     "spec", sorted((Path(__file__).parents[2] / "examples").glob("*/*.yaml")), ids=lambda p: p.name
 )
-def test_both_parsers_read_ordinary_specs_alike(spec):
+def test_both_parsers_read_ordinary_specs_equally(spec):
     def flat(node: yaml.Node) -> object:
         if isinstance(node, yaml.MappingNode):
             return [(flat(key), flat(value)) for key, value in node.value]
@@ -315,7 +313,7 @@ def test_both_parsers_read_ordinary_specs_alike(spec):
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "{a: " * 1000, "a: [\n", "a: b: c"])
-def test_what_is_deep_or_wrong_is_left_to_the_careful_parser(text):
+def test_deep_or_wrong_specs_use_the_careful_parser(text):
     assert _quickly_composed(text) is None
 
 

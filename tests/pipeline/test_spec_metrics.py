@@ -1,5 +1,3 @@
-"""Task metrics in a spec: each name, several of them, what decides, and one line per mistake."""
-
 from typing import Any
 
 import pytest
@@ -21,9 +19,9 @@ def with_metric(project: Project, metric: Any, labels: str | None = "label") -> 
 
 
 def mistakes(project: Project, metric: Any, labels: str | None = "label") -> list[str]:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as error:
         with_metric(project, metric, labels)
-    return [line.removeprefix(f"{project.spec}:").partition(": ")[2] for line in caught.value.lines]
+    return [line.removeprefix(f"{project.spec}:").partition(": ")[2] for line in error.value.lines]
 
 
 def test_the_simplest_metric_is_one_accuracy(project: Project) -> None:
@@ -45,15 +43,15 @@ def test_several_metrics_are_read_in_order_and_survive_json(project: Project) ->
 
 
 @pytest.mark.parametrize(
-    ("labels", "against", "wanted"),
+    ("labels", "against", "expected"),
     [("label", None, "labels"), (None, None, "original"), ("label", "original", "original")],
 )
-def test_labels_count_where_they_are_given_unless_the_original_is_named(project, labels, against, wanted) -> None:
+def test_given_labels_count_unless_the_original_is_named(project, labels, against, expected) -> None:
     (result,) = metrics_of(with_metric(project, CTC | ({"against": against} if against else {}), labels))
-    assert result.against == wanted
+    assert result.against == expected
 
 
-def test_vectors_are_compared_with_the_originals_whatever_is_labelled(project: Project) -> None:
+def test_vectors_are_compared_with_the_originals_despite_labels(project: Project) -> None:
     (result,) = metrics_of(with_metric(project, {"name": "embeddings", "output": "logits", "floor": 0.9}))
     assert result.against == "original"
 
@@ -62,7 +60,7 @@ def test_vectors_are_compared_with_the_originals_whatever_is_labelled(project: P
     ("decides", "lifted"),
     [(False, ""), (True, "fp16 bf16 fp8 int8 int8-dynamic int4"), (["fp32", "int8"], "fp32 int8"), ([], "")],
 )
-def test_a_metric_decides_for_reduced_precisions_or_those_named(project: Project, decides: Any, lifted: str) -> None:
+def test_a_metric_decides_for_reduced_or_named_precisions(project: Project, decides: Any, lifted: str) -> None:
     spec = with_metric(project, {**CTC, "decides": decides})
     precisions = ("fp32", "fp16", "bf16", "fp8", "int8", "int8-dynamic", "int4")
     assert [name for name in precisions if metrics_of(spec, name)[0].decides] == lifted.split()
@@ -70,7 +68,7 @@ def test_a_metric_decides_for_reduced_precisions_or_those_named(project: Project
 
 
 @pytest.mark.parametrize(
-    ("metric", "wanted"),
+    ("metric", "message"),
     [
         ({**CTC, "name": "CTC"}, ["golden.metric: metric 'CTC' is not known; did you mean 'ctc'?"]),
         ({**CTC, "blnk": 1}, ["golden.metric.blnk: unknown key; did you mean 'blank'?"]),
@@ -100,13 +98,13 @@ def test_a_metric_decides_for_reduced_precisions_or_those_named(project: Project
         ("ctc", ["golden.metric: 'ctc': must be a mapping of keys to values"]),
     ],
 )
-def test_each_mistake_is_a_line_of_its_own(project: Project, metric: Any, wanted: list[str]) -> None:
+def test_each_mistake_is_a_line_of_its_own(project: Project, metric: Any, message: list[str]) -> None:
     actual = mistakes(project, metric)
-    assert len(actual) == len(wanted), actual
-    assert all(any(text in line for line in actual) for text in wanted), actual
+    assert len(actual) == len(message), actual
+    assert all(any(text in line for line in actual) for text in message), actual
 
 
-def test_metrics_that_need_labels_are_refused_without(project: Project) -> None:
+def test_metrics_that_need_labels_are_refused_without_labels(project: Project) -> None:
     (line,) = mistakes(project, {"output": "logits", "floor": 0.9}, None)
     assert "metric accuracy needs labels; name the array that holds them, or take top_k" in line
     (line,) = mistakes(project, {**CTC, "against": "labels"}, None)

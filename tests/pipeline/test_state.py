@@ -1,5 +1,3 @@
-"""Models with state, from a spec to the answers of a pulled engine, step after step."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -32,7 +30,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return folder, enginesmith.build(path, registry=folder.parent / "registry")
 
 
-def test_engines_are_proven_step_by_step_and_free_running(built: tuple[Path, Any]) -> None:
+def test_a_stateful_engine_is_proven_step_by_step_and_free_running(built: tuple[Path, Any]) -> None:
     folder, outcome = built
     assert {item.entry.precision: item.entry.status for item in outcome.engines} == {"fp32": "proven", "int8": "proven"}
     place = folder.parent / "registry" / "models" / outcome.model / "versions" / outcome.version
@@ -55,7 +53,7 @@ def test_engines_are_proven_step_by_step_and_free_running(built: tuple[Path, Any
     assert all({result["stage"] for result in row["free_running"]} >= {"export", "engine"} for row in rows)
 
 
-def test_a_pulled_engine_answers_sequences_as_the_model_does(built: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_pulled_engine_answers_sequences_like_the_model(built: tuple[Path, Any], tmp_path: Path) -> None:
     folder, outcome = built
     pulled = enginesmith.pull(
         f"{outcome.model}@1", registry=folder.parent / "registry", dest=tmp_path, precision="fp32"
@@ -64,11 +62,11 @@ def test_a_pulled_engine_answers_sequences_as_the_model_does(built: tuple[Path, 
     streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled), pulled.description)
     (state,) = load_spec(folder / "model.yaml").states()
     x = arrays(folder / "golden.npz")["x"]
-    held = np.zeros({"h": (1, 3, 16), "past": (3, 0, 8)}[state.input], np.float32)
+    states = np.zeros({"h": (1, 3, 16), "past": (3, 0, 8)}[state.input], np.float32)
     for step in range(8):
         rows = np.stack([x[step], x[12 + step], x[24 + step]])
-        expected = source({"x": rows, state.input: held})
-        held = expected[state.output]
+        expected = source({"x": rows, state.input: states})
+        states = expected[state.output]
         np.testing.assert_allclose(streams.run({"x": rows})["y"], expected["y"], atol=1e-5)
 
 
@@ -90,6 +88,7 @@ def replayed_verdict(registry: Path, model: str, traffic: Path) -> str:
     return run_canary(open_store(registry), expected, lambda _: None).report.verdict
 
 
+@pytest.mark.slow
 def test_a_canary_compares_recorded_steps_with_their_states(built: tuple[Path, Any], tmp_path: Path) -> None:
     folder, outcome = built
     registry = folder.parent / "registry"
@@ -106,7 +105,7 @@ def test_a_canary_compares_recorded_steps_with_their_states(built: tuple[Path, A
     assert len(steps) == 12 and all(line["ok"] and not line["flipped"] for line in steps)
 
 
-def test_its_golden_set_shows_its_sequences(built: tuple[Path, Any]) -> None:
+def test_show_lists_the_golden_sets_sequences(built: tuple[Path, Any]) -> None:
     folder, outcome = built
     store = open_store(str(folder.parent / "registry"))
     shown = describe_golden(store, golden_of(store, f"{outcome.model}@1"))
@@ -114,7 +113,7 @@ def test_its_golden_set_shows_its_sequences(built: tuple[Path, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "path", "value", "told"),
+    ("spec", "path", "value", "message"),
     [
         (RECURRENT, "state/h/initial", None, "state.h.initial"),
         (RECURRENT, "state/g", {"output": "hn", "initial": 0}, "state 'g' is not one of the inputs ['x', 'h']"),
@@ -134,19 +133,19 @@ def test_its_golden_set_shows_its_sequences(built: tuple[Path, Any]) -> None:
         (RECURRENT, "state/h/initial", 1e39, "state 'h' is float32, which does not hold 1e+39"),
     ],
 )
-def test_mismatches_are_reported_with_their_key(spec, path, value, told, tmp_path):
-    assert_refused(write_stateful(tmp_path / "project", change(spec, path, value)), told)
+def test_mismatches_are_reported_with_their_key(spec, path, value, message, tmp_path):
+    assert_refused(write_stateful(tmp_path / "project", change(spec, path, value)), message)
 
 
 @pytest.mark.parametrize(
-    ("node", "width", "told"),
+    ("node", "width", "message"),
     [
         ("wide = Cast <to = 11> (hn)", 16, "state.h is float32, and 'wide' is float64"),
         ("twice = Concat <axis = 2> (hn, hn)", 32, "'twice' is [1, batch, 32]"),
         ("same = Identity(h)", 16, "output 'same' is the input itself, handed on"),
     ],
 )
-def test_an_output_that_its_input_cannot_take_is_refused(node: str, width: int, told: str, tmp_path: Path) -> None:
+def test_an_output_that_does_not_fit_its_input_is_refused(node: str, width: int, message: str, tmp_path: Path) -> None:
     output = node.partition(" ")[0]
     spec = change(change(RECURRENT, "state/h/output", output), "outputs", ["y", output])
     path = write_stateful(tmp_path / "project", spec)
@@ -155,22 +154,22 @@ def test_an_output_that_its_input_cannot_take_is_refused(node: str, width: int, 
     model.graph.node.append(onnx.parser.parse_node(node))
     model.graph.output[1].CopyFrom(onnx.helper.make_tensor_value_info(output, kind, [1, "batch", width]))
     onnx.save(model, path.parent / "model.onnx")
-    assert_refused(path, told, EnginesmithError)
+    assert_refused(path, message, EnginesmithError)
 
 
-def test_sequences_beyond_the_bound_of_a_cache_are_refused(tmp_path: Path) -> None:
+def test_sequences_beyond_a_caches_limit_are_refused(tmp_path: Path) -> None:
     path = write_stateful(tmp_path / "project", change(CACHED, "dims/length", {"min": 0, "max": 8}))
-    assert_refused(path, "'past' has come to length=9, and the model takes at most 8", EnginesmithError)
+    assert_refused(path, "'past' has reached length=9, but the model accepts at most 8", EnginesmithError)
 
 
-def test_data_that_holds_the_state_is_refused(tmp_path: Path) -> None:
+def test_data_with_the_state_is_refused(tmp_path: Path) -> None:
     path = write_stateful(tmp_path / "project", RECURRENT)
     golden = arrays(path.parent / "golden.npz")
     np.savez(path.parent / "golden.npz", **golden, h=np.zeros((36, 1, 16), np.float32))
     assert_refused(path, "array 'h' that nothing asks for")
 
 
-def test_without_data_the_steps_are_random_and_the_states_are_the_models(tmp_path: Path) -> None:
+def test_without_data_inputs_are_random_and_states_come_from_the_model(tmp_path: Path) -> None:
     spec = {key: value for key, value in CACHED.items() if key not in ("golden", "calibration")}
     path = write_stateful(tmp_path / "project", {**spec, "precisions": ["fp32"]})
     outcome = enginesmith.build(path, registry=tmp_path / "registry")
@@ -194,27 +193,27 @@ def test_labels_stay_with_their_steps(tmp_path: Path) -> None:
     assert [item.entry.status for item in outcome.engines] == ["proven"]
 
 
-def test_a_spec_without_state_is_written_as_before(tmp_path: Path) -> None:
+def test_a_spec_without_state_keeps_its_json(tmp_path: Path) -> None:
     spec = {key: value for key, value in RECURRENT.items() if key not in ("golden", "calibration", "state")}
     path = write_stateful(tmp_path / "project", {**spec, "precisions": ["fp32"]})
     assert "state" not in load_spec(path).model_dump()
 
 
 @pytest.mark.parametrize(
-    ("clip", "told"),
+    ("clip", "message"),
     [
         (np.arange(36) % 3, "'clip' has 0 from step 0 and again from step 3"),
         (np.arange(36), "the sequences have one step each"),
         (np.zeros((36, 2), int), "array 'clip' has the shape (36, 2)"),
     ],
 )
-def test_sequences_that_hand_no_state_on_are_refused(clip: Any, told: str, tmp_path: Path) -> None:
+def test_sequences_that_carry_no_state_are_refused(clip: Any, message: str, tmp_path: Path) -> None:
     path = write_stateful(tmp_path / "project", RECURRENT)
     np.savez(path.parent / "golden.npz", x=arrays(path.parent / "golden.npz")["x"], clip=clip)
-    assert_refused(path, told, EnginesmithError)
+    assert_refused(path, message, EnginesmithError)
 
 
-def test_a_state_in_float16_is_handed_on_by_a_graph_in_float16(tmp_path: Path) -> None:
+def test_a_float16_graph_carries_a_float16_state(tmp_path: Path) -> None:
     spec = change(RECURRENT, "inputs/h/dtype", "float16")
     path = write_stateful(tmp_path / "project", {**spec, "precisions": ["fp16"]})
     model = onnx.load(path.parent / "model.onnx")

@@ -1,5 +1,3 @@
-"""Ensembles with state, from their specs to the answers of pulled engines, step after step."""
-
 import json
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     return folder, enginesmith.build(write_stateful_ensemble(folder / "project"), registry=folder / "registry")
 
 
-def test_the_whole_is_proven_step_by_step_and_free_running(built: tuple[Path, Outcome]) -> None:
+def test_the_ensemble_is_proven_step_by_step_and_free_running(built: tuple[Path, Outcome]) -> None:
     folder, outcome = built
     expected = {"fp32": "proven", "int8": "proven"}
     assert {engine.entry.precision: engine.entry.status for engine in outcome.engines} == expected
@@ -61,7 +59,7 @@ def test_each_graph_is_proven_on_its_inputs_in_use(built: tuple[Path, Outcome]) 
     assert (golden["decoder"]["sequence"], golden["decoder"]["steps"]) == ("sequence number", {"tokens": "step number"})
 
 
-def test_streams_of_a_pulled_ensemble_answer_as_the_models_do(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+def test_streams_of_a_pulled_ensemble_answer_like_the_models(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     folder, _ = built
     pulled = enginesmith.pull("told:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
     runs = list[str]()
@@ -87,12 +85,12 @@ def test_streams_of_a_pulled_ensemble_answer_as_the_models_do(built: tuple[Path,
     expected = decoder({"x": x[[2, 0]], "memory": memory[[2, 0]], "past": past[[2, 0]]})
     np.testing.assert_allclose(streams.run({"decoder.x": x[[2, 0]]})["decoder.y"], expected["y"], atol=1e-5)
     streams.run({"decoder.x": x[[2, 0]]})
-    with pytest.raises(DataError, match=r"state 'decoder\.past' has come to decoder\.length=9, and the model takes at"):
+    with pytest.raises(DataError, match=r"state 'decoder\.past' has reached decoder\.length=9, but the model accepts"):
         for _ in range(3):
             streams.run({"decoder.x": x[[2, 0]]})
 
 
-def test_a_second_run_and_a_plan_find_everything_on_record(built: tuple[Path, Outcome]) -> None:
+def test_a_second_run_and_a_plan_find_all_records(built: tuple[Path, Outcome]) -> None:
     folder, _ = built
     path, registry = folder / "project" / "told.yaml", folder / "registry"
     assert enginesmith.build(path, registry=registry).cached
@@ -100,7 +98,7 @@ def test_a_second_run_and_a_plan_find_everything_on_record(built: tuple[Path, Ou
     assert [unit.action for unit in result.units] == ["cached", "cached"]
 
 
-def test_an_error_that_is_handed_on_fails_where_single_steps_pass(built: tuple[Path, Outcome], tmp_path: Path) -> None:
+def test_a_carried_error_fails_although_single_steps_pass(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     """The decoder's engine gives a cache that is two percent off: its other output shows that in later steps."""
     store = open_store(str(built[0] / "registry"))
     request = with_fault(ask_proof(store, tmp_path, "told", "fp32"), store, tmp_path, "decoder", "present", 1.02)
@@ -109,6 +107,7 @@ def test_an_error_that_is_handed_on_fails_where_single_steps_pass(built: tuple[P
     assert result["golden"].passed and not result["free running"].passed and (result["free running"].value or 99) < 60
 
 
+@pytest.mark.slow
 def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(built, tmp_path):
     registry, golden = built[0] / "registry", arrays(built[0] / "project" / "golden.npz")
     pulled = enginesmith.pull("told@1", registry=registry, dest=tmp_path, precision="fp32")
@@ -121,7 +120,7 @@ def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(built, t
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "told"),
+    ("path", "value", "message"),
     [
         ("golden/sequence", "gone", "no array 'gone'"),
         ("golden/sequence", "decoder.x", "array 'decoder.x' is an input of the whole"),
@@ -135,17 +134,17 @@ def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(built, t
         ),
     ],
 )
-def test_keys_that_state_forbids_are_reported(path: str, value: Any, told: str, tmp_path: Path) -> None:
+def test_keys_that_contradict_state_are_reported(path: str, value: Any, message: str, tmp_path: Path) -> None:
     spec = change(TOLD, path, value)
     if path == "functions":
         spec = change(spec, "connections/f.a", "begun")
-    written = write_stateful_ensemble(tmp_path / "project", spec)
-    (written.parent / "reader.py").write_text("def crop(a):\n    return {'b': a}\n")
-    assert_refused(written, told, EnginesmithError)
+    place = write_stateful_ensemble(tmp_path / "project", spec)
+    (place.parent / "reader.py").write_text("def crop(a):\n    return {'b': a}\n")
+    assert_refused(place, message, EnginesmithError)
 
 
 def test_sequences_without_a_state_are_refused(tmp_path: Path) -> None:
     stateless = {key: value for key, value in DECODER.items() if key != "state"}
     stateless["dims"] = {**DECODER["dims"], "length": {"min": 1, "opt": 4, "max": 8}}
-    written = write_stateful_ensemble(tmp_path / "none", decoder=stateless)
-    assert_refused(written, "golden.sequence is for ensembles with state, and no graph has one")
+    path = write_stateful_ensemble(tmp_path / "none", decoder=stateless)
+    assert_refused(path, "golden.sequence is for ensembles with state, and no graph has one")

@@ -1,5 +1,3 @@
-"""Every step's process has a limit on its time, and the error names the step, the limit and the key to raise."""
-
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -59,7 +57,7 @@ KEYS = {"merge": "timeouts.calibration_s", "choose": "timeouts.quantization_s", 
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_the_time_of_every_step_is_the_specs(project: Project, tmp_path: Path, step: str) -> None:
+def test_each_steps_time_limit_comes_from_the_spec(project: Project, tmp_path: Path, step: str) -> None:
     project.change_spec(timeouts=LIMITS, build={"timeout_s": 17}, validation=LATENCY)
     jobs: list[Job] = []
 

@@ -7,6 +7,7 @@ python -m tests.simulation --planted           each planted bug, until a seed sh
 """
 
 import argparse
+import ast
 import ctypes
 import gc
 import hashlib
@@ -66,15 +67,26 @@ class Progress:
 
 
 def digest_of_sources() -> str:
-    """Digest of all modules of this tree that are loaded, which are those that a seed runs, without those that only
-    start the seeds or plant bugs."""
+    """Digest of the code, without docstrings and comments, of all modules of this tree that are loaded, which are those
+    that a seed runs, without those that only start the seeds or plant bugs."""
     beside = {"__main__", __name__, "tests.simulation.mutants"}
     names = [name for name in sys.modules if name.partition(".")[0] in (*ROOMS, "tests") and name not in beside]
     files = {name: sys.modules[name].__file__ for name in sorted(names)}
     digest = hashlib.sha256()
     for name, file in files.items():
-        digest.update(f"{name}\n".encode() + (Path(file).read_bytes() if file else b""))
+        digest.update(f"{name}\n{_read_code(Path(file)) if file else ''}\n".encode())
     return digest.hexdigest()[:16]
+
+
+def _read_code(file: Path) -> str:
+    """The syntax tree of a module, without docstrings and comments."""
+    tree = ast.parse(file.read_bytes())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and ast.get_docstring(
+            node
+        ):
+            node.body = node.body[1:]
+    return ast.dump(tree)
 
 
 def main() -> int:
@@ -84,23 +96,23 @@ def main() -> int:
     parser.add_argument(
         "--planted", nargs="?", const="", metavar="TEXT", help="look for the planted bugs whose names have this text"
     )
-    given = parser.parse_args()
+    options = parser.parse_args()
     for indexed in (False, True):  # before a bug is planted
         beginning(indexed)
-    if given.planted is not None:
-        return find_planted(given.planted, given.first or 0, given.end if given.end != 1_000_000 else 10_000)
-    if given.first is not None:
-        return run_seeds(Progress("", next=given.first), given.end, None)
+    if options.planted is not None:
+        return find_planted(options.planted, options.first or 0, options.end if options.end != 1_000_000 else 10_000)
+    if options.first is not None:
+        return run_seeds(Progress("", next=options.first), options.end, None)
     begun = Progress.read(STATE, digest_of_sources())
     if begun.earlier and not begun.next:
         print(f"other sources passed earlier, which does not count for these: {begun.earlier[-1]}")
-    print(f"seeds {begun.next} to {given.end} on sources {begun.sources}, commit {begun.commit}", flush=True)
-    return run_seeds(begun, given.end, STATE)
+    print(f"seeds {begun.next} to {options.end} on sources {begun.sources}, commit {begun.commit}", flush=True)
+    return run_seeds(begun, options.end, STATE)
 
 
 def run_seeds(begun: Progress, end: int, state: Path | None) -> int:
     """Run seeds on all cores, and print each failure; 1 if there was one, in this call or before."""
-    done, began, said = begun, time.monotonic(), 0.0
+    done, began, rate_text = begun, time.monotonic(), 0.0
     with _pool() as pool:
         parts = ((start, min(start + _PART, end)) for start in range(begun.next, end, _PART))
         for last, failures in pool.imap(_run_part, parts):
@@ -110,8 +122,8 @@ def run_seeds(begun: Progress, end: int, state: Path | None) -> int:
             if state is not None:
                 done.write(state)
             passed_s = time.monotonic() - began
-            if sys.stderr.isatty() or passed_s > said + _LINE_S:
-                said, rate = passed_s, (last - begun.next) / passed_s
+            if sys.stderr.isatty() or passed_s > rate_text + _LINE_S:
+                rate_text, rate = passed_s, (last - begun.next) / passed_s
                 line = f"{last} seeds, {len(done.failed)} failed, {rate:.0f} per second, {(end - last) / rate:.0f} s"
                 start, stop = ("\r", " left ") if sys.stderr.isatty() else ("", " left\n")
                 print(f"{start}{line}", end=stop, file=sys.stderr, flush=True)
@@ -147,25 +159,25 @@ def show(failure: Failure) -> None:
 
 def find_planted(text: str, first: int, end: int) -> int:
     """Look for each planted bug whose name has a text, seed by seed; 1 if one is not found."""
-    wanted = [(name, first, end) for name in MUTANTS if text in name]
+    planted = [(name, first, end) for name in MUTANTS if text in name]
     missed = 0
     with _pool() as pool:
-        for name, seed in pool.imap_unordered(_find_one, wanted):
+        for name, seed in pool.imap_unordered(_find_one, planted):
             missed += seed is None
             print(f"{'not found' if seed is None else f'seed {seed}':>10}  {name}", flush=True)
     return min(missed, 1)
 
 
-def _find_one(wanted: tuple[str, int, int]) -> tuple[str, int | None]:
+def _find_one(state: tuple[str, int, int]) -> tuple[str, int | None]:
     """A planted bug's name, and the first seed that shows it."""
-    name, first, end = wanted
+    name, first, end = state
     for seed in range(first, end):
         if seed % _PART == 0:
             gc.collect()
         with MUTANTS[name]():
-            found = run_seed(seed)
+            trace = run_seed(seed)
         # A program that is wrong in itself shows nothing, nor does a bug that nobody planted.
-        if found and not re.search(r"(Type|Attribute|Name|Recursion)Error", found.why) and not run_seed(seed):
+        if trace and not re.search(r"(Type|Attribute|Name|Recursion)Error", trace.why) and not run_seed(seed):
             return name, seed
     return name, None
 

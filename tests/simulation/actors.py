@@ -90,9 +90,9 @@ class Registry:
             manifest = lookup.load(self.store, MODEL, version)
             which = (MODEL, version, manifest.digest)
             file, at = digest_of_bytes(ATTACHED), "2026-01-02T00:00:00+00:00"
-            found = Attachment("cache.bin", "cache", *which, file, len(ATTACHED), "ada", at)
+            attachment = Attachment("cache.bin", "cache", *which, file, len(ATTACHED), "ada", at)
             path: Any = SimpleNamespace(read_bytes=lambda: ATTACHED)
-            return add_attachment(self.store, manifest, found, path)[0].digest
+            return add_attachment(self.store, manifest, attachment, path)[0].digest
 
         return self.world.call(f"attach to {version}", work)
 
@@ -192,10 +192,10 @@ class Registry:
         """Verify all, and mend what is found."""
 
         def work() -> tuple[str, ...]:
-            found = verify(self.store)
-            repair(self.store, found)
+            verification = verify(self.store)
+            repair(self.store, verification)
             return tuple(
-                f"{item.kind} {item.what}" for item in found.problems if item.fault or item.kind == "unsettled"
+                f"{item.kind} {item.what}" for item in verification.problems if item.fault or item.kind == "unsettled"
             )
 
         return self.world.call("verify --repair", work)
@@ -291,12 +291,12 @@ class Registry:
     def advance(self) -> Call:
         """One look of a controller at all that runs."""
 
-        said: list[str] = []
+        messages: list[str] = []
         call = self.world.call(
-            "controller looks", lambda: (RolloutFollower(self.store, None, said.append).look(), said)
+            "controller looks", lambda: (RolloutFollower(self.store, None, messages.append).look(), messages)
         )
         for ended in ("done", "halted", "aborted"):
-            if any(line.startswith(f"{MODEL}:stable: {ended}:") for line in said):
+            if any(line.startswith(f"{MODEL}:stable: {ended}:") for line in messages):
                 self._took_effect(call, "stable", lambda state, ended=ended: _is(state, ended))
         return call
 

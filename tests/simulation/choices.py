@@ -34,23 +34,23 @@ def shorten(script: Sequence[int], still_fails: Callable[[Sequence[int]], bool])
 
     Delta debugging: Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", 2002.
     """
-    kept = [place for place, value in enumerate(script) if value]
+    kept_places = [place for place, value in enumerate(script) if value]
 
     def expand(places: Sequence[int]) -> list[int]:
-        wanted = set(places)
-        return [value if place in wanted else 0 for place, value in enumerate(script)]
+        place_set = set(places)
+        return [value if place in place_set else 0 for place, value in enumerate(script)]
 
-    size = max(1, len(kept) // 2)
-    while kept:
+    size = max(1, len(kept_places) // 2)
+    while kept_places:
         start, shorter = 0, False
-        while start < len(kept):
-            rest = kept[:start] + kept[start + size :]
+        while start < len(kept_places):
+            rest = kept_places[:start] + kept_places[start + size :]
             if still_fails(expand(rest)):
-                kept, shorter = rest, True
+                kept_places, shorter = rest, True
             else:
                 start += size
         if size == 1 and not shorter:
             break
         size = max(1, size // 2)
-    found = expand(kept)
-    return found[: max(kept, default=-1) + 1]
+    shorter_script = expand(kept_places)
+    return shorter_script[: max(kept_places, default=-1) + 1]

@@ -57,10 +57,10 @@ class Folder:
         current = self.path and self.path / "current"
         if not current or not os.path.lexists(current):
             return
-        found = sorted(current.glob("*.json"))
-        if len(found) != 1:
-            raise Violation(f"a watched folder has {len(found)} descriptions")
-        described = json.loads(found[0].read_bytes())
+        paths = sorted(current.glob("*.json"))
+        if len(paths) != 1:
+            raise Violation(f"a watched folder has {len(paths)} descriptions")
+        described = json.loads(paths[0].read_bytes())
         engine = current / described["file"]
         if not engine.is_file() or digest_of_file(engine) != described["digest"]:
             raise Violation(f"a watched folder has no whole engine of {described['version']}")

@@ -44,7 +44,7 @@ def _all(*patches: AbstractContextManager[Any]) -> Iterator[None]:
 
 
 def _everywhere(name: str, value: object, *owners: object) -> Mutant:
-    return lambda: _all(*(mock.patch.object(owner, name, value) for owner in owners if hasattr(owner, name)))
+    return lambda: _all(*(mock.patch.object(owner, name, value) for owner in owners))
 
 
 def _blind_change(part: str) -> Mutant:
@@ -82,8 +82,8 @@ def _counts_as_made(*fields: str) -> Mutant:
 
         def noted(data: bytes | None) -> bytes | None:
             seen.append(data)
-            made: bytes | None = make(data)
-            return made
+            new_data: bytes | None = make(data)
+            return new_data
 
         def contained(stored: bytes | None, written: bytes) -> bool:
             return values(seen[-1]) == values(written) or bool(contains(stored, written))
@@ -99,9 +99,8 @@ _SAME = base.change.__defaults__[0]  # type: ignore[index]
 _CHANGE = base.change
 _FIND_GARBAGE = sweep.find_garbage
 _READ_STATE, _UPDATE_STATE = leases.read_state, leases.update_state
-_TAKE_LEASE = leases.take_lease
-_COPY_VERSION = mirror._copy_version
-_POINT = channels.point
+_TAKE_LEASE, _TOMBSTONE = leases.take_lease, leases.Tombstone
+_COPY_VERSION, _POINT = mirror._copy_version, channels.point
 _RENEW = sweep.Claim.begin_generation
 _SECURE = leases.Guard.secure
 
@@ -116,9 +115,9 @@ def _create_over(self: SimulatedStore, key: str, data: bytes) -> bool:
     return self._write(f"PUT {key}", lambda: self._set(key, data) or True, key, data)
 
 
-def _take_any(known: Any, names: Any) -> Any:
-    going = {name: known.waiting.get(name, mark) for name, mark in names.items()}
-    return leases.MarkShard({n: m for n, m in known.waiting.items() if n not in going}, {**known.going, **going})
+def _take_any(state: Any, names: Any) -> Any:
+    going = {name: state.waiting.get(name, mark) for name, mark in names.items()}
+    return leases.MarkShard({n: m for n, m in state.waiting.items() if n not in going}, {**state.going, **going})
 
 
 def _due_at_once(self: Any) -> Any:
@@ -142,11 +141,11 @@ def _for_another(work: str, *, with_mine: bool = True) -> Mutant:
         if not change.__qualname__.startswith(work):
             return _UPDATE_STATE(store, change)
         if not with_mine:
-            return _UPDATE_STATE(store, lambda known: change(sweep.without_sweeper(known)))
+            return _UPDATE_STATE(store, lambda state: change(sweep.without_sweeper(state)))
         mine = inspect.getclosurevars(change).nonlocals["self"].sweeper
-        return _UPDATE_STATE(store, lambda known: change(replace(known, sweeper=mine)))
+        return _UPDATE_STATE(store, lambda state: change(replace(state, sweeper=mine)))
 
-    return _attribute(sweep, "update_state", update)
+    return _attribute(leases, "update_state", update)
 
 
 def _publish_first(self: Any, shards: Any) -> Any:
@@ -194,7 +193,7 @@ def _without_channels(self: Any, state: Any, history: Any, moves: int) -> None:
 
 def _change_any_rollout(store: Any, before: Any, after: Any) -> Any:
     return channel_state.change_channel(
-        store, before.model, before.channel, lambda known: replace(known, rollout=after)
+        store, before.model, before.channel, lambda state: replace(state, rollout=after)
     )
 
 
@@ -204,11 +203,11 @@ def _serving_anything(serving: Any, manifest: Any, channel: str) -> Any:
 
 
 def _begin_before_the_mark(guard: Any, model: str, channel: str, make: Any) -> Any:
-    def begin(known: Any) -> Any:
-        return channel_writes.with_snapshots(guard, replace(known, rollout=make(known)))
+    def begin(state: Any) -> Any:
+        return channel_writes.with_snapshots(guard, replace(state, rollout=make(state)))
 
-    found = channel_state.change_channel(guard.store, model, channel, begin)
-    rollout = found.rollout  # type: ignore[union-attr]
+    channel_now = channel_state.change_channel(guard.store, model, channel, begin)
+    rollout = channel_now.rollout  # type: ignore[union-attr]
     guard.store.create(running_rollout_key(model, channel, rollout.id), b"{}")
     return rollout
 
@@ -219,8 +218,8 @@ def _clear_all_marks(store: Any, model: str, name: str, running: str = "") -> No
 
 
 def _clear_unfenced(store: Any, model: str, name: str, running: str = "") -> None:
-    found = channel_state.read_channel(store, model, name)
-    runs = found.active_rollout if found else None
+    channel_now = channel_state.read_channel(store, model, name)
+    runs = channel_now.active_rollout if channel_now else None
     for _, _, rollout in list(channel_writes._marks(store, f"{ROLLOUTS}{model}/{name}/")):
         if runs is None or runs.id != rollout:
             store.remove(running_rollout_key(model, name, rollout))
@@ -347,7 +346,7 @@ def _refresh_as_read(guard: Any, model: str, channel: str) -> None:
             guard.store,
             model,
             channel,
-            lambda known: replace(known, snapshots=fresh) if known.move == now.move else None,
+            lambda state: replace(state, snapshots=fresh) if state.move == now.move else None,
         )
 
 
@@ -417,7 +416,7 @@ MUTANTS: dict[str, Mutant] = {
     "a lease that is over still counts for its holder": _attribute(leases.Guard, "check", lambda _: None),
     "a lease that is over counts for a manifest": _attribute(leases.Guard, "secure", _secure_unlike),
     "a lease that is over counts for a channel": _snapshots_with(check=lambda _: None, secure=_secure_unlike),
-    "a lease is removed before the write": _everywhere("take_lease", _lose_lease, leases, index),
+    "a lease is removed before the write": _attribute(leases, "take_lease", _lose_lease),
     "a lease counts until its last second": _attribute(leases, "MARGIN", timedelta()),
     "a lease holds nothing that is marked later": _attribute(leases, "read_state", _seen_later),
     "a lease that is over holds garbage": _attribute(leases.Lease, "is_held", lambda *_: True),
@@ -490,10 +489,10 @@ MUTANTS: dict[str, Mutant] = {
     "a step whose answer was lost counts as made": _counts_as_made("moves"),
     "a snapshot whose answer was lost counts as written": _counts_as_made("moves", "rollout"),
     "generations of dead collections count": _attribute(
-        sweep, "without_sweeper", lambda known: replace(known, sweeper=None)
+        sweep, "without_sweeper", lambda state: replace(state, sweeper=None)
     ),
     "marks are dated a day before": _attribute(
-        sweep, "Tombstone", lambda since, generation: leases.Tombstone(since - timedelta(days=1), generation)
+        leases, "Tombstone", lambda since, generation: _TOMBSTONE(since - timedelta(days=1), generation)
     ),
     "a version is pinned that is not secured": _attribute(registered_specs, "secure_version", lambda *_: None),
     "a rollout leads nobody": _attribute(channel_state.Channel, "served_to", lambda self, node: self.move),
@@ -507,7 +506,7 @@ MUTANTS: dict[str, Mutant] = {
     "a lease counts from when it was written": _everywhere("Guard", _LateGuard, leases, index),
     "a claim counts from when it was written": _attribute(sweep.Claim, "_write", _write_late),
     "a lease has seen generations that are not published": _attribute(
-        leases, "read_state", lambda store: replace(known := _READ_STATE(store), generation=known.latest)
+        leases, "read_state", lambda store: replace(state := _READ_STATE(store), generation=state.latest)
     ),
     "a collection judges leases by its own clock": _attribute(
         leases.Lease, "is_held", lambda self, _: datetime.now(UTC) < self.expires

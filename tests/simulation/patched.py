@@ -16,7 +16,6 @@ from datetime import datetime, tzinfo
 from functools import lru_cache
 from types import FunctionType
 from typing import Any
-from unittest import mock
 
 from enginesmith.core import codec, errors, names, parsing
 from enginesmith.registry import leases, manifest
@@ -32,11 +31,15 @@ from tests.simulation.world import World
 _PURE: tuple[Callable[..., Any], ...] = (
     codec.parse_as,
     errors.digest_of_bytes,
+    errors.is_digest,
     layout.blob_key,
     layout.is_key,
+    layout.manifest_key,
     layout.version_prefix,
     manifest.parse,
     names.is_name,
+    names.version_order,
+    marks.shard_of,
     marks._parse_shard,
     marks._parse_state,
     runs.read_record,
@@ -118,24 +121,25 @@ def patched(world: World) -> Iterator[None]:
     replacements = {**_CACHED, futures.ThreadPoolExecutor: Inline, datetime: _Clock, sweep.Claim: _Claim}
     places = _places(len(sys.modules))
     _Clock.world = world
+    faked: list[tuple[Any, str, Any]] = [
+        *((time, "sleep", world.sleep), (time, "time", lambda: world.now().timestamp()), (os, "getpid", lambda: 1)),
+        *((secrets, "token_hex", world.token), (secrets, "randbelow", lambda _: 0)),
+        (socket, "gethostname", lambda: world.current.process.name if world.current else "host"),
+        *((os, name, _as_step(world, getattr(os, name))) for name in _CHANGES),
+        *((download.threading, "Thread", _InlineThread), (zlib, "compress", _COMPRESS)),
+        *((parsing, "steady_s", lambda: world.time.timestamp()), (random, "uniform", lambda *ends: sum(ends) / 2)),
+        *((leases, "keep_renewing", world.repeat), (leases.Guard, "check", check)),
+    ]
+    found = [(owner, name, getattr(owner, name)) for owner, name, _ in faked]
     try:
-        with (
-            mock.patch.multiple(time, sleep=world.sleep, time=lambda: world.now().timestamp()),
-            mock.patch.multiple(secrets, token_hex=world.token, randbelow=lambda _: 0),
-            mock.patch.object(os, "getpid", lambda: 1),
-            mock.patch.object(socket, "gethostname", lambda: world.current.process.name if world.current else "host"),
-            mock.patch.object(random, "uniform", lambda low, high: (low + high) / 2),
-            mock.patch.multiple(os, **{name: _as_step(world, getattr(os, name)) for name in _CHANGES}),
-            mock.patch.object(download.threading, "Thread", _InlineThread),
-            mock.patch.object(zlib, "compress", _COMPRESS),
-            mock.patch.object(parsing, "steady_s", lambda: world.time.timestamp()),
-            mock.patch.object(leases, "keep_renewing", world.repeat),
-            mock.patch.object(leases.Guard, "check", check),
-        ):
-            for space, name, original in places:
-                space[name] = replacements[original]
-            yield
+        for space, name, original in places:
+            space[name] = replacements[original]
+        for owner, name, value in faked:
+            setattr(owner, name, value)
+        yield
     finally:
+        for owner, name, value in found:
+            setattr(owner, name, value)
         for space, name, original in places:
             space[name] = original
 

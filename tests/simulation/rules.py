@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -126,7 +127,7 @@ class Rules:
 
     def _check_lease(self, what: str) -> None:
         """Who writes what refers to content holds a lease, which no server's clock counts as over."""
-        leases = (json.loads(data) for key, data in self.content.objects.items() if key.startswith(LEASES))
+        leases = (json.loads(self.content.objects[key]) for key in self.content.below(LEASES))
         if not any(self._is_held(lease["holder"], lease["expires"]) for lease in leases):
             raise Violation(f"{what} was written without a lease that is held")
 
@@ -144,14 +145,14 @@ class Rules:
     def _blob_removed(self, key: str) -> None:
         self._check_claim(key[:14])
         digest = key.rpartition("/")[2].encode()
-        for other, data in self.content.objects.items():
-            if other.startswith(MODELS) and digest in data and self._is_live(other):
+        for other in self.content.below(MODELS):
+            if digest in self.content.objects[other] and self._is_live(other):
                 raise Violation(f"blob {digest[:12].decode()} was deleted, and {other} names it")
 
     def _is_live(self, key: str) -> bool:
         """Whether a document counts: one beside a manifest that is gone does not."""
-        parts = key.removeprefix(MODELS).split("/")
-        return parts[1] != "versions" or manifest_key(parts[0], parts[2]) in self.content.objects
+        its_manifest = _manifest_beside(key)
+        return its_manifest is None or its_manifest in self.content.objects
 
     def _manifest_changed(self, key: str, before: bytes | None, after: bytes | None) -> None:
         if after is None:
@@ -191,11 +192,9 @@ class Rules:
 
     def garbage(self) -> set[str]:
         """The blobs that no document names, whatever it is a document of."""
-        objects = self.content.objects.items()
-        named = {
-            item for key, data in objects if key.startswith(MODELS) and self._is_live(key) for item in digests_in(data)
-        }
-        return {key for key, _ in objects if key.startswith(BLOBS) and key.rpartition("/")[2] not in named}
+        live = filter(self._is_live, self.content.below(MODELS))
+        named = {item for key in live for item in digests_in(self.content.objects[key])}
+        return {key for key in self.content.below(BLOBS) if key.rpartition("/")[2] not in named}
 
     def _version_removed(self, key: str) -> None:
         self._check_claim(key)
@@ -271,12 +270,12 @@ class Rules:
         rollouts = {item.id for item in (new.rollout, *stored.rollouts) if item}
         if old and old.rollout and old.rollout.id not in rollouts:
             raise Violation(f"channel {where} lost rollout {old.rollout.id}")
-        known = self.moves.setdefault(where, [])
-        if new.moves == len(known) + 1:
-            known.append(new.move)
-            if new.move.action == "rollback" and (new.manifest, new.version) != _before_last(known[:-1]):
+        earlier_moves = self.moves.setdefault(where, [])
+        if new.moves == len(earlier_moves) + 1:
+            earlier_moves.append(new.move)
+            if new.move.action == "rollback" and (new.manifest, new.version) != _before_last(earlier_moves[:-1]):
                 raise Violation(f"channel {where} was rolled back to {new.version}")
-        if list(moves) != known:
+        if list(moves) != earlier_moves:
             raise Violation(f"channel {where} has other moves than were made")
         if self.copies:
             return  # whose moves say which move they repeat
@@ -351,6 +350,12 @@ class Rules:
     def served_between(self, where: str, node: ServingNode | None, began: int, ended: int) -> set[str]:
         """Digests of the manifests that a channel led a node to at some step from `began` to `ended`."""
         return {state.served_to(node).manifest for state in self.states_between(where, began, ended)}
+
+
+@lru_cache(1 << 10)
+def _manifest_beside(key: str) -> str | None:
+    parts = key.removeprefix(MODELS).split("/")
+    return manifest_key(parts[0], parts[2]) if parts[1] == "versions" else None
 
 
 def _before_last(moves: list[Move]) -> tuple[str, str] | None:

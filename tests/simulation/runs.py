@@ -97,7 +97,7 @@ def beginning(indexed: bool) -> Content:
         registry.attest("alpha")
         registry.publish("z", "zeta")
         few = partial(replace, reporters_ppm=1000)  # of nodes outside of rollouts; each collection doubles it
-        change_channel(registry.store, MODEL, "stable", lambda known: known and few(known))
+        change_channel(registry.store, MODEL, "stable", lambda state: state and few(state))
         registry.store.put_bytes(ATTACHED)
         registries.engine(registry.store, data=b"engine d")  # of a publication that was killed
         for call in world.calls:
@@ -156,10 +156,10 @@ def shortest(failure: Failure) -> Failure:
 
     def fails(script: Sequence[int] | None, omitted: frozenset[int], redrawn: int | None) -> bool:
         nonlocal alike
-        found = run_seed(failure.seed, script, omitted, redrawn)
-        if found is None or _kind(found.why) != _kind(failure.why):
+        trace = run_seed(failure.seed, script, omitted, redrawn)
+        if trace is None or _kind(trace.why) != _kind(failure.why):
             return False
-        alike = found
+        alike = trace
         return True
 
     def fails_without(steps: Sequence[int]) -> bool:

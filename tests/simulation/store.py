@@ -11,11 +11,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
-from itertools import islice
 from pathlib import Path
 from typing import TypeVar
 
-from enginesmith.core.errors import IntegrityError, UnavailableError, UndecidedError, digest_of_bytes, digest_of_file
+from enginesmith.core.errors import IntegrityError, UnavailableError, UndecidedError, digest_of_bytes
 from enginesmith.registry.store.download import Fill
 from enginesmith.registry.store.files import BlobDigest
 from enginesmith.registry.store.layout import blob_key, check_key
@@ -30,11 +29,12 @@ _COUNTING = ("/manifest.json", "/channels/", "/pins/")
 
 class Content:
     """What a store holds: objects by key, when each was written, and what changed, for stale lists. order: the parts of
-    all keys, sorted."""
+    all keys, sorted.  keys: all keys in this order."""
 
     def __init__(self, objects: dict[str, bytes] | None = None, order: Iterable[Parts] = ()) -> None:
         self.objects: dict[str, bytes] = dict(objects or {})
         self.order: list[Parts] = list(order)
+        self.keys: list[str] = list(map("/".join, self.order))
         self.written: dict[str, datetime] = {}
         self.serial: dict[str, int] = {}
         self.changes: list[tuple[datetime, str, bool]] = []
@@ -57,14 +57,20 @@ class Content:
             parts = tuple(key.split("/"))
             place = bisect_left(self.order, parts)
             self.order[place : place + (before is not None)] = [parts] if data is not None else []
+            self.keys[place : place + (before is not None)] = [key] if data is not None else []
 
     def page(self, prefix: str, after: Parts | None, hidden: frozenset[str]) -> list[str]:
         """The next keys of a list, in the order of their parts."""
-        first = tuple(prefix.split("/")[:-1])
-        place = bisect_left(self.order, first) if after is None else bisect_right(self.order, after)
-        end = bisect_left(self.order, (*first[:-1], f"{first[-1]}\0"), place) if first else len(self.order)
-        keys = map("/".join, islice(self.order, place, end))
-        return list(islice((key for key in keys if key.startswith(prefix) and key not in hidden), PAGE))
+        keys = self.below(prefix, after)
+        if hidden or not prefix.endswith("/"):
+            keys = [key for key in keys if key.startswith(prefix) and key not in hidden]
+        return keys[:PAGE]
+
+    def below(self, folder: str, after: Parts | None = None) -> list[str]:
+        """The keys of a folder, in the order of their parts."""
+        first = tuple(folder.split("/")[:-1])
+        place = bisect_left(self.order, (*first, "")) if after is None else bisect_right(self.order, after)
+        return self.keys[place : bisect_left(self.order, (*first[:-1], f"{first[-1]}\0"), place) if first else None]
 
 
 class SimulatedStore:
@@ -80,10 +86,7 @@ class SimulatedStore:
         name: str = "memory",
     ) -> None:
         self.world, self.content, self.observe, self.name = world, content, observe, name
-
-    @property
-    def uri(self) -> str:
-        return f"file:///{self.name}"
+        self.uri = f"file:///{name}"
 
     def locator(self, key: str) -> str:
         return f"{self.uri}/{key}"
@@ -93,14 +96,10 @@ class SimulatedStore:
     def put_file(self, path: Path) -> str:
         return self.put_bytes(path.read_bytes())
 
-    def put_and_digest_file(self, path: Path) -> BlobDigest:
-        self.put_bytes(path.read_bytes())
-        return digest_of_file(path)  # type: ignore[return-value]
-
     def put_bytes(self, data: bytes) -> str:
         digest = digest_of_bytes(data)
         key = blob_key(digest)
-        if self._request(f"HEAD {key[:14]}", lambda: self.content.objects.get(key)) != data:
+        if self._request("HEAD", key, 14) != data:
             self._write(f"PUT {key[:14]}", lambda: self._set(key, data))
         self.world.rely_no_more()  # an upload may take hours
         return digest
@@ -110,24 +109,21 @@ class SimulatedStore:
 
     def stored_size(self, digest: str) -> int | None:
         key = blob_key(digest)
-        found = self._request(f"HEAD {key[:14]}", lambda: self.content.objects.get(key))
-        return None if found is None else len(found)
+        stored_object = self._request("HEAD", key, 14)
+        return None if stored_object is None else len(stored_object)
 
     def size(self, digest: str) -> int:
-        found = self.stored_size(digest)
-        if found is None:
+        blob_size = self.stored_size(digest)
+        if blob_size is None:
             raise IntegrityError(f"blob {digest} is missing")
-        return found
-
-    def path(self, digest: str) -> Path:
-        raise NotImplementedError
+        return blob_size
 
     def fetch(self, digest: str, dest: Path) -> None:
         dest.write_bytes(self.read_blob(digest))
 
     def read_blob(self, digest: str, max_bytes: int = 1 << 30) -> bytes:
         key = blob_key(digest)
-        data = self._request(f"GET {key[:14]}", lambda: self.content.objects.get(key))
+        data = self._request("GET", key, 14)
         if data is None or digest_of_bytes(data) != digest:
             raise IntegrityError(f"blob {digest} is missing, or holds other bytes")
         return data
@@ -147,7 +143,7 @@ class SimulatedStore:
 
     def rehash(self, digest: str) -> BlobDigest:
         key = blob_key(digest)
-        data = self._request(f"GET {key[:14]}", lambda: self.content.objects.get(key))
+        data = self._request("GET", key, 14)
         if data is None:
             raise IntegrityError(f"blob {digest} is missing")
         return BlobDigest(digest_of_bytes(data), None)
@@ -156,7 +152,7 @@ class SimulatedStore:
 
     def read(self, key: str) -> bytes | None:
         check_key(key)
-        return self._request(f"GET {key}", lambda: self.content.objects.get(key))
+        return self._request("GET", key)
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
         data = self.read(key)
@@ -181,7 +177,8 @@ class SimulatedStore:
         gone, ghosts = self._stale()
         while True:
             after = past[-1] if past else None
-            keys = self._request(f"LIST {prefix}", lambda after=after: self.content.page(prefix, after, gone))  # type: ignore[misc]
+            self._request("LIST", prefix)
+            keys = self.content.page(prefix, after, gone)
             yield from keys
             if len(keys) < PAGE:
                 yield from (key for key in ghosts if key.startswith(prefix))
@@ -192,12 +189,6 @@ class SimulatedStore:
         parts = (key.removeprefix(prefix).partition("/") for key in self.list(prefix))
         return iter(sorted({f"{name}{slash}" for name, slash, _ in parts}))
 
-    def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
-        for key in self.list(prefix):
-            data = self.content.objects.get(key)
-            if data is not None:
-                yield key, len(data)
-
     def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
         for key in self.list(prefix):
             if key in self.content.objects:
@@ -205,7 +196,8 @@ class SimulatedStore:
 
     def now(self) -> datetime:
         side = self.world.choices.pick(self.world.temper.apart, 2) if not self.world.calm else 0
-        return self._request("clock", lambda: self.world.time + (timedelta(), APART, -APART)[side])
+        self._request("clock")
+        return self.world.time + (timedelta(), APART, -APART)[side] if side else self.world.time
 
     def discard(self, digest: str) -> None:
         key = blob_key(digest)
@@ -223,13 +215,14 @@ class SimulatedStore:
 
     # Requests.
 
-    def _request(self, what: str, work: Callable[[], T]) -> T:
+    def _request(self, method: str, key: str = "", shown: int | None = None) -> bytes | None:
+        """Make a request, and return what it asks for. shown: how many characters of its key the trace has."""
         world = self.world
         world.before_request()
         if (refuse := world.temper.refuse) and not world.calm and world.choices.pick(refuse, 1):
-            world.note(f"{what}: 503")
+            world.note(f"{method} {key[:shown]}".rstrip() + ": 503")
             raise UnavailableError(f"{self.uri} answers 503")
-        return work()
+        return self.content.objects.get(key)
 
     def _write(self, what: str, work: Callable[[], T], key: str = "", data: bytes = b"") -> T:
         world = self.world
@@ -263,7 +256,7 @@ class SimulatedStore:
         self.world.before_request()
         if result is True and self.content.serial.get(key) == serial:
             return result
-        raise UndecidedError(f"writing {key}: the answer was lost, and somebody else's is there by now")
+        raise UndecidedError(f"writing {key}: the answer was lost, and another writer's object is there now")
 
     def _swap(self, key: str, data: bytes, expected: bytes | None) -> bool:
         if self.content.objects.get(key) != expected:

@@ -1,5 +1,3 @@
-"""The pages of the protocol and of security name tests and rules that exist."""
-
 import re
 from pathlib import Path
 
@@ -11,14 +9,14 @@ PAGE = "".join((ROOT / "docs" / name).read_text() for name in PAGES)
 HOLDERS = (rules.Rules, actors.Registry, folders.Folder, runs)
 
 
-def test_each_test_of_the_pages_exists() -> None:
+def test_each_test_on_the_pages_exists() -> None:
     texts = [file.read_text() for file in (ROOT / "tests").rglob("test_*.py")]
     named = set(re.findall(r"`(test_\w+)`", PAGE))
     assert len(named) > 30
     assert [name for name in sorted(named) if not any(f"def {name}(" in text for text in texts)] == []
 
 
-def test_each_rule_of_the_pages_exists() -> None:
+def test_each_rule_on_the_pages_exists() -> None:
     named = {name for part in re.findall(r"rules? ((?:`\w+`(?:,\s)?)+)", PAGE) for name in re.findall(r"`(\w+)`", part)}
     assert len(named) > 10
     assert [name for name in sorted(named) if not any(hasattr(holder, name) for holder in HOLDERS)] == []

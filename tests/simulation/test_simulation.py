@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.__main__ import Progress, digest_of_sources
+from tests.simulation.__main__ import Progress, _read_code, digest_of_sources
 from tests.simulation.choices import Choices, shorten
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.runs import beginning, run_seed, shortest
@@ -38,11 +38,18 @@ def test_a_trace_has_no_random_names() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_ten_thousand_interleavings_keep_the_rules() -> None:
     """By the command, on all cores, with seeds that it repeats."""
     command = [sys.executable, "-m", "tests.simulation", "--from", "0", "--to", "10000"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+def test_each_planted_bug_can_be_planted() -> None:
+    for plant in MUTANTS.values():
+        with plant():
+            pass
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files of processes that were killed
@@ -51,14 +58,14 @@ def test_planted_bugs_are_found(name: str) -> None:
     for indexed in (False, True):
         beginning(indexed)
     with MUTANTS[name]():
-        failure = next((found for seed in range(400) if (found := run_seed(seed))), None)
+        failure = next((trace for seed in range(400) if (trace := run_seed(seed))), None)
         assert failure is not None
         small = shortest(failure)
     gc.collect()
     assert len(small.omitted) >= failure.steps / 2 and len(small.trace) < len(failure.trace)
 
 
-def test_a_script_gives_the_decisions_that_it_has_and_then_none() -> None:
+def test_a_script_gives_its_decisions_and_then_none() -> None:
     choices = Choices(7)
     first = [choices.pick(0.5, 3) for _ in range(50)]
     assert set(first) == {0, 1, 2, 3}
@@ -66,12 +73,12 @@ def test_a_script_gives_the_decisions_that_it_has_and_then_none() -> None:
     assert [again.pick(0.5, 3) for _ in range(50)] == first[:20] + [0] * 30
 
 
-def test_what_does_not_matter_is_left_out() -> None:
+def test_irrelevant_decisions_are_removed() -> None:
     assert shorten([1, 0, 2, 3, 1, 0, 2], lambda script: script[2] == 2 and script[6] == 2) == [0, 0, 2, 0, 0, 0, 2]
     assert shorten([1, 2, 3], lambda _: True) == []
 
 
-def test_seeds_of_other_sources_do_not_count(tmp_path: Path) -> None:
+def test_seeds_of_other_code_do_not_count(tmp_path: Path) -> None:
     state = tmp_path / "build" / "simulation.json"
     for sources, seeds in (("one", 150), ("two", 50)):
         begun = Progress.read(state, sources)
@@ -82,7 +89,7 @@ def test_seeds_of_other_sources_do_not_count(tmp_path: Path) -> None:
     assert [(item["sources"], item["next"]) for item in again.earlier] == [("one", 150)]
 
 
-def test_a_run_that_is_killed_while_it_writes_its_progress_goes_on(tmp_path, monkeypatch):
+def test_a_run_killed_while_it_saves_its_progress_continues(tmp_path, monkeypatch):
     state = tmp_path / "simulation.json"
     Progress("one", next=50).write(state)
     monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -92,7 +99,15 @@ def test_a_run_that_is_killed_while_it_writes_its_progress_goes_on(tmp_path, mon
 
 
 def test_the_protocol_is_among_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, read = digest_of_sources(), Path.read_bytes
-    changed = lambda path: read(path) + b"#" * (path.name == "leases.py")  # noqa: E731
-    monkeypatch.setattr(Path, "read_bytes", changed)
-    assert digest_of_sources() != before
+    digests = []
+    for changed in ("", "leases.py"):
+        monkeypatch.setattr("tests.simulation.__main__._read_code", lambda file, name=changed: f"{file.name == name}")
+        digests.append(digest_of_sources())
+    assert digests[0] != digests[1]
+
+
+def test_docstrings_and_comments_are_no_code(tmp_path: Path) -> None:
+    texts = ('"""One."""\nA = 1\n', '"""Two."""\n\n# a comment\nA = 1\n', "A = 2\n")
+    file = tmp_path / "a.py"
+    first, second, changed = (_read_code(file) for text in texts if file.write_text(text))
+    assert first == second != changed

@@ -121,6 +121,7 @@ class World:
         self._notes: list[tuple[int, datetime, str, str]] = []
         self.calm = True
         self._tokens = 0
+        self._chosen: Actor | None = None
         self._hub = greenlet.getcurrent()
 
     def now(self) -> datetime:
@@ -155,7 +156,7 @@ class World:
         try:
             for actor in actors:
                 while not actor.done:
-                    self._resume(self._next())
+                    self._resume(self._chosen or self._next())
         finally:
             for actor in self.actors:  # what is left after a violation must not go on in another run
                 actor.dead = True
@@ -166,27 +167,26 @@ class World:
     def call(self, what: str, work: Callable[[], object]) -> Call:
         """Call an operation of the product as a user does, and record how it ended. Raises Violation for a bug."""
         assert self.current is not None
-        found = Call(self.current.name, what, self.steps, self.time)
-        self.calls.append(found)
+        entry = Call(self.current.name, what, self.steps, self.time)
+        self.calls.append(entry)
         self.note(f"call {what}")
         try:
-            found.result = work()
+            entry.result = work()
         except EnginesmithError as error:
-            found.error = error
+            entry.error = error
         except (Crash, Violation):
             raise
         except Exception as error:
             raise Violation(f"{what} ended in {type(error).__name__}: {error}") from error
-        found.ended = self.steps
-        self.note(f"  -> {f'{type(found.error).__name__}: {str(found.error)[:140]}' if found.error else found.result}")
-        return found
+        entry.ended = self.steps
+        self.note(f"  -> {f'{type(entry.error).__name__}: {str(entry.error)[:140]}' if entry.error else entry.result}")
+        return entry
 
     def sleep(self, seconds: float) -> None:
         """Let the others go on meanwhile."""
         actor = self._running()
-        actor.wakes = self.time + timedelta(seconds=max(seconds, 0.0))
-        self._hub.switch()
-        self._alive(actor)
+        actor.wakes = self.time + timedelta(seconds=seconds) if seconds > 0 else self.time
+        self._give_up_turn(actor)
 
     @contextmanager
     def repeat(self, work: Callable[[], object], every_s: float) -> Iterator[None]:
@@ -224,8 +224,7 @@ class World:
         stood = temper.stall and actor.process.slow and self.maybe_stall()
         if not stood and len(self.actors) > 1 and self.choices.pick(temper.switch, 1):
             actor.wakes = self.time
-            self._hub.switch()
-            self._alive(actor)
+            self._give_up_turn(actor)
         if temper.crash:
             self.maybe_crash()
 
@@ -317,8 +316,16 @@ class World:
             awake.insert(0, self.current)
         return awake[self.choices.pick(1.0, len(awake) - 1) if not self.calm else 0]
 
+    def _give_up_turn(self, actor: Actor) -> None:
+        """Go on when this one has its turn again, at once if it has the next one."""
+        chosen = self._next()
+        if chosen is not actor:
+            self._chosen = chosen
+            self._hub.switch()
+        self._alive(actor)
+
     def _resume(self, actor: Actor) -> None:
-        self.current = actor
+        self.current, self._chosen = actor, None
         actor.thread.switch()
         if actor.error is not None:
             raise actor.error

@@ -163,15 +163,15 @@ def tensor(index: int, role: str) -> dict:
 def record() -> dict:
     """A quantization record, as `pipeline.quantization.record` makes it."""
     points = [
-        {"share": 1 - left / 12, "predicted_db": 18.0 + 3 * left, "sqnr_db": None, "cosine": None, "left": left}
-        for left in range(12)
+        {"share": 1 - rows / 12, "predicted_db": 18.0 + 3 * rows, "sqnr_db": None, "cosine": None, "left": rows}
+        for rows in range(12)
     ]
     points.append({"share": 0.0, "predicted_db": None, "sqnr_db": None, "cosine": None, "left": 12})
     points[0] |= {"sqnr_db": 17.2, "cosine": 0.99}
     points[3] |= {"sqnr_db": 26.6, "cosine": 0.9989}
-    left = [{"node": f"/encoder/layers.{i}/attention/MatMul", "op_type": "MatMul"} for i in range(12)]
-    left = [{**node, "reason": "it multiplies two activations"} for node in left]
-    left.append({"node": "/mask/MatMul", "op_type": "MatMul", "reason": "tensor 'mask' reaches 1e+09, as a mask does"})
+    rows = [{"node": f"/encoder/layers.{i}/attention/MatMul", "op_type": "MatMul"} for i in range(12)]
+    rows = [{**node, "reason": "it multiplies two activations"} for node in rows]
+    rows.append({"node": "/mask/MatMul", "op_type": "MatMul", "reason": "tensor 'mask' reaches 1e+09, as a mask does"})
     tensors = [tensor(index, role) for index in range(13) for role in ("activation", "weight")]
     exact = {**tensors[-1], "name": "exact", "sqnr_db": None}
     return {
@@ -183,7 +183,7 @@ def record() -> dict:
         "quantized": 36,
         "macs_share": 0.9444,
         "tensors": [*tensors, exact],
-        "left": left,
+        "left": rows,
         "choice": {"floor_db": 26.0, "frontier": points, "chosen": points[3]},
     }
 

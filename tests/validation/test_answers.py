@@ -1,5 +1,3 @@
-"""What a session may answer: arrays of the declared types, by the names of the outputs, and the same twice."""
-
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, save
@@ -10,7 +8,7 @@ from enginesmith.core.reports.proof import judge
 from tests.validation.comparison.fakes import SPECS, Fake, original
 from validation.comparison.sessions import drift_checks, expected_checks, run
 from validation.comparison.tasks import task_checks
-from validation.golden.golden_set import Case, GoldenSet, freeze
+from validation.golden.golden_set import GoldenSet, freeze
 from validation.limits.terms import Budget
 from validation.metrics.tasks.terms import TopKMetric
 
@@ -31,7 +29,7 @@ def raises(inputs):
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (raises, "the session raised ValueError: a bad stride"),
         (lambda i: None, "answered a NoneType"),
@@ -44,19 +42,19 @@ def raises(inputs):
     ],
     ids=["raises", "none", "list", "lists", "nones", "attribute", "objects", "masked"],
 )
-def test_whatever_a_session_does_is_a_failed_check(answer, said):
+def test_every_error_of_a_session_is_a_failed_check(answer, message):
     for checks in (
         drift_checks("engine", Fake(original), Fake(answer), golden(), LIMITS),
         expected_checks("engine", Fake(answer), golden(), LIMITS),
         task_checks(Fake(answer), golden(), [TopKMetric("y")]),
     ):
         assert checks and not any(check.passed for check in checks)
-        assert said in checks[0].note
-    with pytest.raises(EnginesmithError, match=said.split(":")[0]):
+        assert message in checks[0].note
+    with pytest.raises(EnginesmithError, match=message.split(":")[0]):
         run(Fake(answer), {"x": np.ones((1, 3), np.float32)})
 
 
-def test_a_reference_that_answers_nothing_raises():
+def test_a_silent_reference_raises():
     with pytest.raises(EnginesmithError, match="answered a NoneType"):
         drift_checks("engine", Fake(lambda i: None), Fake(original), golden(), LIMITS)
 
@@ -73,7 +71,7 @@ def test_a_reference_that_answers_nothing_raises():
         ("int64", "int64", False),
     ],
 )
-def test_the_type_of_an_answer_is_the_expected_or_another_float_that_is_declared(dtype, declared, passes):
+def test_an_answer_has_the_expected_or_another_declared_float_type(dtype, declared, passes):
     def ones(inputs):
         return {"y": np.ones((len(inputs["x"]), 3), np.float32)}
 
@@ -84,7 +82,7 @@ def test_the_type_of_an_answer_is_the_expected_or_another_float_that_is_declared
         assert broken(checks)[0] == ("outputs", f"expected float32, got {dtype}")
 
 
-def test_integers_have_their_own_width():
+def test_integers_keep_their_width():
     def classes(dtype):
         return lambda i: {"y": np.argmax(i["x"], axis=1).astype(dtype)}
 
@@ -92,7 +90,7 @@ def test_integers_have_their_own_width():
     assert broken(checks)[0] == ("outputs", "expected int64, got int32")
 
 
-def test_an_output_that_the_model_has_not_fails():
+def test_an_output_that_the_model_lacks_fails():
     checks = expected_checks("engine", Fake(lambda i: {**original(i), "debug": i["x"]}), golden(), LIMITS)
     assert broken(checks) == [("outputs", "the model has no such output")] * 2
 
@@ -140,7 +138,7 @@ def random_model(path):
     save(model, path)
 
 
-def test_a_model_that_draws_its_answer_is_not_proven(tmp_path):
+def test_a_random_model_is_not_proven(tmp_path):
     random_model(tmp_path / "m.onnx")
     with OrtSession(tmp_path / "m.onnx", optimized=False) as source:
         frozen = golden(source.run)
@@ -150,7 +148,7 @@ def test_a_model_that_draws_its_answer_is_not_proven(tmp_path):
             expected_checks("export", other, frozen, LIMITS),
         ):
             repeats = next(check for check in checks if check.name == "repeats")
-            assert not repeats.passed and repeats.value < 20 and "answers the same inputs otherwise" in repeats.note
+            assert not repeats.passed and repeats.value < 20 and "gives other outputs when" in repeats.note
         lifted = drift_checks("engine", one, other, frozen, Budget())
         assert not broken(lifted)
 
@@ -161,16 +159,3 @@ def test_a_reference_that_repeats_itself_within_the_limits_passes():
     assert not broken(drift_checks("engine", loose, Fake(original), golden(), LIMITS))
     shaking = Fake(lambda i: {"y": i["x"] * np.float32(2 + 1e-2 * next(counter))})
     assert "repeats" in dict(broken(drift_checks("engine", shaking, Fake(original), golden(), LIMITS)))
-
-
-def test_float64_beyond_its_squares_is_measured():
-    def huge(scale):
-        return lambda i: {"y": i["x"].astype(np.float64) * scale}
-
-    for scale in (1e300, 1e-170):
-        frozen = GoldenSet(tuple(Case(c.name, "golden", c.inputs, huge(scale)(c.inputs)) for c in golden().cases))
-        double = expected_checks("engine", Fake(huge(2 * scale), "float64"), frozen, LIMITS)
-        result = {check.name: check for check in double}
-        assert not result["sqnr_db"].passed and result["sqnr_db"].value == pytest.approx(0)
-        right = expected_checks("engine", Fake(huge(scale * (1 + 1e-9)), "float64"), frozen, LIMITS)
-        assert not broken(right) and next(c for c in right if c.name == "sqnr_db").value == pytest.approx(180, abs=0.1)

@@ -1,5 +1,3 @@
-"""Where samples come from besides .npz: folders, safetensors, generators; each a stream, each with clear errors."""
-
 from pathlib import Path
 
 import numpy as np
@@ -99,7 +97,7 @@ def test_truncated_safetensors_are_refused(tmp_path, cut):
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed], ids=["stored", "deflated"])
-def test_runs_hold_one_sample_each_and_can_start_anywhere(tmp_path, save):
+def test_runs_of_one_sample_can_start_anywhere(tmp_path, save):
     save(tmp_path / "data.npz", image=IMAGES)
     samples = opened(tmp_path / "data.npz")
     assert [(stop, len(inputs["image"])) for stop, inputs in samples.runs(9)] == [(10, 1), (11, 1)]
@@ -110,7 +108,7 @@ def generated(*items: object) -> GeneratedSamples:
     return GeneratedSamples(lambda: iter(items), "data.py:samples", "0" * 64, (IMAGE,), (BATCH,))
 
 
-def test_a_generator_gives_single_samples_or_whole_batches():
+def test_a_generator_yields_samples_or_batches():
     samples = generated({"image": IMAGES[0]}, {"image": IMAGES[1:3]})
     assert [(stop, inputs["image"].shape[0]) for stop, inputs in samples.runs()] == [(1, 1), (2, 2)]
     assert [stop for stop, _ in samples.runs(1, 2)] == [2]
@@ -133,7 +131,7 @@ def test_a_bad_generated_sample_is_named_by_index(bad, message):
         list(generated({"image": IMAGES[0]}, bad).runs())
 
 
-def test_a_generator_that_fails_or_gives_nothing_is_a_data_error():
+def test_a_failing_or_empty_generator_is_a_data_error():
     def failing():
         yield {"image": IMAGES[0]}
         raise OSError("disk on fire")

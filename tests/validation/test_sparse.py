@@ -1,5 +1,3 @@
-"""Outputs that are mostly zero, as behind Relu: of a column that one sample fills, its own energy says nothing."""
-
 import numpy as np
 import pytest
 
@@ -54,17 +52,21 @@ def broken(reference, candidate, limits, seed):
 
 @pytest.mark.parametrize(
     ("precision", "step", "after"),
-    [("int8", 0.02, lambda y: y), ("bf16", 0.005, lambda y: y), ("bf16", 0.01, lambda y: 6 - y)],
+    [
+        ("int8", 0.02, lambda y: y),
+        ("bf16", 0.005, lambda y: y),
+        pytest.param("bf16", 0.01, lambda y: 6 - y, marks=pytest.mark.slow),
+    ],
     ids=["int8", "bf16", "held at 6"],
 )
-def test_rounding_before_relu_raises_no_alarm(precision, step, after):
+def test_rounding_before_relu_passes(precision, step, after):
     budget, result = default_budget("quantization", precision), []
     for seed in SEEDS:
         result += broken(Net(seed, after=after), Net(seed, rounded(step), after), budget, seed)
     assert result == []
 
 
-def test_nor_where_limits_follow_from_honest_rounding():
+def test_rounding_before_relu_passes_with_limits_from_honest_rounding():
     items = []
     for seed in SEEDS:
         reference, candidate = Net(seed), Net(seed, rounded(1e-3, 1.0))
@@ -114,7 +116,7 @@ def test_an_edge_of_samples_that_are_nearly_zero_is_measured_against_the_golden_
         assert [item.partition(" of ")[0] for item in broken(Net(0, after=quiet, bias=1.0), wrong, INT8, 0)]
 
 
-def test_an_edge_of_a_graph_that_is_the_worst_golden_sample_is_held_to_that():
+def test_an_edge_of_the_worst_golden_sample_is_judged_by_it():
     """One sample beyond what was calibrated: the golden set keeps the limit, an edge of that sample alone does not."""
     first = samples(0)[0]
 
@@ -129,6 +131,6 @@ def test_an_edge_of_a_graph_that_is_the_worst_golden_sample_is_held_to_that():
             return {"y": y * np.where((x == first).all(axis=1), lost, 1)[:, None].astype(np.float32)}
 
     assert broken(Net(0, bias=1.0), Clipped(0.75, 0.75), INT8, 0) == []
-    assert any("sqnr_db of y at batch=1" in told for told in broken(Net(0, bias=1.0), Clipped(0.75, 0.4), INT8, 0))
+    assert any("sqnr_db of y at batch=1" in note for note in broken(Net(0, bias=1.0), Clipped(0.75, 0.4), INT8, 0))
     checks = drift_checks("engine", Net(0, bias=1.0), Clipped(0.75, 0.75), frozen(Net(0, bias=1.0), 0), INT8)
     assert [check.case for check in checks if check.name == "sqnr_db" and not check.passed] == ["batch=1"]

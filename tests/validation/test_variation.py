@@ -1,5 +1,3 @@
-"""An offset is no signal, a constant answer is no answer, and one ruined slice does not vanish in an average."""
-
 import math
 
 import numpy as np
@@ -78,7 +76,7 @@ def test_an_offset_alone_is_not_proven(precision, stage):
         assert "sqnr_db" not in names(checks)
 
 
-def test_a_constant_answer_is_not_proven_whatever_is_lifted():
+def test_a_constant_answer_is_never_proven():
     constant = Fake(lambda x: np.full((len(x), 10), 288, np.float32))
     (check,) = broken(expected_checks("engine", constant, frozen(), LIFTED))
     assert check.name == "constant" and check.note == "the same for every sample, where the expected output differs"
@@ -94,7 +92,7 @@ def test_roundings_that_swallow_the_signal_are_not_proven():
     assert names(expected_checks("engine", tf32, frozen(), lenient)) == {"centered_sqnr_db", "slice_sqnr_db"}
 
 
-def test_outputs_that_really_are_constant_pass():
+def test_constant_outputs_pass():
     def anchored(x):
         grid = np.tile(np.arange(10, dtype=np.float32), (len(x), 1))
         norms = 1 + 1e-7 * np.sin(1e4 * x @ W)
@@ -111,7 +109,7 @@ def test_outputs_that_really_are_constant_pass():
     assert quiet[0].value is None and quiet[0].note == "the expected output does not vary over the samples"
 
 
-def test_one_of_several_outputs_that_is_constant_is_named():
+def test_one_constant_output_of_several_is_named():
     def two(x):
         return {"y": offset(x), "classes": np.argmax(x @ W, axis=1)}
 
@@ -121,7 +119,7 @@ def test_one_of_several_outputs_that_is_constant_is_named():
     assert not broken(expected_checks("engine", Fake(two), frozen(two), budget))
 
 
-def test_rounding_that_an_honest_kernel_makes_is_no_variation():
+def test_an_honest_kernels_rounding_is_no_variation():
     def norms(x):
         return 1 + 1e-3 * np.sin(1e4 * x @ W)
 
@@ -129,10 +127,10 @@ def test_rounding_that_an_honest_kernel_makes_is_no_variation():
     reference = Fake(norms)
     expected = norms(X)
     honest = measure(expected, np.ones_like(expected), samples=len(X))
-    known = {("y", "golden"): honest, ("y", "edge"): honest}
+    noise = {("y", "golden"): honest, ("y", "edge"): honest}
     limits = LIMITS["fp16"]
     assert "constant" in names(drift_checks("engine", reference, ones, frozen(norms), limits))
-    assert not broken(drift_checks("engine", reference, ones, frozen(norms), OutputLimits(Budgets(limits), known)))
+    assert not broken(drift_checks("engine", reference, ones, frozen(norms), OutputLimits(Budgets(limits), noise)))
 
 
 def test_an_edge_is_measured_against_the_variation_of_the_golden_set():
@@ -209,7 +207,7 @@ def test_a_slice_whose_offset_hides_it_is_caught():
 
 
 @pytest.mark.parametrize("precision", LIMITS)
-def test_dead_channels_raise_no_alarm(precision):
+def test_dead_channels_pass(precision):
     def channels(x):
         y = np.tile(x[:, :, None], (1, 1, 6)) * np.array([1, 1, 1, 0, 1e-7, 1])
         return y.astype(np.float32)
@@ -236,14 +234,14 @@ def test_samples_of_several_sizes_are_measured_together():
     assert not math.isnan(next(check for check in checks if check.name == "slice_sqnr_db").value)
 
 
-def test_a_constant_answer_fails_where_the_variation_is_a_few_units_of_the_type():
+def test_a_constant_answer_fails_with_a_variation_of_a_few_units():
     """Of float32's unit too: an offset of a million hides a signal of 0.4 from every ratio."""
     golden = frozen(lambda x: (1e6 + 1e6 * 3e-7 * np.sign(x @ W)).astype(np.float64))
     silent = Fake(lambda x: np.full((len(x), 10), 1e6), "float64")
     assert "constant" in names(expected_checks("export", silent, golden, LIFTED))
 
 
-def test_under_a_coarse_limit_a_slice_is_judged_by_what_varies_and_an_offset_is_no_signal() -> None:
+def test_under_a_coarse_limit_a_slice_is_judged_by_its_variation() -> None:
     rng = np.random.default_rng(0)
     expected = (rng.normal(size=(400, 10)) * np.array([1.0] * 9 + [0.4]) - 8).astype(np.float32)
     actual = expected.copy()

@@ -1,1 +1,1 @@
-"""Which node drifted: the own error of segments beside the inherited one, and small subsets that repair a graph."""
+"""Finds the node that drifts: the error of each segment by itself, and small subsets of nodes that repair a graph."""

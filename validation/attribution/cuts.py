@@ -5,18 +5,20 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, TypeVar
 
-# Where to cut two models of one function: at tensors that both have under one name.
+# Two models of one function are cut at the tensors that have the same name in both.
 #
-# A segment is what a model computes between cuts. The candidate runs it on the reference's activations, so that its
-# error is its own. Rewrites (Q/DQ, casts, fusions) keep the names of the tensors between them, and what they replaced
-# is inside of a segment.
+# A segment is the part of a model between cuts. The candidate runs each segment on the reference's activations, so that
+# errors of earlier segments do not count. Rewrites (Q/DQ, casts, fusions) keep the names of the tensors around them;
+# the nodes that they replace are inside a segment.
 
 
 @dataclass(frozen=True)
 class GraphStep:
     """One node. reads, makes: names of its input tensors without constants, and of its outputs.
 
-    zero: the zero point of a node that quantizes; None for other nodes, and where it differs by channel.
+    zero: the zero point of a QuantizeLinear; None for other nodes, and where the zero point differs by channel.
+    by_row: False for a Softmax that may be over another axis than the last, and for an Expand, Reshape, Squeeze or
+    Unsqueeze that may change that axis.
     """
 
     name: str
@@ -24,6 +26,7 @@ class GraphStep:
     reads: tuple[str, ...]
     makes: tuple[str, ...]
     zero: float | None = None
+    by_row: bool = True
 
 
 WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -32,6 +35,8 @@ RECURRENT = ("GRU", "LSTM", "RNN")
 JOINED = ("Add", "Clip", "HardSigmoid", "LeakyRelu", "Mul", "Relu", "Sigmoid", "Sum", "Tanh")
 # Operators that a rewrite adds between the nodes of the model.
 ADDED = ("Cast", "QuantizeLinear", "DequantizeLinear", "Identity")
+# Operators that add a mask to attention scores or convert either, and keep the differences of the elements.
+MASKING = ("Add", "Cast", "Expand", "Identity", "Reshape", "Squeeze", "Sum", "Unsqueeze", "Where")
 
 
 @dataclass(frozen=True)
@@ -51,19 +56,28 @@ class GraphSegment:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the steps that no rewrite added; of all, where all were added."""
+        """Names of the steps that no rewrite added; if a rewrite added all of them, the names of all."""
         graph_names = tuple(step.name for step in self.steps if step.op_type not in ADDED)
         return graph_names or tuple(step.name for step in self.steps)
 
 
 def list_shared(reference: Sequence[GraphStep], candidate: Sequence[GraphStep]) -> list[str]:
-    """The names of tensors that nodes of both compute, in the reference's order.
+    """The names of the tensors that both models compute, in the reference's order.
 
-    A weight that a rewrite converts is none of them: it is part of the segment that reads it.
+    Weights that a rewrite converts are left out: they belong to the segment that reads them.
     """
     candidate_names = {name for step in candidate for name in step.makes}
     activation_steps = (step for step in reference if step.reads or step.op_type not in ADDED)
     return [name for step in activation_steps for name in step.makes if name in candidate_names]
+
+
+def list_scores(steps: Sequence[GraphStep], outputs: Sequence[str]) -> set[str]:
+    """Names of tensors, none in `outputs`, that only Softmaxes read, also behind MASKING operators. steps: in order."""
+    scores, others = set[str](), set(outputs)
+    for step in reversed(steps):
+        leads = step.op_type in MASKING and scores.issuperset(step.makes) and others.isdisjoint(step.makes)
+        (scores if step.by_row and (leads or step.op_type == "Softmax") else others).update(step.reads)
+    return scores - others
 
 
 def exclude_joined(tensors: Sequence[str], steps: Sequence[GraphStep]) -> list[str]:
@@ -136,9 +150,9 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Reduction(Generic[Item]):
-    """The subset found. items: None where not even all items pass.  runs: how often the test was run.
+    """The smallest subset found that passes. items: None if none passed.  runs: number of runs of the test.
 
-    minimal: whether each item was shown to be needed.  spent: whether the runs or the time were over first.
+    minimal: whether the test fails without any one item.  spent: whether the search stopped for lack of runs or time.
     """
 
     items: tuple[Item, ...] | None
@@ -148,7 +162,7 @@ class Reduction(Generic[Item]):
 
 
 class _Spent(Exception):  # noqa: N818 - no error: it ends the search
-    """No run of the test is left."""
+    """The search has used all its runs, or its time."""
 
 
 def reduce(
@@ -157,11 +171,11 @@ def reduce(
     most_runs: int,
     stop: Callable[[], bool] = lambda: False,
 ) -> Reduction[Item]:
-    """A 1-minimal subset of `items` for which `passes` holds. items: the likeliest first, each once.
+    """A 1-minimal subset of `items` for which `passes` holds. items: without duplicates, the likeliest first.
 
-    The empty set is known to fail. The first 1, 2, 4, ... items are tried before the search, so that a good order saves
-    most of its runs; the same subset is tested once. After `most_runs` runs, or once `stop` returns true, the result is
-    the smallest set so far.
+    The empty set must fail. The first 1, 2, 4, ... items are tried before the search, so that a good order saves most
+    runs; no subset is tested twice. After `most_runs` runs, or once `stop` returns true, the result is the smallest
+    subset so far.
     """
     outcomes: dict[tuple[int, ...], bool] = {}
 
@@ -203,7 +217,7 @@ def _first_that_passes(count: int, test: Callable[[Sequence[int]], bool]) -> lis
 
 
 def _smaller(picks: Sequence[int], parts: int, test: Callable[[Sequence[int]], bool]) -> tuple[list[int], int] | None:
-    """A part of `picks`, or the rest without one, that passes, with the number of parts to go on with."""
+    """A part of `picks` that passes, or `picks` without a part, and the number of parts for the next split; or None."""
     bounds = [index * len(picks) // parts for index in range(parts + 1)]
     subsets = [picks[low:high] for low, high in pairwise(bounds)]
     for subset in subsets:

@@ -12,13 +12,13 @@ import numpy as np
 import onnx
 from onnx import ValueInfoProto, helper, numpy_helper
 
-from builders.onnx_graphs.bodies import list_reads, set_items
+from builders.onnx_graphs.bodies import list_reads, opset_of, set_items
 from builders.onnx_graphs.outline import in_shards, link_shards
 from builders.onnx_graphs.structure import select_needed
 from builders.onnx_graphs.weights import load_graph
 from enginesmith.arrays import Array
 from enginesmith.core.types import Session, Tensors, TensorSpec
-from validation.attribution.cuts import GraphStep
+from validation.attribution.cuts import GraphStep, list_scores
 from validation.attribution.result import SegmentRow, TensorError
 from validation.comparison.sessions import run
 from validation.limits.budget import HONEST_DB, MARGIN_DB, MOST_DB, within
@@ -29,14 +29,14 @@ from validation.metrics.slices import worst_slice
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
-# The error of one tensor as a value that is kept, and the segments whose own error breaks a limit of the model.
+# The error of one tensor as a stored value, and the segments that break a limit of the model by their own error.
 
-# The ratio of a segment's noise energy to that of all others together, from which on it alone is blamed.
+# A segment is blamed alone if its noise energy is over this many times that of all other segments together.
 LONE = 10.0
 
 
 def describe_drift(drift: Drift | None, note: str = "") -> TensorError:
-    """The error that a drift describes; without a drift, one with the note that says why."""
+    """The TensorError of a drift; without a drift, one without numbers whose note gives the reason."""
     if drift is None:
         return TensorError(math.nan, math.nan, 0, 0.0, note or "not measured")
     if drift.mismatches is not None:
@@ -47,7 +47,7 @@ def describe_drift(drift: Drift | None, note: str = "") -> TensorError:
 
 
 def measure_pair(expected: Array, actual: Array | None) -> tuple[Drift | None, str]:
-    """The drift of a value, or None and a note where it is missing or cannot be compared."""
+    """The drift of a value and ''; None and the reason if the value is missing or cannot be compared."""
     if actual is None:
         return None, "it is missing"
     try:
@@ -58,17 +58,17 @@ def measure_pair(expected: Array, actual: Array | None) -> tuple[Drift | None, s
 
 
 def is_of_the_cut(local_error: TensorError, inherited_error: TensorError) -> bool:
-    """Whether a segment by itself is off by over twice what the whole candidate is off at the same tensor.
+    """Whether a segment run by itself has over twice the error that the whole candidate has at the same tensor.
 
-    Its own error is part of the whole's there, so the cut made the runtime choose another kernel: for one, for a
-    product whose activation is no longer dequantized before it.
+    The whole candidate includes the segment, so the cut must have made the runtime choose another kernel: for example
+    for a product whose activation is no longer dequantized right before it.
     """
     is_measured = not (local_error.note or inherited_error.note or local_error.nonfinite or inherited_error.nonfinite)
     return is_measured and local_error.sqnr_db < inherited_error.sqnr_db - HONEST_DB
 
 
 def explain_blame(local: TensorError, budget: Budget) -> str:
-    """Why a segment's own error breaks a limit of the whole model; '' where it keeps all. NaN keeps none."""
+    """Why a segment's own error breaks a limit of the whole model, as text; '' if it breaks none. NaN breaks all."""
     if local.note:
         return local.note
     if local.nonfinite:
@@ -83,9 +83,9 @@ def explain_blame(local: TensorError, budget: Budget) -> str:
 
 
 def blame_slice(rows: Sequence[SegmentRow], budget: Budget) -> list[SegmentRow]:
-    """The rows, with the one blamed whose worst slice is off most, if that breaks the limit on slices.
+    """The rows; the one with the worst slice is blamed if that slice breaks the limit on slices.
 
-    For an output that fails by one slice while the error energy of every segment keeps its limit.
+    Used if an output fails in a slice while every segment keeps the limit on its total error energy.
     """
     if budget.slice_sqnr_db is None or not rows:
         return list(rows)
@@ -99,9 +99,9 @@ def blame_slice(rows: Sequence[SegmentRow], budget: Budget) -> list[SegmentRow]:
 
 
 def blame_lone(rows: Sequence[SegmentRow]) -> list[SegmentRow]:
-    """The rows, with the one blamed whose noise energy is LONE times that of all others together, if there is one.
+    """The rows; a row is blamed if its noise energy is over LONE times that of all other rows together.
 
-    For an engine whose segments each keep the limit: quantization behind an error enlarges it. Errors that float32
+    Used for an engine whose segments all keep the limit: later quantization enlarges an error. Errors that float32
     kernels may have are not blamed.
     """
     ratios = [10 ** (-row.local.sqnr_db / 10) if row.local.sqnr_db < math.inf else 0.0 for row in rows]
@@ -118,10 +118,11 @@ def blame_lone(rows: Sequence[SegmentRow]) -> list[SegmentRow]:
 
 # An ONNX graph whose inner tensors can be read and replaced, in whatever session runs it.
 #
-# The weights are written to one file beside the graph, which every session made of it maps, so that this process never
-# holds them twice. `whole` opens the original file, which is left as it is.
+# The weights are written to one file beside the graph. Every session maps that file, so that this process never holds
+# the weights twice. `whole` opens the original file, which does not change.
 
 Opener = Callable[[Path], AbstractContextManager[Session]]
+AXIS_OPERATORS = ("Expand", "Reshape", "Softmax", "Squeeze", "Unsqueeze")
 # Smaller tensors stay in the graph, as by onnx's own default.
 EXTERNAL_FROM_BYTES = 1024
 LOCAL, SHAPE = "@local", "@shape"
@@ -130,10 +131,10 @@ LOCAL, SHAPE = "@local", "@shape"
 class OnnxGraph:
     """An ONNX file that can be run whole, with inner tensors as outputs, and in segments on given activations.
 
-    opens: opens a session for a file like it.  fuses: whether that fuses nodes, so that reading a tensor between two of
-    them may change what they compute.  steps: its nodes in an order in which they can run.  outputs: their names.
-    others: names of inner values that are no tensors, such as sequences, so that no session can give them.
-    Files are written into `workdir`, which the caller removes. Raises ModelError where opening a session does.
+    opener: opens a session for such a file.  fuses: whether the session fuses nodes, so that reading a tensor between
+    two of them may change their results.  steps: the nodes in an order in which they can run.  outputs: names.
+    others: names of inner values that no session can return, because they are not tensors but sequences, for example.
+    Files are written into `workdir`, which the caller removes. Raises ModelError if opening a session does.
     """
 
     def __init__(self, path: Path, workdir: Path, opener: Opener, *, fuses: bool) -> None:
@@ -158,6 +159,7 @@ class OnnxGraph:
         graph = self._model.graph
         values = onnx.shape_inference.infer_shapes(self._model).graph.value_info
         self.others = {value.name for value in values if value.type.WhichOneof("value") not in ("tensor_type", None)}
+        shapes = {value.name: [str(size) for size in value.type.tensor_type.shape.dim] for value in values}
         self.fuses = fuses
         self.outputs: Sequence[str] = [value.name for value in graph.output]
         scalars = {tensor.name: tensor for tensor in graph.initializer if math.prod(tensor.dims) == 1}
@@ -170,17 +172,19 @@ class OnnxGraph:
                 reads=tuple(name for name in list_reads(node) if name not in constant_names),
                 makes=tuple(name for name in node.output if name),
                 zero=_zero(node, scalars),
+                by_row=node.op_type not in AXIS_OPERATORS or _is_by_row(node, shapes, opset_of(self._model)),
             )
             for node in graph.node
             if node.op_type != "Constant"
         ]
+        self.scores = list_scores(self.steps, self.outputs)
 
     def whole(self) -> AbstractContextManager[Session]:
-        """The original file."""
+        """A session of the original file."""
         return self._opens(self._path)
 
     def open_tapped(self, tensors: Sequence[str], whole: bool) -> AbstractContextManager[Session]:
-        """The graph with these tensors as outputs. whole: beside its own, with every node; else with needed ones."""
+        """A session that returns these tensors. whole: it also runs the other nodes and returns the graph's outputs."""
         model = deepcopy(self._model)
         graph_outputs = {value.name: value for value in model.graph.output}
         output_names = [*(self.outputs if whole else ()), *tensors]
@@ -200,7 +204,7 @@ class OnnxGraph:
         return {name: tuple(int(size) for size in shape_outputs[f"{name}{SHAPE}"]) for name in tensors}
 
     def open_segment(self, tensors: Sequence[str], specs: Mapping[str, TensorSpec]) -> AbstractContextManager[Session]:
-        """The graph cut at `specs`. A tensor that is both given and computed is an output named NAME@local."""
+        """A session of the graph cut at `specs`, its new inputs. An output that is an input too is named NAME@local."""
         model = deepcopy(self._model)
         nodes = select_needed(model.graph.node, tensors, specs)
         for node in nodes:
@@ -220,12 +224,12 @@ class OnnxGraph:
 
 
 def _name(node: "NodeProto") -> str:
-    """The node's name, or the one that a rewrite gives it (`pipeline.quantization.graph`)."""
+    """The node's name; if it is empty, the name that a rewrite gives it (`pipeline.quantization.graph`)."""
     return node.name or f"{node.op_type}_{next((name for name in node.output if name), '')}"
 
 
 def _zero(node: "NodeProto", scalars: "Mapping[str, TensorProto]") -> float | None:
-    """The zero point of a QuantizeLinear node; None of others, and where it is no scalar constant."""
+    """The zero point of a QuantizeLinear node; None for other nodes, and if it is not a scalar constant."""
     if node.op_type != "QuantizeLinear":
         return None
     zero_name = node.input[2] if len(node.input) > 2 else ""
@@ -235,8 +239,15 @@ def _zero(node: "NodeProto", scalars: "Mapping[str, TensorProto]") -> float | No
     )
 
 
+def _is_by_row(node: "NodeProto", shapes: Mapping[str, Sequence[str]], opset: int) -> bool:
+    """As in GraphStep, for an operator of AXIS_OPERATORS. shapes: the sizes of inner values, '' for an unknown size."""
+    sizes, outs = (shapes.get(name, []) for name in (node.input[0], node.output[0]))
+    axis = next((item.i for item in node.attribute if item.name == "axis"), -1 if opset >= 13 else 1)
+    return axis in (-1, len(sizes) - 1) if node.op_type == "Softmax" else any(sizes[-1:]) and sizes[-1:] == outs[-1:]
+
+
 def _set(graph: "GraphProto", nodes: "list[NodeProto] | None", outputs: "Sequence[ValueInfoProto]") -> None:
-    """Replace a graph's outputs and, if any are given, its nodes; constants and inputs that these do not read go."""
+    """Replace a graph's outputs and, unless `nodes` is None, its nodes, and remove unused constants and inputs."""
     set_items(graph.output, outputs)
     if nodes is None:
         return

@@ -16,14 +16,13 @@ from enginesmith.registry.manifest import Manifest
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import attribution_key, evidence_prefix
 
-# What attribution found, as plain values with the names of the kept JSON; and the attributions of a version.
-#
-# `core.codec` writes and reads them (`encode_document`; the SQNR of no error is 'inf'). Without numpy, because a
-# registry reads attributions where nothing is measured.
+# The result of an attribution as plain values, whose field names are those of the stored JSON, and how a version
+# stores it: `core.codec` writes and reads it (`encode_document`; the SQNR without an error is 'inf'). No numpy:
+# machines that measure nothing read attributions too.
 
-# Rows that a version keeps of an attribution.
+# The most rows of an attribution that a version stores.
 MOST_ROWS = 400
-# The remedy where the time was over.
+# The remedy if the time ran out.
 MORE_TIME = "raise timeouts.attribution_s in the spec for more"
 # blamed: segments break the stage's limits by themselves.  spread: none does, their errors add up.
 # nothing-failed: the outputs keep the limits.
@@ -32,10 +31,10 @@ Finding = Literal["blamed", "spread", "nothing-failed"]
 
 @dataclass(frozen=True)
 class TensorError:
-    """How far one tensor is off. sqnr_db: in decibels, inf without error.  max_rel: relative to the peak.
+    """The error of one tensor. sqnr_db: inf without an error.  max_rel: greatest error over the peak of the tensor.
 
-    nonfinite: elements that are NaN or infinite and should not be.  unequal: share of unequal integers.  note: why
-    there is no number.  slice_sqnr_db, slice: SQNR and name of the worst slice.
+    nonfinite: number of elements that are NaN or infinite and should not be.  unequal: share of unequal integers.
+    note: why there are no numbers.  slice_sqnr_db, slice: SQNR and name of the worst slice.
     """
 
     sqnr_db: float = math.inf
@@ -54,10 +53,10 @@ class TensorError:
 
 @dataclass(frozen=True)
 class SegmentRow:
-    """One segment. tensor: the one that it computes.  node, op_type: the reference's node that names it.
+    """One segment, which computes `tensor`. node, op_type: the node of the reference that gives the segment its name.
 
-    local: its error on the reference's activations.  inherited: the whole candidate's error at the tensor.  blamed: why
-    its own error breaks a limit, or ''.  nodes, computed_by: the segment's nodes in the reference and the candidate.
+    local: the error on the reference's activations.  inherited: the error of the whole candidate at the tensor.
+    blamed: why the segment is blamed, or ''.  nodes, computed_by: its nodes in the reference and the candidate.
     """
 
     tensor: str
@@ -72,7 +71,7 @@ class SegmentRow:
 
 @dataclass(frozen=True)
 class Taps:
-    """Whether reading inner tensors changed the outputs. compared: outputs in all runs.  changed: error by output."""
+    """Whether reading inner tensors changed the outputs. compared: number, over all runs.  changed: error by output."""
 
     compared: int = 0
     changed: Mapping[str, TensorError] = field(default_factory=dict)
@@ -88,7 +87,7 @@ class ProposedOverride:
 
 @dataclass(frozen=True)
 class CheckChange:
-    """A check of the graph as it is, and with the proposal, None where it was not measured."""
+    """One check of the graph without and with the proposal. after: None if it was not measured."""
 
     before: Check
     after: Check | None
@@ -96,13 +95,13 @@ class CheckChange:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Groups of nodes to leave in float. groups: how many there are.  runs: how many graphs were tried.
+    """Groups of nodes to leave in float. groups: number of all groups.  runs: number of graphs that were tried.
 
-    leave: the nodes of each chosen group; None where no choice passed, and the fields after `minimal` are empty.
-    minimal: whether each was shown to be needed.  overrides, snippet: the rules for the spec, and their YAML.
-    searched: whether a quantization search wrote the graph, so that these rules start it again.
-    ended_early: whether the runs or the time were over first.
-    quality: the checks before and after.
+    leave: the nodes of each chosen group; None if no choice passed; then `overrides`, `snippet`, `quality` are None.
+    minimal: whether the graph fails without any one of them.  overrides, snippet: rules for the spec, and their YAML.
+    searched: whether a quantization search wrote the graph; the rules then start the search again.
+    ended_early: whether the search stopped for lack of runs or time.
+    quality: the checks without and with the proposal.
     """
 
     groups: int
@@ -118,13 +117,13 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Attribution:
-    """Which nodes drifted: segments ranked by their own error, worst first. stage: 'quantization' or 'engine'.
+    """The segments of a model ranked by their own error, worst first. stage: 'quantization' or 'engine'.
 
-    cases: the golden cases that were measured, worst first.  points: how many tensors could be cut.  segments: the
-    number of all rows, of which the worst are kept.
-    complete: whether the whole model was looked at before the time was over.
-    finding: what the ranking shows.  rows: the worst segments.
-    taps: what reading inner tensors changed.  proposal: what to leave in float; None where none was sought.
+    cases: names of the golden cases that were measured, worst first.  points: number of tensors where the model can be
+    cut.  cut: number of cuts.  segments: number of segments; only the worst are in `rows`.
+    complete: whether the whole model was measured in the time.
+    finding: the conclusion from the ranking.  failed: the failed checks.
+    taps: the effect of reading inner tensors.  proposal: what to leave in float; None if no proposal was sought.
     """
 
     stage: str
@@ -150,55 +149,55 @@ class Attribution:
 
 @dataclass(frozen=True, kw_only=True)
 class NamedAttribution(Attribution):
-    """An attribution of a version's page. name: of the graph or unit.  units: those that it is about."""
+    """An attribution as a version's page shows it. name: of the graph or unit.  units: names of the units concerned."""
 
     name: str
     units: tuple[str, ...]
 
 
 def rank_segments(rows: Sequence[SegmentRow]) -> tuple[SegmentRow, ...]:
-    """The rows by their own error, worst first; among equals, in the model's order."""
+    """The rows sorted by their own error, worst first; rows with equal errors stay in the order of the model."""
     return tuple(sorted(rows, key=lambda row: row.local.rank))
 
 
-# Of an attribution's document.
+# The greatest size of an attribution's document.
 MAX_BYTES = 64 << 20
 
 
 def attach_attribution(store: Store, manifest: Manifest, attribution: NamedAttribution) -> None:
-    """Store an attribution beside its version, in the place of an older one of the same graph or unit.
+    """Store an attribution beside its version; it replaces an older one of the same graph or unit.
 
-    It is made after the version is published, whose manifest does not change.
+    It is made after the version is published, and does not change the version's manifest.
     """
     key = attribution_key(manifest.model, manifest.version, attribution.name)
     document = json.dumps(encode_document(attribution), ensure_ascii=False, allow_nan=False).encode()
-    if (stored := store.read(key)) != document:
-        with suppress(UndecidedError):  # another run's is there
-            store.replace(key, document, stored)
+    if (current := store.read(key)) != document:
+        with suppress(UndecidedError):  # another run stored its own
+            store.replace(key, document, current)
 
 
 def attributions(store: Store, manifest: Manifest) -> dict[str, NamedAttribution]:
-    """The attributions of a version by the name of their graph or unit. Raises IntegrityError."""
+    """The attributions of a version by the name of their graph or unit. Raises IntegrityError if one is damaged."""
     entries = {}
     for key in store.list(evidence_prefix("attributions", manifest.model, manifest.version)):
         with explain_damage(f"{key} of {store.uri}", "delete it, and build again"):
             attribution = decode(parsing.parse_json(store.read(key) or b"", MAX_BYTES), NamedAttribution)
             if attribution_key(manifest.model, manifest.version, attribution.name) != key:
-                raise Malformed("it is not the attribution its name says: it was edited by hand or moved")
+                raise Malformed("its content belongs to another key: it was edited by hand or moved")
         entries[attribution.name] = attribution
     return dict(sorted(entries.items()))
 
 
 def read_attribution(store: Store, digest: str) -> Attribution:
-    """The attribution in a blob. Raises IntegrityError for a damaged one and for another format."""
+    """The attribution in a blob. Raises IntegrityError for a damaged blob and for another format."""
     try:
         return decode(parsing.parse_json(store.read_blob(digest), MAX_BYTES), Attribution)
     except IntegrityError as error:
         remedy = "run `enginesmith debug attribute` again"
-        raise document_error(f"blob {digest} is no attribution", error, remedy) from error
+        raise document_error(f"blob {digest} is not an attribution", error, remedy) from error
 
 
-# What attribution found, in words: a headline, the table as text, the proposal; and the section of an HTML page.
+# The result of an attribution as text: a headline, a table, the proposal; and its section of an HTML page.
 
 COLUMNS = ("#", "node", "op", "own error", "total", "tensor", "why")
 SHOWN = 12
@@ -223,7 +222,7 @@ def _summarize(attribution: Attribution) -> str:
 
 
 def describe_taps(attribution: Attribution) -> str:
-    """A line that says whether reading inner tensors changed the outputs."""
+    """One line: whether reading inner tensors changed the outputs."""
     if not attribution.taps.compared:
         return "the candidate did not run, so it is not known whether tapping changes its outputs"
     if not attribution.taps.changed:
@@ -233,7 +232,7 @@ def describe_taps(attribution: Attribution) -> str:
 
 
 def describe_attribution(attribution: Attribution) -> Iterator[str]:
-    """The lines beside the table: headline, failed checks, what was measured, the proposal."""
+    """The lines beside the table: headline, failed checks, cuts and cases, the proposal."""
     yield summarize(attribution)
     yield from (f"failed: {text}" for text in attribution.failed)
     yield f"cut at {attribution.cut} of {attribution.points} common tensors; measured on {', '.join(attribution.cases)}"
@@ -251,7 +250,7 @@ def format_row(index: int, row: SegmentRow) -> tuple[str, ...]:
 
 
 def format_error(error: TensorError) -> str:
-    """An error in a few words: non-finite or unequal elements, else the SQNR."""
+    """An error as short text: the number of non-finite elements, the share of unequal ones, or the SQNR."""
     if error.note:
         return "no result"
     if error.nonfinite:
@@ -262,7 +261,7 @@ def format_error(error: TensorError) -> str:
 
 
 def describe_proposal(proposal: Proposal) -> Iterator[str]:
-    """The lines of a proposal: what to leave in float, how checks change, and the YAML for the spec."""
+    """The lines of a proposal: how many groups to leave in float, the checks before and after, YAML for the spec."""
     if proposal.leave is None and proposal.ended_early:
         yield f"no proposal yet: {proposal.runs} graphs were run, and none of them passed; {MORE_TIME}"
         return
@@ -284,7 +283,7 @@ def describe_proposal(proposal: Proposal) -> Iterator[str]:
 
 
 def view_attribution(attribution: NamedAttribution) -> dict[str, object]:
-    """The section of one graph's or engine's attribution, as `attribution.html.j2` names its parts."""
+    """The values of `attribution.html.j2` for the attribution of one graph or engine."""
     rows = [dict(zip(COLUMNS, format_row(*pair), strict=True)) for pair in enumerate(attribution.rows[:SHOWN])]
     snippet = (attribution.proposal.snippet if attribution.proposal else None) or ""
     lines = tuple(describe_attribution(attribution))[1:]

@@ -1,4 +1,4 @@
-"""Finds the first node whose outputs drift."""
+"""Ranks the segments of a candidate by their own error."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,12 +31,14 @@ from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.slices import FEWEST
 from validation.metrics.tally import samples_of
 
-# Measures the segments of a candidate: the own error of each, on the reference's activations, and what it inherits.
+# Measures each segment of a candidate twice: on the reference's activations, and within the whole candidate.
 
-# Segments that a further round cuts finer, where none is blamed.
+# The number of segments that a further round cuts finer if none is blamed.
 REFINED = 4
-# Magnitudes that only a mask has, in the reference and, where its type holds less, in the candidate.
+# Only masks have such magnitudes in the reference, and at least the second in a candidate of a narrower type.
 MASK, LEAST_MASK = 1e9, 1e4
+# A Softmax gives no weight to an element so far below the greatest of its row, or below -1000 in a masked row.
+WEIGHTLESS, MASKED_ROW = 100.0, -900.0
 # The greatest size of an element in bytes.
 _WIDEST = 8
 _FLOATS = ("float16", "float32", "float64", "bfloat16")
@@ -44,9 +46,9 @@ _FLOATS = ("float16", "float32", "float64", "bfloat16")
 
 @dataclass
 class Apart:
-    """Segments that are run on given activations: all in one session; where that fails, one by one, to find which does.
+    """Segments that run on given activations: all in one session; if that fails, each alone, to find which one fails.
 
-    specs: of the activations by name, in the candidate's dtypes.
+    specs: the activations by name, with the candidate's dtypes.
     """
 
     candidate: OnnxGraph
@@ -62,7 +64,7 @@ class Apart:
         self.stack.close()
 
     def run(self, values: Tensors) -> dict[str, tuple[Array | None, str]]:
-        """Each segment's tensor, or None and why there is none. values: inputs and activations of the model by name."""
+        """Each segment's tensor and '', or None and the error. values: inputs and activations of the model by name."""
         try:
             return {name: (value, "") for name, value in self._run(self.window, values).items()}
         except EnginesmithError as error:
@@ -95,7 +97,7 @@ class Apart:
 
 @dataclass(frozen=True)
 class Size:
-    """How much is measured at once. cuts: in one round.  cases: golden cases.  window_bytes: of activations."""
+    """Limits of one sweep. cuts: added per round.  cases: golden cases.  window_bytes: of activations at once."""
 
     cuts: int = 64
     cases: int = 4
@@ -107,7 +109,7 @@ USUAL = Size()
 
 @dataclass(frozen=True)
 class SweepCase:
-    """A golden case to measure on, and the outputs of the unchanged candidate; None where it fails."""
+    """A golden case to measure on. outputs: of the unchanged candidate; None if it fails to run."""
 
     case: Case
     outputs: Tensors | None
@@ -115,13 +117,13 @@ class SweepCase:
 
 @dataclass
 class Sweep:
-    """Two models, the cases to measure on, and what is known so far.
+    """Two models, the cases to measure on, and the results so far.
 
     kinds: the specs of a tensor in the reference and in the candidate.  drifts: local and inherited drift of a segment,
-    by its target and boundary.  changed: drift of the outputs that reading inner tensors changed, of `compared` ones.
-    tensor_bytes: bytes of each tensor.  zeros: the zero points of quantized tensors.  stop: whether the time is over.
-    complete: whether all windows of the last `rows` were measured.
-    budget: the limits that each segment must keep alone.  size: how much is measured at once.
+    by its target and boundary.  changed: drift of outputs that changed when inner tensors were read; `compared`: the
+    number of outputs of all runs.  tensor_bytes, zeros: size, and zero point if quantized, by tensor.
+    stop: returns whether the time is over.  complete: whether the last call of `rows` measured all its windows.
+    budget: the limits for each single segment.  size: limits of one sweep.
     """
 
     reference: OnnxGraph
@@ -139,7 +141,7 @@ class Sweep:
     complete: bool = True
 
     def points(self) -> list[str]:
-        """The tensors where both can be cut, in order: floats or quantized on both sides, and not inside a fusion."""
+        """The tensors where both models can be cut, in order: float or quantized in both, and not inside a fusion."""
         shared_names = list_shared(self.reference.steps, self.candidate.steps)
         names = [name for name in shared_names if name not in self.reference.others]
         with (
@@ -157,8 +159,8 @@ class Sweep:
         return exclude_joined(cut_names, self.candidate.steps) if self.candidate.fuses else cut_names
 
     def rows(self, cuts: set[str]) -> list[SegmentRow]:
-        """A row for each cut. Only segments that were not measured yet are run; once the time is over, no more than the
-        first window, and the segments behind it have no row."""
+        """A row for each cut. Runs only the segments that were not measured before. Once the time is over, it measures
+        at most the first window; later segments get no row."""
         order = [name for step in self.candidate.steps for name in step.makes if name in cuts]
         cut_segments = list(segments(self.candidate.steps, cuts, order))
         new_segments = [segment for segment in cut_segments if (segment.target, segment.boundary) not in self.drifts]
@@ -177,7 +179,7 @@ class Sweep:
         return [self._row(segment, origins[segment.target]) for segment in measured_segments]
 
     def finer(self, rows: Sequence[SegmentRow], points: Sequence[str], cuts: set[str]) -> set[str]:
-        """Further cuts inside the worst segments; none where no such segment can be cut."""
+        """Further cuts inside the worst segments; empty if none of these can be cut."""
         ranked_rows = rank_segments(rows)
         inner_by_row: dict[str, list[str]] = {}
         for row in ranked_rows:
@@ -192,7 +194,7 @@ class Sweep:
         }
 
     def taps(self) -> Taps:
-        """Whether the runs that gave inner tensors had the outputs of the unchanged candidate, bit for bit."""
+        """Whether the outputs stayed equal, bit for bit, in the runs that returned inner tensors."""
         return Taps(self.compared, {name: describe_drift(drift) for name, drift in self.changed.items()})
 
     def _row(self, segment: GraphSegment, origin: GraphSegment) -> SegmentRow:
@@ -235,8 +237,8 @@ class Sweep:
                 local_values = segment_runner.run({**inputs, **{name: expected_values[name] for name in inner_names}})
                 for name, pair in drifts.items():
                     values = local_values[name], (tapped_values.get(name), note)
-                    for tally, (value, remark) in zip(pair, values, strict=True):
-                        tally.add(expected_values[name], value, remark, self.zeros.get(name))
+                    for tally, entry in zip(pair, values, strict=True):
+                        tally.add(expected_values[name], *entry, self.zeros.get(name), name in self.reference.scores)
         self.drifts |= {(segment.target, segment.boundary): drifts[segment.target] for segment in window}
 
     def _compare_taps(self, untapped_values: Tensors, tapped_values: Tensors) -> None:
@@ -249,40 +251,45 @@ class Sweep:
 
 @dataclass
 class _TensorDrift:
-    """The drift of one tensor over all cases. note: why it could not be measured in one."""
+    """The drift of one tensor over all cases. note: why a case could not be measured."""
 
     drift: Drift | None = None
     note: str = ""
 
-    def add(self, expected: Array, actual: Array | None, note: str, zero: float | None) -> None:
-        """Add a case. note: why there is no actual value, or ''.  zero: the zero point of a quantized tensor, from
-        which it is measured in steps, as the number that it stands for."""
+    def add(self, expected: Array, actual: Array | None, note: str, zero: float | None, is_score: bool) -> None:
+        """Add a case. note: why there is no actual value, or ''.  zero: the zero point of a quantized tensor, which is
+        subtracted from both.  is_score: whether only a Softmax reads the tensor (`_mask_infinite`)."""
         drift = None
         if not note:
             if zero is not None:
                 expected = expected.astype(np.float32) - np.float32(zero)
                 actual = None if actual is None else actual.astype(np.float32) - np.float32(zero)
-            drift, note = measure_pair(*_mask_infinite(expected, actual))
+            drift, note = measure_pair(*_mask_infinite(expected, actual, is_score))
         self.drift = self.drift.merge(drift) if self.drift and drift else self.drift or drift
         self.note = self.note or note
 
 
-def _mask_infinite(expected: Array, actual: Array | None) -> tuple[Array, Array | None]:
-    """Both with infinities in place of mask values: equal ones are left out of the sums, where the energy of one would
-    hide everything else. The candidate's type may hold only a smaller mask."""
-    if actual is None or is_exact(expected) or actual.shape != expected.shape:
+def _mask_infinite(expected: Array, actual: Array | None, is_score: bool) -> tuple[Array, Array | None]:
+    """Both arrays with equal infinities at mask values, which the sums leave out: their energy would hide other errors.
+
+    A value is a mask if it is one in both; the candidate's type may hold only a smaller one. is_score: whether only a
+    Softmax reads the tensor: any value far below its row's greatest is a mask, but no -inf for a finite one is (NaN).
+    """
+    if actual is None or not expected.ndim or not expected.size or is_exact(expected) or actual.shape != expected.shape:
         return expected, actual
-    mask = np.abs(expected) >= MASK
+    mask = (np.abs(expected) >= MASK) & (np.abs(actual) >= LEAST_MASK) & (np.sign(actual) == np.sign(expected))
+    if is_score:
+        bound = np.maximum(expected.max(axis=-1, keepdims=True), MASKED_ROW) - WEIGHTLESS
+        mask |= (expected < bound) & (actual < bound) & (np.isinf(expected) == np.isinf(actual))
     if not mask.any():
         return expected, actual
-    shared_mask = mask & (np.abs(actual) >= LEAST_MASK) & (np.sign(actual) == np.sign(expected))
     infinities = np.copysign(np.inf, expected)
-    return np.where(mask, infinities, expected), np.where(shared_mask, infinities, actual)
+    return np.where(mask, infinities, expected), np.where(mask, infinities, actual)
 
 
 def _can_cut(left: TensorSpec, right: TensorSpec, is_quantized: bool) -> bool:
-    """Whether a tensor of the reference and one of the candidate can be one: in dtype, and in shape as far as known. A
-    rewrite may use a name for something else."""
+    """Whether two tensors of one name have matching dtypes and, as far as they are known, shapes: a rewrite may have
+    given the name to another tensor."""
     are_floats = left.dtype in _FLOATS and right.dtype in _FLOATS
     if not (are_floats or (is_quantized and left.dtype == right.dtype)):
         return False
@@ -293,19 +300,19 @@ def _can_cut(left: TensorSpec, right: TensorSpec, is_quantized: bool) -> bool:
     return len(left.shape) == len(right.shape) and is_fitting
 
 
-# Which node drifted: the error of every segment on the reference's activations, beside the error that it inherits.
+# The node that drifts: the error of every segment on the reference's activations, beside its error in the candidate.
 #
 # Errors of a deep model grow and mix, so the place where an output is wrong says little about the cause. Each segment
-# of the candidate is given what the reference computed at its inputs, so that the error at its end is its own. All
-# segments are cut apart in one graph and run together: a sweep costs one more run of the candidate, not one per node.
-# Long models are cut coarsely first, and then only where they are worst (`sweep.Size.cuts` at a time). Windows of
-# `sweep.Size.window_bytes` bound the memory, whatever the model's size.
+# of the candidate gets the reference's values as inputs, so that errors of earlier segments do not count. All segments
+# are separate parts of one graph and run together: a sweep costs one more run of the candidate, not one per node. Long
+# models are cut coarsely first, and then only in the worst segments (`Size.cuts` at a time). Windows of
+# `Size.window_bytes` limit the memory, whatever the model's size.
 #
-# A segment is blamed when its own error breaks the limits that the stage has for the whole model. Where none does and
-# an output fails by one slice, that is the segment with the worst slice. Where none does and the outputs fail all the
-# same, the errors add up, and the ranking shows where most of them come from.
+# A segment is blamed if its own error breaks the stage's limits for the whole model. If no segment breaks them but an
+# output fails in a slice, the segment with the worst slice is blamed. If none is blamed although outputs fail, the
+# errors add up, and the ranking shows the largest.
 
-# Rounds of cutting, each finer than the one before.
+# The greatest number of rounds; each cuts finer than the one before.
 MOST_ROUNDS = 8
 
 
@@ -322,12 +329,12 @@ def attribute(
     stop: Callable[[], bool] = lambda: False,
     answered: bool = False,
 ) -> Attribution:
-    """The candidate's segments ranked by their own error. stage: quantization or engine.
+    """The candidate's segments ranked by their own error. stage: 'quantization' or 'engine'.
 
-    budget: the limits of the stage, which each segment must keep alone.  tell: takes lines about the progress.
-    stop: whether the time is over: the result is then of what was measured until then, and says so.
-    answered: whether the outputs in the golden set are the reference's own.  size: how much is measured at once.
-    Raises what the reference raises; a segment that the candidate fails to run has a row that says so.
+    budget: the stage's limits, applied to each segment.  failures: the failed checks.  tell: receives progress lines.
+    stop: returns whether the time is over; the result is then incomplete, and says so.
+    answered: whether the golden set's outputs are the reference's own.  size: limits of one sweep.
+    Raises the reference's errors; if the candidate fails to run a segment, its row has the error.
     """
     tell("running both on the golden set")
     is_by_slice = any("slice_sqnr_db" in text for text in failures)
@@ -360,13 +367,13 @@ def attribute(
 def _cut_finer(
     work: Sweep, points: Sequence[str], cuts: set[str], tell: Callable[[str], None]
 ) -> tuple[list[SegmentRow], set[str]]:
-    """The rows of the finest cuts that were measured as a whole, and these cuts. cuts: of the first round."""
+    """The rows of the finest cuts that were measured completely, and these cuts. cuts: of the first round."""
     rows, finer_cuts = list[SegmentRow](), set[str]()
     for index in range(MOST_ROUNDS):
         tell(f"round {index + 1}: {len(cuts | finer_cuts)} cuts of {len(points)} possible")
         measured_rows = work.rows(cuts | finer_cuts)
         if rows and not work.complete:
-            break  # the rows of the round before are of the whole model
+            break  # only the rows of the round before cover the whole model
         rows, cuts = measured_rows, cuts | finer_cuts
         if not work.complete or not (finer_cuts := work.finer(rows, points, cuts)):
             break
@@ -391,9 +398,9 @@ def _worst_cases(
     stop: Callable[[], bool],
     answered: bool,
 ) -> list[SweepCase]:
-    """The cases on which the outputs differ most. limit: how many, or more until they hold `samples` samples, which a
-    slice needs to be judged.  stop: whether the time is over; the first case is run all the same.  answered: as in
-    `attribute`."""
+    """The cases on which the outputs differ most. limit: their number; more if these hold fewer than the `samples`
+    samples that a slice needs to be judged.  stop: returns whether the time is over; the first case always runs.
+    answered: as in `attribute`."""
     case_ranking: list[tuple[tuple[float, ...], int, SweepCase]] = []
     counts: dict[int, int] = {}
     with nullcontext() if answered else reference.whole() as reference_session, candidate.whole() as actual:

@@ -23,6 +23,7 @@ from validation.data.batches import leading_dim
 from validation.data.samples import sizes_of
 from validation.fuzz.cases import (
     FACTORS,
+    LEAST_LENGTHS,
     MIXED,
     MOVED,
     NOT_FINITE,
@@ -30,7 +31,8 @@ from validation.fuzz.cases import (
     FuzzCase,
     Groups,
     Values,
-    clear_half,
+    draw_lengths,
+    find_masks,
     make,
     make_mixture,
 )
@@ -67,6 +69,14 @@ INPUT_SHARES = (50, 1000)
 MOST_ENUMERATED = 1 << 12
 # Wrong sizes that a check's note names.
 MOST_NAMED = 4
+# What a failure says to do, and what its values are in words; the others are golden data of that name.
+REMEDY = "`enginesmith debug attribute` names the node: leave it in fp32 (quantization.overrides) or change the backend"
+WORDS: Mapping[Values, str] = {
+    "lengths": "masks of other lengths", "blank": "a sample of zeros", "flat": "a sample of one value",
+    "repeated": "one sample in all rows", "nan": "samples beside one of NaN",
+    "infinite": "samples beside one of infinities", "mixed": "mixtures of golden samples",
+    "stretched": "samples beyond the golden data",
+}  # fmt: skip
 # The seed of the values: the default of `enginesmith debug fuzz`, which then repeats a case.
 VALUES_SEED = 0
 
@@ -152,30 +162,33 @@ def inner_sizes(
 
 
 def magnitude_checks(pair: FuzzSides, shapes: Shapes, golden: GoldenSet, allowance: Allowance) -> Iterator[Check]:
-    """One check over real values that are scaled, negated, permuted, cleared, repeated or mixed, and over a sample of
-    zeros, NaN or infinities beside real ones; none where the graph itself answers none of these with finite numbers."""
+    """One check over real values that are scaled, negated, permuted, repeated or mixed, masks of other lengths, and a
+    sample of one value, NaN or infinities beside real ones; none where no output could be judged.
+    """
     specs, groups = shapes[0], Groups(golden)
-    sizes = sizes_of(groups[0], specs)
+    sizes, masks = sizes_of(groups[0], specs), find_masks(groups)
     is_movable = any(array.dtype.kind == "f" and array.ndim > 1 for array in groups[0].values())
     is_batch = sizes.get(leading_dim(specs) or "", 1) > 1
-    applicable: dict[Values, bool] = {
+    draw_counts: dict[Values, int] = {
         **{values: is_movable for values in MOVED if values not in MIXED},
-        "blank": is_movable and is_batch,
-        "cleared": any(clear_half(array) is not array for array in groups[0].values()),
+        **dict.fromkeys(("blank", "flat"), is_movable and is_batch),
+        "lengths": max(2, -(-LEAST_LENGTHS // len(groups[0][min(masks)]))) if masks else 0,
         "repeated": is_batch,
         **dict.fromkeys(NOT_FINITE, is_movable and is_batch),
     }
     real_pair, outcomes = replace(pair, limits=pair.other_sizes or pair.limits), list[FuzzOutcome]()
-    for values in (values for values, is_applicable in applicable.items() if is_applicable):
-        case = FuzzCase(tuple(sizes.items()), values)
-        inputs = make(case, specs, [groups[0]], VALUES_SEED, pair.precision)
-        outcomes.append(try_case(case, inputs, real_pair if values in REAL else pair))
+    draws = [(values, draw) for values, count in draw_counts.items() for draw in range(count)]
+    for values, draw in draws:  # grows where a graph answers one of a draw's masks with NaN: each is tried alone
+        case = FuzzCase(tuple(sizes.items()), values, draw=draw)
+        inputs = make(case, specs, groups if values == "lengths" else [groups[0]], VALUES_SEED, pair.precision)
+        outcomes.append(try_case(case, inputs, real_pair if values in (*REAL, *NOT_FINITE) else pair))
+        if (values, outcomes[-1].verdict) == ("lengths", "not judged") and ("lengths", LEAST_LENGTHS) not in draws:
+            draws += [("lengths", LEAST_LENGTHS + number) for number in range(LEAST_LENGTHS)]
     tries = Tries(MIXTURES, allowance)
     mixed_outcomes, new_counts = _try_mixtures(real_pair, shapes, groups, tries)
     outcomes += mixed_outcomes
     failures = [outcome for outcome in outcomes if outcome.verdict == "failed"]
-    judged_values = dict.fromkeys(outcome.case.values for outcome in outcomes if outcome.verdict != "not judged")
-    if not judged_values:
+    if not (judged_values := dict.fromkeys(_name_judged(outcomes))):
         return
     note = f"golden data {', '.join(judged_values)}".replace("times_", "times ")
     if count := new_counts["mixed"]:
@@ -183,14 +196,31 @@ def magnitude_checks(pair: FuzzSides, shapes: Shapes, golden: GoldenSet, allowan
     if count := new_counts["stretched"]:
         note += f"; {count} samples beyond the golden data"
     for check in (check for outcome in outcomes for check in outcome.checks if check.name == FINITE and check.value):
-        note += f"; {check.case}: {check.value:g} elements of {check.output} are finite in graph or engine alone"
+        note += f"; {check.case}: {check.value:g} elements of {check.output} are finite in graph or engine alone, "
+        note += "which is not judged: a maximum may drop a NaN"
+    kept_draws = [one.case.draw for one in outcomes if (one.case.values, one.verdict) == ("lengths", "ok")]
+    for name, rows in masks.items():
+        lengths = {length for draw in kept_draws for length in draw_lengths(groups[0][name].shape, draw, rows.spare)}
+        reach_text = ", ".join(map(str, sorted(lengths))) or "no other number of"
+        noun = "tokens" if not rows.spare else "ones" if rows.real else "zeros"
+        note += f"; {reach_text} {noun} in a row of {name} ({rows.low} to {rows.high} in golden data)"
     if pair.precision in QUANTIZED:
         note += "; beyond what was calibrated the graph itself saturates: it is what the engine is compared with"
     if failures:
-        note = f"{failures[0].reason}; {_describe_reach(outcomes, groups[0], pair)}{note}"
+        values = failures[0].case.values
+        what = WORDS.get(values, f"golden data {values.replace('_', ' ')}")
+        note = f"wrong for {what}: {failures[0].reason}; {_describe_reach(outcomes, groups[0], pair)}{REMEDY}; {note}"
     name = str(failures[0].case) if failures else "magnitudes"
     yield Check("engine", "magnitudes", "", name, float(len(failures)), 0.0, not failures, note)
     yield from _cut_checks(tries, "mixed samples", new_counts.total())
+
+
+def _name_judged(outcomes: Iterable[FuzzOutcome]) -> Iterator[str]:
+    """The kinds of values with a judged output. Mixtures without checks were screened."""
+    for outcome in outcomes:
+        case, is_compared = outcome.case, any(check.name != FINITE for check in outcome.checks)
+        if outcome.verdict == "failed" or (outcome.verdict == "ok" and (is_compared or case.values in MIXED)):
+            yield case.values
 
 
 def _try_mixtures(
@@ -219,9 +249,9 @@ def _try_mixtures(
 
 @dataclass
 class Screen:
-    """Cases of one kind, of which those are not judged where those before tell that they keep the limits: to judge one
-    takes longer than to run it. factor, largest_errors: what later errors may be times the largest of those that kept
-    their limits."""
+    """Judges cases of one kind, except where small errors show that the limits are kept: judging takes longer than
+    running. factor, largest_errors: a case is not judged if its errors are at most `factor` times the largest errors of
+    the judged cases that kept their limits."""
 
     pair: FuzzSides
     factor: float = MOST_FACTOR
@@ -345,9 +375,9 @@ def _check(outcomes: Sequence[FuzzOutcome], dims: Sequence[Dim], of: int, second
         clauses.append(f"{skipped_count} of them not judged: the graph itself does not run")
     note = ", ".join(clauses)
     if failures:
-        other_points = (outcome.case.sizes for outcome in failures[1:MOST_NAMED])
-        sizes_text = ", ".join(" ".join(f"{name}={size}" for name, size in point) for point in other_points)
-        note = "; ".join(filter(None, (failures[0].reason, sizes_text and f"also {sizes_text}", note)))
+        points = (outcome.case.sizes for outcome in failures[:MOST_NAMED])
+        sizes_text = ", ".join(" ".join(f"{name}={size}" for name, size in point) for point in points)
+        note = f"wrong at {sizes_text}: {failures[0].reason}; {REMEDY}, or the spec's dims; {note}"
     case_name = str(failures[0].case) if failures else "inner sizes"
     return Check("engine", "sizes", "", case_name, float(len(failures)), 0.0, not failures, note)
 

@@ -4,7 +4,7 @@ A session is called with a few sets of inputs in a drawn order: a few sizes of t
 values. Each output is compared with the first one of the same inputs. The returned arrays themselves are kept and
 compared again some calls later, which shows an output buffer that is reused; the inputs are compared after each call.
 Then one set of arrays is filled anew before each call, as a server does; one call gets read-only arrays in Fortran's
-order; and two threads call at the same time, if the backend declares its sessions thread-safe.
+order; and threads call at the same time, if the backend declares its sessions thread-safe.
 """
 
 import math
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,26 +34,25 @@ MOST_DRAWS = 4
 SEED = 0
 # Outputs that are kept at a time beside the first ones, and their bytes.
 MOST_KEPT, MOST_KEPT_BYTES = 32, 64 << 20
-# Times that two threads call at once.
+# Times that the threads call at once.
 AT_ONCE = 4
 # Turns that are drawn at a time.
-_AT_ONCE = 128
+_DRAWN = 128
 # Shares of faulty calls for which the note gives the probability that none of n calls was one: (1 - share)^n.
 SHARES = (100, 1000)
 
 
-@dataclass(frozen=True)
-class Bits:
+class Bits(NamedTuple):
     """A copy of an array, to compare bit for bit."""
 
-    dtype: str
+    dtype: np.dtype
     shape: tuple[int, ...]
     data: bytes
 
     @classmethod
     def of(cls, array: Array) -> "Bits":
         """A copy of an array as it is now."""
-        return cls(array.dtype.str, array.shape, array.tobytes())
+        return cls(array.dtype, array.shape, array.tobytes())
 
     def array(self) -> Array:
         """A new array with the same content."""
@@ -108,24 +107,19 @@ def _scatter(array: Array) -> Array:
     """A read-only copy in Fortran's order with a gap behind each element, at an odd address."""
     step = array.itemsize
     strides = [2 * step * math.prod(array.shape[:axis]) for axis in range(array.ndim)]
-    scattered = np.ndarray(array.shape, array.dtype, bytearray(1 + 2 * array.nbytes), 1, strides)
-    scattered[...] = array
-    scattered.setflags(write=False)
-    return scattered
+    view = np.ndarray(array.shape, array.dtype, bytearray(1 + 2 * array.nbytes), 1, strides)
+    view[...] = array
+    view.setflags(write=False)
+    return view
 
 
-@dataclass(frozen=True)
-class _Kept:
+class _Kept(NamedTuple):
     """The outputs of a call: the arrays themselves, and copies of them from when they were returned."""
 
     label: str
     arrays: Mapping[str, Array]
     bits: Mapping[str, Bits]
-
-    @property
-    def size(self) -> int:
-        """Bytes of all copies."""
-        return sum(len(bits.data) for bits in self.bits.values())
+    size: int  # bytes of all copies
 
 
 @dataclass
@@ -162,6 +156,7 @@ class RepeatedCalls:
     _kept: deque[_Kept] = field(default_factory=deque)
     _kept_bytes: int = 0
     _other_bits: bool = False
+    _threads: int = 0
 
     def start(self, pool: Sequence[RepeatedInputs]) -> None:
         """Call once with each of the inputs: later answers are compared with these."""
@@ -182,11 +177,11 @@ class RepeatedCalls:
                     self._pair = self._pair or (first, second)
             self._refill()
             if self.shared:
-                self._share()
+                self._share(pool)
 
     def _refill(self) -> None:
-        """Call with the first inputs, the second, none, and the first again, in the same arrays; then with the first in
-        read-only arrays in Fortran's order, with gaps, at odd addresses, as parts of a message can lie."""
+        """Call with the first inputs, the second, none, and the first again, in the same arrays; then with the first,
+        last input first, in read-only arrays in Fortran's order, with gaps, at odd addresses, as in a message."""
         buffers = {name: copy.array() for name, copy in self._pair[0].copies.items()} if self._pair else {}
         for number, case in enumerate((*self._pair, *self._pair[:1])):
             if number == len(self._pair):
@@ -195,13 +190,16 @@ class RepeatedCalls:
                 buffers[name][...] = copy.array()
             self._compare(case, self._answer(buffers), "refilled", f"{case.name} in arrays that were refilled")
         for case in self._pair[:1]:
-            arrays = {name: _scatter(copy.array()) for name, copy in case.copies.items()}
-            label = f"{case.name} in read-only arrays in Fortran's order with gaps"
+            arrays = {name: _scatter(copy.array()) for name, copy in reversed(case.copies.items())}
+            label = f"{case.name} in read-only arrays in Fortran's order with gaps, the last input first"
             self._compare(case, self._answer(arrays), "refilled", label, sums_alike=False)
 
-    def _share(self) -> None:
-        """Call from two threads, each with inputs of its own, which begin each of their `AT_ONCE` calls together."""
-        barrier, answers = threading.Barrier(2, timeout=60), list[tuple[RepeatedInputs, dict[str, Array] | str]]()
+    def _share(self, pool: Sequence[RepeatedInputs]) -> None:
+        """Call from threads with inputs of their own, `AT_ONCE` times together: two of one size, a third of another."""
+        others = (case for pair in self._pair[:1] for case in pool if _form(case.copies) != _form(pair.copies))
+        cases = [*self._pair, *islice((case for case in others if case.first_outputs), 1)]
+        self._threads, barrier = len(cases), threading.Barrier(max(len(cases), 1), timeout=60)
+        answers = list[tuple[RepeatedInputs, dict[str, Array] | str]]()
 
         def call(case: RepeatedInputs) -> None:
             arrays = {name: copy.array() for name, copy in case.copies.items()}
@@ -209,7 +207,7 @@ class RepeatedCalls:
                 barrier.wait()
                 answers.append((case, self._answer(arrays)))
 
-        workers = [threading.Thread(target=call, args=(case,)) for case in self._pair]
+        workers = [threading.Thread(target=call, args=(case,)) for case in cases]
         for worker in workers:
             worker.start()
         for worker in workers:
@@ -239,16 +237,16 @@ class RepeatedCalls:
         output_bits = {name: Bits.of(array) for name, array in outputs.items()}
         if case.first_outputs is None:
             case.first_outputs = output_bits
-            self._firsts.append(_Kept(label, outputs, output_bits))
+            self._firsts.append(_Kept(label, outputs, output_bits, 0))
             return
         if output_bits == case.first_outputs:
             output_bits = case.first_outputs  # one copy of the bytes
         elif difference := self._differs(case, output_bits):
             self.faults["repeated"].add(label, difference)
-        stored_call = _Kept(label, outputs, output_bits)
-        self._kept.append(stored_call)
-        self._kept_bytes += stored_call.size
-        while len(self._kept) > MOST_KEPT or (len(self._kept) > 1 and self._kept_bytes > MOST_KEPT_BYTES):
+        size = sum([len(bits.data) for bits in output_bits.values()])
+        self._kept.append(_Kept(label, outputs, output_bits, size))
+        self._kept_bytes += size
+        while len(self._kept) > MOST_KEPT or (self._kept_bytes > MOST_KEPT_BYTES and len(self._kept) > 1):
             self._look_again(self._kept.popleft())
 
     def _answer(self, arrays: dict[str, Array]) -> dict[str, Array] | str:
@@ -257,7 +255,7 @@ class RepeatedCalls:
             answer: Any = self.session.run(arrays)
         except Exception as error:  # a runtime behind a session raises whatever it has
             return f"{type(error).__name__}: {error}"
-        if not isinstance(answer, Mapping) or not all(isinstance(value, np.ndarray) for value in answer.values()):
+        if not (isinstance(answer, dict | Mapping) and all(isinstance(x, np.ndarray) for x in answer.values())):
             return f"answers with a {type(answer).__name__} that does not hold an array per output"
         return dict(answer)
 
@@ -291,16 +289,16 @@ class RepeatedCalls:
         """A check each of repeated outputs, of outputs that were kept, and of inputs; of refilled arrays and of threads
         where two sets of inputs have one size."""
         summary = f"{self.calls} calls with {len(pool)} inputs in {seconds:.2g} s"
-        bits_text = "within the limits, other bits" if self._other_bits else "the same bits"
+        bits = ("within the limits, other bits" if self._other_bits else "the same bits") + "; later faults are missed"
         notes = {
-            "repeated": (summary, f"{summary}; {bits_text}; {describe_odds(self.calls, SHARES, 'calls')}"),
+            "repeated": (summary, f"{summary}; {bits}; {describe_odds(self.calls, SHARES, 'calls')}"),
             "outputs": (summary, "kept over later calls, and compared again"),
             "inputs": (summary, "compared after each call"),
         }
         if self._pair:
             notes["refilled"] = "4 calls", "arrays that are filled anew before each call, or are in Fortran's order"
-        if self._pair and self.shared:
-            notes["threads"] = f"{2 * AT_ONCE} calls", "two threads that call at the same time"
+        if self._threads:
+            notes["threads"] = f"{AT_ONCE * self._threads} calls", f"{self._threads} threads that call at the same time"
         for name, (calls_text, note) in notes.items():
             fault = self.faults.get(name, _Fault())
             note = f"{fault.what}; {fault.count} of {calls_text}" if fault.count else note
@@ -319,15 +317,15 @@ def describe_odds(count: int, shares: Sequence[int], noun: str) -> str:
 def _turns(pool: Sequence[RepeatedInputs], seed: int) -> Iterator[RepeatedInputs]:
     """Sets of inputs without end in a drawn order, small ones more often, to make more calls.
 
-    Every second block of `_AT_ONCE` turns is sorted: an engine may change its kernels after many calls of one size.
+    Every second block of `_DRAWN` turns is sorted: an engine may change its kernels after many calls of one size.
     """
     generator = np.random.default_rng(seed)
     weights = np.array([max(sum(array.size for array in case.arrays.values()), 1) ** -0.75 for case in pool])
     while True:
-        drawn_indices = generator.choice(len(pool), (2, _AT_ONCE), p=weights / weights.sum())
+        drawn_indices = generator.choice(len(pool), (2, _DRAWN), p=weights / weights.sum())
         for index in (*drawn_indices[0].tolist(), *sorted(drawn_indices[1].tolist())):
             yield pool[index]
 
 
 def _form(output_bits: Mapping[str, Bits]) -> str:
-    return ", ".join(f"{name} {np.dtype(bits.dtype).name} {bits.shape}" for name, bits in output_bits.items()) or "none"
+    return ", ".join(f"{name} {bits.dtype.name} {bits.shape}" for name, bits in output_bits.items()) or "none"

@@ -21,14 +21,14 @@ from validation.statistics.rates import Side
 
 # The most bytes of a line.
 MOST_LINE_BYTES = 1 << 20
-# The share of observations that may be of a request that was observed before, as where a server tries again.
+# The greatest share of observations whose request was observed before, as it happens if a server retries.
 MOST_REPEATED = 0.001
 Name = int | str
 
 
 @dataclass(frozen=True)
 class EngineIdentity:
-    """The engine that observations are of, as far as the file names it.
+    """The engine behind the observations, as far as the file names it.
 
     manifest, engine: digests.
     model, version: of the registry.  target, precision, backend: of the unit.
@@ -64,9 +64,9 @@ class ObservationTable:
     """The observations of one file, in its order: lists with an entry for each, and facts of the file.
 
     cut: whether an incomplete line at its end was left out.
-    planned: how many requests a replay is to have in the end.  accounted: for how many of them a line says that their
-    writer stopped in order.  died: what ended the process of the engine, where a replay saw that.
-    sqnr_db, score, size: NaN where there is none.  segment: the one in which a replay sent the request; else None.
+    planned: number of requests of the complete replay.  accounted: number of requests whose writer stopped in order, as
+    its last line shows.  died: what ended the engine's process, if a replay saw it.
+    sqnr_db, score, size: NaN if unknown.  segment: number of the segment in which a replay sent the request, or None.
     time, latency: arrival and duration in seconds.  ok: whether it was answered.
     flipped: whether the argmax of a replay's answer differs.  output: digest of the outputs.  error: '' for none.
     """
@@ -95,14 +95,14 @@ class ObservationTable:
 
     @property
     def ended(self) -> bool:
-        """Whether all writers stopped in order. Without that, the end may be where a process died."""
+        """Whether all writers stopped in order. If not, a process may have died at the end."""
         return self.accounted == len(self)
 
     def merge_attempts(self, worst: bool) -> "ObservationTable":
-        """The table with one row per request, which has the worst (or best) value of its attempts in each column.
+        """The table with one row per request, with the worst (or best) value of the request's attempts in each column.
 
-        With the candidate's worst and the baseline's best attempt, a retry never makes the candidate look better. If
-        the outputs of a request's attempts differ, the request counts as different from the other side.
+        The candidate's worst and the baseline's best attempt are compared, so that a retry never favours the candidate.
+        If the outputs of a request's attempts differ, the request counts as different from the other side.
         """
         attempts = dict[Name | None, list[int]]()
         for row, name in enumerate(self.request):
@@ -110,21 +110,21 @@ class ObservationTable:
         if len(attempts) == len(self):
             return self
         columns = {name: column for name, column in vars(self).items() if isinstance(column, list)}
-        merged = replace(self, accounted=self.accounted - len(self) + len(attempts))
-        vars(merged).update({name: [column[rows[0]] for rows in attempts.values()] for name, column in columns.items()})
+        table = replace(self, accounted=self.accounted - len(self) + len(attempts))
+        vars(table).update({name: [column[rows[0]] for rows in attempts.values()] for name, column in columns.items()})
         greatest, least = (np.fmax, np.fmin) if worst else (np.fmin, np.fmax)
         for index, rows in enumerate(attempts.values()):
             if len(rows) > 1:
-                merged.ok[index] = (all if worst else any)(self.ok[row] for row in rows)
-                like_rows = [row for row in rows if self.ok[row] == merged.ok[index]]
-                merged.error[index] = self.error[like_rows[0]]
-                merged.latency[index] = float(greatest.reduce([self.latency[row] for row in like_rows]))
-                merged.score[index] = float(least.reduce([self.score[row] for row in like_rows]))
-                merged.sqnr_db[index] = float(np.fmin.reduce([self.sqnr_db[row] for row in like_rows]))
-                merged.flipped[index] = any(self.flipped[row] for row in like_rows) or merged.flipped[index]
+                table.ok[index] = (all if worst else any)(self.ok[row] for row in rows)
+                like_rows = [row for row in rows if self.ok[row] == table.ok[index]]
+                table.error[index] = self.error[like_rows[0]]
+                table.latency[index] = float(greatest.reduce([self.latency[row] for row in like_rows]))
+                table.score[index] = float(least.reduce([self.score[row] for row in like_rows]))
+                table.sqnr_db[index] = float(np.fmin.reduce([self.sqnr_db[row] for row in like_rows]))
+                table.flipped[index] = any(self.flipped[row] for row in like_rows) or table.flipped[index]
                 outputs = {self.output[row] for row in like_rows}
-                merged.output[index] = outputs.pop() if len(outputs) == 1 else f"several, worst {worst}"
-        return merged
+                table.output[index] = outputs.pop() if len(outputs) == 1 else f"several, worst {worst}"
+        return table
 
     def side(self, order: Array) -> Side:
         """The entries at the indices `order` (int [n]) as arrays; -1 stands for a request that was never answered."""
@@ -136,7 +136,7 @@ class ObservationTable:
 
 
 def read_both(candidate: Path, baseline: Path) -> tuple[ObservationTable, ObservationTable]:
-    """Read two files up to their present ends, so that neither grows meanwhile. Raises as `read_observations`."""
+    """Read two files up to the ends that they have at the start. Raises as `read_observations`."""
     sizes = [path.stat().st_size if path.is_file() else None for path in (candidate, baseline)]
     return read_observations(candidate, sizes[0]), read_observations(baseline, sizes[1])
 
@@ -144,12 +144,12 @@ def read_both(candidate: Path, baseline: Path) -> tuple[ObservationTable, Observ
 def read_observations(path: Path, size: int | None = None) -> ObservationTable:
     """Read and check the first `size` bytes of a file of observations; None: all of it.
 
-    Raises DataError with the line, what is wrong and what is needed.
+    Raises DataError with the line, the fault and the expected form.
     """
     observations, reader = ObservationTable(path), JsonLinesReader(path, MOST_LINE_BYTES, size)
     for number, record in reader:
         try:
-            if record.get("kind") == END:  # with which a writer ended its observations
+            if record.get("kind") == END:  # the last line of a writer
                 requests = record.get("requests")
                 if type(requests) is not int or not 0 <= requests <= MOST_OBSERVATIONS:
                     raise ValueError(f"requests is {str(requests)[:60]!r}; the number of observations is needed")
@@ -192,7 +192,7 @@ def _identity(record: Record, table: ObservationTable) -> EngineIdentity:
     """The engine that the head of a file names; sets `table.planned`. Raises ValueError that names the field."""
     if record.get("kind") != OBSERVATIONS or record.get("format") != FORMAT:
         kind = str(record.get("kind"))[:60]
-        raise ValueError(f"is the head of {kind!r}; observations of format {FORMAT} are needed")
+        raise ValueError(f"is the head of a file of {kind!r}; observations of format {FORMAT} are needed")
     planned_requests = record.get("planned")
     if planned_requests is not None and (type(planned_requests) is not int or planned_requests < 1):
         raise ValueError(f"planned is {str(planned_requests)[:60]!r}; a number of requests is needed")

@@ -1,6 +1,6 @@
 """The HTML page of a canary and its pictures, from the report alone: one self-contained file, the verdict first.
 
-Observations and specs hold texts that anybody may have written: the template escapes them, and pictures hold only
+Anybody may have written the texts in observations and specs: the template escapes them, and pictures contain only
 numbers and the names of criteria.
 """
 
@@ -12,24 +12,14 @@ from enginesmith.core.codec import encode
 from enginesmith.recording.traffic import EQUAL_DB
 from validation.canary.judging.criteria import Criterion, describe_interval, describe_power, describe_value
 from validation.canary.report import CanaryReport, LatencyCourses, LatencyCurves
-from validation.plotting import (
-    COLOURS,
-    QUARTERS,
-    WIDTH,
-    annotate,
-    draw_svg,
-    seconds_text,
-    set_axis,
-    span,
-    tag,
-)
+from validation.plotting import COLOURS, QUARTERS, WIDTH, annotate, draw_svg, seconds_text, set_axis, span, tag
 from validation.reporting.html import templates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIDE_COLOURS: Mapping[str, str] = {"baseline": COLOURS["unproven-fill"], "candidate": COLOURS["accent"]}
-# Where the axis of the criteria ends at most, in multiples of the margin, to either side.
+# The greatest reach of the axis of the criteria to either side, in multiples of the margin.
 MOST_MARGINS = 3.0
 TONES = {"PASS": "proven", "FAIL": "failed", "INSUFFICIENT": "unproven"}
 SYMBOLS = {"PASS": "✓", "FAIL": "✕", "INSUFFICIENT": "?"}
@@ -154,7 +144,7 @@ def render(report: CanaryReport) -> str:
 def _describe_replay(report: CanaryReport) -> str:
     """The command that replays the same traffic; '' for observations of production, and for engines without a name.
 
-    TRAFFIC stands for the file, of which a report has the digest alone.
+    TRAFFIC stands for the file's path, as a report has only the file's digest.
     """
     candidate_identity, replay_terms = report.candidate, report.traffic
     if replay_terms.digest is None or not (candidate_identity.model and report.baseline.model):

@@ -20,7 +20,7 @@ from enginesmith.recording.traffic import Difference, RecordedRequest, RecordedT
 # so that disturbances of the machine reach both.
 #
 # Open loop: a request's latency counts from its recorded arrival, whether or not the engine was free then. A client
-# that waits for an answer before it sends again hides exactly the latencies that matter (coordinated omission; Tene,
+# that waits for an answer before it sends the next request hides long latencies (coordinated omission; Tene,
 # "How NOT to Measure Latency", 2013). Each engine counts as a server of its own that takes one request at a time: its
 # queue follows from the recorded arrivals and its own measured service times (Lindley's recursion, Proc. Cambridge
 # Phil. Soc. 48, 1952), start = max(arrival, end of the request before), so that waiting for the *other* engine counts
@@ -28,7 +28,7 @@ from enginesmith.recording.traffic import Difference, RecordedRequest, RecordedT
 #
 # Traffic without times is sent one request after the other, and its latency is the time of service alone.
 
-# Requests before the first that is observed.
+# The number of requests before the first observed one.
 WARMUP = 20
 
 
@@ -41,7 +41,7 @@ class ReplayClock:
 
 
 class ServedRequest(NamedTuple):
-    """The result of one request. service: seconds.  outputs: None where it failed.  error: '' for none."""
+    """The result of one request. service: seconds.  outputs: None if the request failed.  error: '' for none."""
 
     service: float
     outputs: Tensors | None
@@ -67,10 +67,10 @@ class RemoteSession(Protocol):
 
 @dataclass(frozen=True)
 class ReplayPace:
-    """How traffic is replayed. scale: how many times as dense as recorded.  duration: seconds; None: the file once.
+    """How traffic is replayed. scale: factor on the recorded rate.  duration: seconds; None: the file once.
 
-    seed: of the order of the engines.  warmup: requests sent before, unobserved.  in_flight: how many requests an
-    engine may have at once; None: as many from the recorded latencies (`concurrent`).
+    seed: for the order of the engines.  warmup: number of unobserved requests before.  in_flight: the most requests at
+    once per engine; None: the number that follows from the recorded latencies.
     """
 
     scale: float = 1.0
@@ -97,7 +97,7 @@ class ReplayAnswer:
 class ReplayedPair:
     """One request on both sides. at: its arrival, in seconds after the start.  first: the side it was sent to first.
 
-    segment: the number of the segment it was sent in (`concurrent`); None: interleaved.  size: elements of its inputs.
+    segment: number of its segment in a concurrent replay; None if interleaved.  size: number of elements of its inputs.
     difference: of the outputs; None where one side failed.
     """
 
@@ -153,7 +153,7 @@ def replay(
     started_s = clock.now()
     for index, (arrival_s, request) in enumerate(traffic.arrivals(pace.scale, pace.duration)):
         if not traffic.timed:
-            arrival_s = clock.now() - started_s  # it arrives when the one before is done
+            arrival_s = clock.now() - started_s  # a request arrives when the one before is done
         elif (wait_s := arrival_s - (clock.now() - started_s)) > 0:
             clock.sleep(wait_s)
         first_side = int(order.integers(2))
@@ -193,8 +193,8 @@ def pair_of(
 
 
 def serve(session: Session | RemoteSession, inputs: Tensors, clock: ReplayClock) -> ServedRequest:
-    """Run once; whatever an engine raises is a failed request. The time of service is above 0 s, and leaves out the
-    way to another process."""
+    """Run once; any error of the engine makes a failed request. The time of service is above 0 s, without the transfer
+    to another process."""
     if isinstance(session, RemoteSession):
         served_request = session.serve(inputs)
         return served_request._replace(service=max(served_request.service, 1e-9))
@@ -224,12 +224,12 @@ def serve(session: Session | RemoteSession, inputs: Tensors, clock: ReplayClock)
 
 # Threads of one engine, at most: more would wait for each other in Python instead of in the engine.
 MOST_IN_FLIGHT = 32
-# The least length of a segment, as a multiple of the requests in flight: at its ends fewer are. Longer ones would be
-# fewer, and their number is what a verdict rests on (`CanaryEvidence.design_block`).
+# The least length of a segment, as a multiple of the requests in flight: fewer are in flight at its ends. Longer
+# segments would be fewer, and a verdict depends on their number (`CanaryEvidence.design_block`).
 LEAST_TURNOVERS = 2
-# Segments of a run, at most.
+# The greatest number of segments of a run.
 MOST_SEGMENTS = 2000
-# Bytes of one side's answers at which a segment ends; those in flight then come on top.
+# A segment ends at this many bytes of one side's answers; answers of requests in flight come on top.
 HELD_BYTES = 256 << 20
 
 
@@ -256,7 +256,7 @@ class TrafficSegment:
         return TrafficSegment, (self.arrivals, self.inputs, self.lead, self.most_bytes)
 
     def take(self) -> int | None:
-        """The index of the next request; each goes to one thread. None: there are no more, or no more answers fit."""
+        """The index of the next request, each for one thread; None if there are no more, or no more answers fit."""
         with self._lock:
             if self._next >= len(self.arrivals) or self._held >= self.most_bytes:
                 return None
@@ -264,7 +264,7 @@ class TrafficSegment:
             return self._next - 1
 
     def keep(self, index: int, served_request: ServedRequest) -> ServedRequest:
-        """The part of a request's result that is kept: all of it; for a request of the lead, no outputs."""
+        """Count the bytes of a result's outputs and return the result; a request of the lead loses its outputs."""
         if index < self.lead:
             return served_request._replace(outputs=None)
         with self._lock:
@@ -277,10 +277,10 @@ class SegmentSession(Protocol):
     """An engine that answers a segment with as many requests in flight as it was prepared for."""
 
     def prepare(self, in_flight: int, warmup: Sequence[Tensors]) -> None:
-        """Get ready for so many requests at once. warmup: inputs to run before. Raises EnginesmithError."""
+        """Prepare for `in_flight` requests at once. warmup: inputs to run before. Raises EnginesmithError."""
 
     def serve_segment(self, segment: TrafficSegment) -> Iterable[Timed]:
-        """The result of each request behind the lead, in order, up to where the segment ended; all are to be read.
+        """The result of each request after the lead, in order, until the segment ends; the caller must read all.
 
         Failures are returned as the request's error.
         """
@@ -300,7 +300,7 @@ def peak(arrivals: Sequence[float], latencies: Sequence[float]) -> int:
 def serve_requests(
     session: Session, segment: TrafficSegment, results: list[Timed | None], clock: ReplayClock, started_s: float
 ) -> None:
-    """Take requests of a segment, wait for the arrival of each, and run it, until there are no more: one thread's work.
+    """Take requests of a segment, wait for each arrival and run it, until none is left. This is the work of one thread.
 
     results: receives each request's result at its index.  started_s: when the segment started, by `clock`.
     """
@@ -359,8 +359,8 @@ def _pairs(
     index: int,
     number: int,
 ) -> Iterator[ReplayedPair]:
-    """One segment on both sides, as far as both came. first_side: the side that begins.  part: its requests with their
-    arrivals.  index: of the first request behind the lead.  number: of the segment."""
+    """The pairs of one segment, as far as both sides answered. first_side: the side that begins.  part: the requests
+    with their arrivals.  index: of the first request after the lead.  number: of the segment."""
 
     def answers(turn: int) -> Iterable[Timed]:
         arrivals, inputs = [arrival_s - part[0][0] for arrival_s, _ in part], [request.inputs for _, request in part]
@@ -369,7 +369,7 @@ def _pairs(
     answer_queue = deque(answers(first_side))
     for offset, other_answer in enumerate(answers(1 - first_side)):
         if not answer_queue:
-            continue  # they are sent again with the next segment
+            continue  # these requests are sent again with the next segment
         answer_pair = [answer_queue.popleft(), other_answer]
         candidate, baseline = reversed(answer_pair) if first_side else answer_pair
         arrival_s, request = part[lead + offset]

@@ -22,15 +22,15 @@ from validation.statistics.serial_dependence import NORMAL
 
 # Synthetic traffic for the first canary of a new service: real inputs, at arrivals drawn from a Poisson process.
 #
-# Real traffic comes in bursts and repeats some inputs, so a verdict on synthetic traffic holds for such traffic alone.
-# Files of it say that they were made up.
+# Real traffic comes in bursts and repeats some inputs, so a verdict on synthetic traffic holds only for such traffic.
+# Its files are marked as made up.
 
 
 def made_up(
     path: Path, per_second: float, requests: int | None, batch: int, seed: int
 ) -> Iterator[tuple[float, dict[str, Array]]]:
-    """Requests: the arrival in seconds, 0 for the first, and by the name of each array of an .npz file `batch` samples
-    along axis 0.
+    """Made-up requests: arrival in seconds, 0 for the first, and inputs by name: `batch` samples along axis 0 from each
+    array of an .npz file.
 
     requests: how many; None: each sample once.  per_second: mean rate.
     Raises DataError for arrays without names or with unequal counts.
@@ -40,7 +40,7 @@ def made_up(
         raise DataError(f"{path} holds an array without a name; save it as .npz under the name of its input")
     counts = {name: len(array) for name, array in arrays.items()}
     if len(set(counts.values())) != 1 or min(counts.values()) < batch:
-        raise DataError(f"{path} holds {counts} samples; every input needs as many, and {batch} at least")
+        raise DataError(f"{path} holds {counts} samples; all inputs need the same number, at least {batch}")
     group_count = min(counts.values()) // batch
     rng = np.random.default_rng(seed)
     arrival_s = 0.0
@@ -57,10 +57,10 @@ def made_up(
 # language effect size (McGraw & Wong, Psychological Bulletin 111, 1992; ties count half: Vargha & Delaney, 2000) is the
 # chance that a request is slower on the candidate than another on the baseline.
 
-# Sizes of what a page can show: points of a curve, windows of time, and rows of tables.
+# The most points of a curve, windows of time, and rows of a table on a page.
 CURVE_POINTS, WINDOWS, LEAST_IN_WINDOW, MOST_ERRORS, MOST_WORST = 160, 48, 8, 12, 8
 PROBABILITIES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999)
-# Error on either side: intervals of 90 %.
+# The error on either side of an interval: intervals of 90 %.
 INTERVAL_LEVEL = 0.05
 
 
@@ -76,7 +76,7 @@ class MannWhitney:
 
 @dataclass(frozen=True)
 class QuantileSlowdown:
-    """A quantile of latency in seconds on both sides, and the slowdown with an interval of 5 % on either side.
+    """A quantile of latency in seconds on both sides, and the slowdown with its 90 % confidence interval.
 
     p: from 0 to 1.  low, high: ends of the interval.
     """
@@ -107,7 +107,7 @@ class LatencyCourses:
 
 @dataclass(frozen=True)
 class ErrorCount:
-    """An error's text, and how often it came on each side."""
+    """An error's text, and how often it occurred on each side."""
 
     error: str
     candidate: int
@@ -129,7 +129,7 @@ class UnlikeAnswers:
 
 @dataclass(frozen=True)
 class CanaryView:
-    """All that is shown and not judged. errors: the most frequent first.  worst: the lowest SQNR first."""
+    """The part of a report that is shown and not judged. errors: most frequent first.  worst: lowest SQNR first."""
 
     mann_whitney: MannWhitney | None
     quantiles: tuple[QuantileSlowdown, ...]
@@ -140,7 +140,7 @@ class CanaryView:
 
 
 def view_of(candidate: ObservationTable, baseline: ObservationTable, evidence: CanaryEvidence, seed: int) -> CanaryView:
-    """All that a report shows beside the criteria. seed: of the bootstrap.  evidence: what was made of both tables."""
+    """The part of a report beside the criteria. seed: of the bootstrap.  evidence: of both tables."""
     latency_pair = select_answered(evidence)
     counts = [
         Counter(text or "no reason given" for is_ok, text in zip(table.ok, table.error, strict=True) if not is_ok)
@@ -222,7 +222,7 @@ def _worst(candidate: ObservationTable, baseline: ObservationTable) -> Iterator[
 
 # The report of a canary: a JSON document of a versioned format that carries its own digest.
 #
-# The digest shows damage and edits by hand; it is no signature: whoever can write a report can write another one.
+# The digest shows damage and edits by hand. It is no signature: whoever can write a report can write another one.
 # Reading a report also checks that the verdict follows from the criteria, and each criterion's from its interval.
 
 FORMAT = 1
@@ -264,9 +264,9 @@ class LooksTaken:
 
 @dataclass(frozen=True)
 class TrafficReplayed:
-    """The traffic that was replayed, and how; all None for observations of production.
+    """The replayed traffic and its rate; all None for observations of production.
 
-    made: where requests are from that nobody sent.
+    made: the source of made-up requests.
     sampling: share of the requests that were recorded.  scale: factor on the rate.
     """
 
@@ -282,9 +282,9 @@ class TrafficReplayed:
 
 @dataclass(frozen=True)
 class Circumstances:
-    """Facts of a report beside the statistics. thresholds_from: where the thresholds come from, as text.
+    """Facts of a report beside the statistics. thresholds_from: the source of the thresholds, as text.
 
-    target: what the canary ran on, where that is known: 'sm_89', or the kind of CPU.
+    target: the hardware of the canary, if known: 'sm_89', or the kind of CPU.
     created_at: ISO 8601, UTC.  host: this machine.  traffic: what was replayed.
     """
 
@@ -302,7 +302,7 @@ class CanaryReport:
     """The document. paired: whether both sides answered the same requests.  view: numbers that do not decide.
 
     created_at, host, versions, thresholds_from, traffic, notes, target: as in `Circumstances`.
-    digest: of the document without it; None until `sign` has set it.  observations: what the files hold.
+    digest: of the document without this field; None before `sign`.  observations: digest and counts of both files.
     verdict, reason, criteria: of the judgement, by `thresholds` at `looks`.
     """
 
@@ -348,9 +348,9 @@ def make_report(
     circumstances: Circumstances,
     seed: int = 0,
 ) -> CanaryReport:
-    """The document of a judgement, with its digest. candidate, baseline: what `evidence` was made of.
+    """The document of a judgement, with its digest. candidate, baseline: the tables behind `evidence`.
 
-    looks: before this one.  seed: of the bootstrap of what is shown.
+    looks: before this one.  seed: of the bootstrap for the shown intervals.
     """
     levels, requests = judgement.levels, (*looks.before, evidence.requests)
     observed_sides = (SideObserved(table.digest, len(table), table.ok.count(False)) for table in (candidate, baseline))
@@ -370,9 +370,9 @@ def make_report(
 
 
 def read_report(data: bytes) -> CanaryReport:
-    """Read a report. Raises IntegrityError for bytes that were edited, contradict themselves or have another format."""
+    """Read a report. Raises IntegrityError for a report that was edited, contradicts itself or has another format."""
     if len(data) > MOST_BYTES:
-        raise IntegrityError(f"the canary report has {len(data)} bytes; {MOST_BYTES} are the most")
+        raise IntegrityError(f"the canary report has {len(data)} bytes; the limit is {MOST_BYTES}")
     try:
         document = parsing.load_json(data)
     except (ValueError, RecursionError) as error:
@@ -402,9 +402,9 @@ def read_report(data: bytes) -> CanaryReport:
 
 
 def continue_looks(previous: CanaryReport, candidate: ObservationTable, baseline: ObservationTable) -> Looks:
-    """The looks before the present one, from the report of the last one.
+    """The looks before the present one, from the report of the last look.
 
-    Raises InputError where that one was decided, was about other engines, or had no plan.
+    Raises InputError if that report has a decision, is about other engines, or has no plan.
     """
     if previous.verdict != "INSUFFICIENT":
         raise InputError(f"the earlier look already decided: {previous.verdict} ({previous.reason})")
@@ -415,7 +415,7 @@ def continue_looks(previous: CanaryReport, candidate: ObservationTable, baseline
         if previous_identity != current_identity:
             raise InputError(f"the earlier look was at another {name}; give the report of this canary")
     if previous.looks.planned is None:
-        raise InputError("the earlier look had no --planned, so it used the whole error up; start a new canary")
+        raise InputError("the earlier look had no --planned, so it spent the whole allowed error; start a new canary")
     return Looks(previous.looks.planned, previous.looks.requests)
 
 

@@ -1,1 +1,1 @@
-"""How much traffic one machine carries within a limit of latency, what that costs, and the cheapest fleet for it."""
+"""Capacity: the traffic that one machine carries within a latency limit, its cost, and the cheapest fleet for it."""

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 # The upper end of a 95 % interval.
 _TAIL = 0.975
-# Half of the 95 % interval of a time's logarithm where one process alone measured it: nothing is known of others.
+# Half of the 95 % interval of a time's logarithm if only one process measured it: other processes are unknown.
 ONE_PROCESS = 0.10
 
 
 @dataclass(frozen=True, eq=False)
 class BatchTimes:
-    """Times of a run in seconds. curves: of a batch of 1, 2, ... samples, quantiles at equal steps from 0 to 1, float64
-    [most, steps].  half: half of the 95 % interval of the logarithm of each, for one more process, float64 [most]."""
+    """Run times of batches of 1, 2, ... `most` samples. curves: seconds, as quantiles at equal steps from 0 to 1,
+    float64 [most, steps].  half: half of the 95 % interval of each logarithm, for one more process, float64 [most]."""
 
     curves: Array
     half: Array
@@ -52,24 +52,24 @@ class BatchTimes:
         return len(self.curves)
 
     def moved(self, sign: float) -> list[Array]:
-        """The curves at the slow (1) or the fast end (-1) of their intervals, or as they are (0).
+        """The curves at the slow (1) or the fast end (-1) of their intervals, or unchanged (0).
 
-        With few processes, of which one was disturbed, an interval would reach from nanoseconds to hours: medians are
-        at most BEYOND times the slowest run, and at least the fastest over it.
+        If one of few processes was disturbed, an interval would reach from nanoseconds to hours. So medians are at most
+        BEYOND times the slowest run, and at least the fastest run over BEYOND.
         """
         medians = self.curves[:, self.curves.shape[1] // 2]
         bounds = self.curves[:, 0] / BEYOND / medians, self.curves[:, -1] * BEYOND / medians
         return list(self.curves * np.clip(np.exp(sign * self.half), *bounds)[:, None])
 
     def with_overhead(self, batch_s: float, request_s: float) -> "BatchTimes":
-        """The times with what a server adds to them: `batch_s` to each batch, `request_s` for each of its requests."""
+        """The times plus a server's overhead: `batch_s` seconds per batch, and `request_s` per request in it."""
         overhead_s = batch_s + request_s * np.arange(1, self.most + 1)
         return BatchTimes(self.curves + overhead_s[:, None], self.half)
 
 
 def merge_buckets(reports: Iterable[Sequence[BucketLatency]]) -> list[BucketLatency]:
-    """The times of several reports of one engine on one kind of machine. reports: oldest first; of a size that was
-    timed again the newer one counts."""
+    """The times of several reports of one engine on one kind of machine. reports: oldest first; if a size was timed
+    twice, the newer time counts."""
     buckets_by_size = {tuple(sorted(bucket.sizes.items())): bucket for buckets in reports for bucket in buckets}
     return list(buckets_by_size.values())
 
@@ -79,9 +79,9 @@ def batch_times(
 ) -> BatchTimes:
     """The times of a batch of 1 to `max_batch` samples.
 
-    batch: the dim of the batch, None where the engine has none.  others: size of every other dim.  least: the smallest
-    batch that the engine takes; to it smaller ones are padded.
-    Raises DataError, with the command that times it, for sizes outside of what was timed.
+    batch: name of the batch dim, None if there is none.  others: size of every other dim.  least: the smallest batch
+    that the engine takes; smaller batches are padded to it.
+    Raises DataError for sizes outside the timed ones; the message has the command that times them.
     """
     if batch is None:
         return _at(buckets, tuple(others), np.array([list(others.values())], np.int64).reshape(1, len(others)))
@@ -120,8 +120,8 @@ def _at(buckets: Sequence[BucketLatency], dims: tuple[str, ...], sizes: Array) -
 
 
 def _spans(timed_sizes: Array) -> bool:
-    """Whether sizes ([points, dims], above 0) say how each dim by itself changes the time: they lie on no line or
-    plane."""
+    """Whether timed sizes ([points, dims], above 0) determine the effect of each dim by itself: they do not all lie in
+    one line or plane."""
     logs = np.log(timed_sizes)
     return len(logs) > logs.shape[1] and bool(np.linalg.matrix_rank(logs - logs.mean(0), tol=0.1) == logs.shape[1])
 
@@ -130,22 +130,22 @@ def _spans(timed_sizes: Array) -> bool:
 #
 # Requests of a workload go through the simulated batcher (`validation.traffic`) at a rate that is bisected. All
 # rates see the same requests and the same draws of run times, so that the share of late ones changes with the rate
-# alone (common random numbers: Glasserman, Monte Carlo Methods in Financial Engineering, 2003, 7.1). No rate above that
-# at which the machine would never be idle is given: in a run that ends, a queue may grow and still keep the limit.
-# Under a policy that waits, a machine may keep the limit when it is full and break it with fewer requests, whose
-# batches do not fill before the longest wait is over: the greatest rate is the one below which every rate keeps it.
+# alone (common random numbers: Glasserman, Monte Carlo Methods in Financial Engineering, 2003, 7.1). The result is at
+# most the rate at which the machine is never idle: in a short run, a queue may grow and still keep the limit. Under a
+# policy that waits, a machine may keep the limit at full load and break it at a lower rate, if batches do not fill
+# before the longest wait is over. So every rate below the result keeps the limit, too.
 
-# Requests of a simulation, and of those that only choose a policy: 200 and 40 are later than p99.
+# Requests of a simulation, and of a simulation that only chooses a policy: 200 and 40 of them lie beyond p99.
 REQUESTS, FEW_REQUESTS = 20_000, 4_000
-# Independent simulations that the rate is the mean of.
+# The rate is the mean of this many independent simulations.
 SIMULATIONS = 4
-# Longest waits that are tried where none is given, as shares of the limit.
+# The longest waits to try if the caller gives none, as shares of the limit.
 WAITS = (0.0, 0.05, 0.125, 0.25, 0.5)
 _STEP, _COARSE_STEP = 0.002, 0.02
 _WARM = 0.05
-# Where even this share of the rate of a machine that is always busy does not keep the limit, none does.
+# If this share of the rate of an always busy machine breaks the limit, every rate counts as breaking it.
 _LEAST = 1e-3
-# From one lower rate that has to keep the limit to the next.
+# The factor between the lower rates that are tested for the limit.
 _LOWER = 1.4
 
 
@@ -160,7 +160,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class LatencyLimit:
-    """At least the share `p` of requests is answered within `seconds` of its arrival."""
+    """A limit of latency: at least the share `p` of the requests is answered within `seconds` of their arrival."""
 
     seconds: float
     p: float = 0.99
@@ -168,8 +168,8 @@ class LatencyLimit:
 
 @dataclass(frozen=True, eq=False)
 class Workload:
-    """Requests at a mean rate of 1 a second. at: seconds of arrival, float64 [requests], rising.  samples: in each,
-    int64 [requests].  queues: in which of the batcher's queues each waits, int64 [requests]."""
+    """Requests at a mean rate of 1 per second. at: arrival in seconds, float64 [requests], rising.  samples: of each
+    request, int64 [requests].  queues: index of the batcher's queue for each request, int64 [requests]."""
 
     at: Array
     samples: Array
@@ -185,8 +185,8 @@ class Workload:
 
 @dataclass(frozen=True)
 class GreatestRate:
-    """Requests a second of one machine. utilization: share of the time that it runs at that rate.  batch: mean samples
-    of a batch there.  rate: with its interval."""
+    """The greatest rate of one machine. rate: requests per second, with an interval.  utilization: share of the time
+    that the engine runs at that rate.  batch: mean number of samples per batch at that rate."""
 
     rate: Estimate
     policy: BatchPolicy
@@ -205,10 +205,10 @@ def poisson_workload(seed: int, count: int = REQUESTS, shapes: tuple[Array, Arra
 
 
 def recorded_workload(times_s: Array, samples: Array, queues: Array, seed: int, count: int = REQUESTS) -> Workload:
-    """Recorded arrivals, scaled to a mean of 1 a second, begun at a random request and repeated up to `count`.
+    """Recorded arrivals, scaled to a mean of 1 per second. They start at a random request and repeat up to `count`.
 
-    times_s: seconds, [requests], rising from 0, its last above 0.
-    samples: in each request, [requests].  queues: index of each request's queue, [requests].
+    times_s: seconds, [requests], rising from 0 to a last value above 0.
+    samples: of each request, [requests].  queues: index of each request's queue, [requests].
     """
     gaps = np.diff(times_s, append=times_s[-1] * len(times_s) / (len(times_s) - 1)) * (len(times_s) - 1) / times_s[-1]
     start = int(np.random.default_rng(seed).integers(len(times_s)))
@@ -220,8 +220,8 @@ def recorded_workload(times_s: Array, samples: Array, queues: Array, seed: int, 
 def find_greatest_rate(
     workloads: Sequence[Workload], times: Sequence[BatchTimes], limit: LatencyLimit, policies: Sequence[BatchPolicy]
 ) -> GreatestRate | None:
-    """The greatest rate under the best of the policies, with the interval that follows from the uncertainty of the run
-    times and from the simulations; None where no rate keeps the limit.
+    """The greatest rate under the best policy, with the interval that follows from the uncertainty of the run times and
+    from the simulations; None if no rate keeps the limit.
 
     workloads: at least two independent ones.  times: for each queue of the workloads.
     """
@@ -246,9 +246,8 @@ def find_greatest_rate(
 def choose_policy(
     work: Workload, times: Sequence[BatchTimes], limit: LatencyLimit, policies: Sequence[BatchPolicy]
 ) -> tuple[float, BatchPolicy]:
-    """The greatest rate to some percent, by few requests, and the policy that has it; 0 where no rate keeps the limit.
-
-    Of policies within a percent the first one, whose batches and waits are shorter.
+    """The greatest rate to within a few percent (few requests are simulated), and its policy; 0 if no rate keeps the
+    limit. Of policies within 1 %, the first is taken, which has the shorter batches and waits.
 
     times: of a batch, by queue.
     """
@@ -264,17 +263,17 @@ def choose_policy(
 
 
 def policies_to_try(limit: LatencyLimit, batch_sizes: Sequence[int], wait_s: float | None) -> list[BatchPolicy]:
-    """The policies of a batcher among which the best is sought: each greatest batch, with `wait_s`, or with each of
-    WAITS where it is None; a batch of one waits for nothing."""
+    """The batching policies to try: each greatest batch with the wait `wait_s`, or with each of WAITS if it is None. A
+    batch of one has no wait."""
     waits = [share * limit.seconds for share in WAITS] if wait_s is None else [wait_s]
     return [BatchPolicy(size, delay_s) for size in batch_sizes for delay_s in (waits if size > 1 else [0.0])]
 
 
 def saturation(work: Workload, times: Sequence[BatchTimes], policy: BatchPolicy, sign: float = 0.0) -> float:
-    """Requests a second of a machine that always has a full queue.
+    """Requests per second of a machine whose queue is always full.
 
-    times: of a batch, by queue.  sign: 1 moves the times to the upper ends of their intervals, -1 to the lower, 0 not
-    at all.
+    times: of a batch, by queue.  sign: 1 takes the times at the upper ends of their intervals, -1 at the lower ends,
+    0 the times themselves.
     """
     arrivals = np.zeros(len(work))
     return len(work) / simulate_batching(arrivals, work.samples, work.queues, _curves(times, sign), policy).busy_s
@@ -290,7 +289,7 @@ def _search(
     seed: int = 0,
     step: float = _STEP,
 ) -> float:
-    """The greatest rate that keeps the limit; 0 where none does. near_rate: where it is expected."""
+    """The greatest rate that keeps the limit; 0 if none does. near_rate: the expected rate."""
     keeps_limit = _test_of(work, _curves(times, sign), limit, policy, seed)
     low, high = 0.0, (saturation_rate := saturation(work, times, policy, sign))
     if near_rate is not None:
@@ -305,7 +304,7 @@ def _search(
 def _held_from_below(
     work: Workload, times: Sequence[BatchTimes], limit: LatencyLimit, policy: BatchPolicy, rate: float
 ) -> float:
-    """`rate`, or the rate from which on some lower one breaks the limit; 0 where the lowest does."""
+    """The greatest rate, up to `rate`, below which every tested rate keeps the limit; 0 if the lowest breaks it."""
     if not rate or not policy.wait_s:
         return rate
     keeps_limit, low, high = _test_of(work, _curves(times, 0.0), limit, policy), 0.0, _LEAST * rate
@@ -319,7 +318,7 @@ def _held_from_below(
 def _test_of(
     work: Workload, curves: list[list[Array]], limit: LatencyLimit, policy: BatchPolicy, seed: int = 0
 ) -> Callable[[float], bool]:
-    """A function that says whether the limit is kept at a rate."""
+    """A function that returns whether a rate keeps the limit."""
     warm_count = int(_WARM * len(work))
 
     def keeps(rate: float) -> bool:
@@ -331,8 +330,8 @@ def _test_of(
 
 
 def _bisect(keeps: Callable[[float], bool], low: float, high: float, step: float, least_rate: float = 0.0) -> float:
-    """The greatest rate that keeps the limit between `low`, which does, and `high`, to the share `step` of it, or to
-    `least_rate`."""
+    """The greatest rate between `low`, which keeps the limit, and `high`, to within the share `step` of it; the search
+    also ends below `least_rate`."""
     while high - low > step * high and high > least_rate:
         midpoint = (low + high) / 2
         low, high = (midpoint, high) if keeps(midpoint) else (low, midpoint)
@@ -340,7 +339,7 @@ def _bisect(keeps: Callable[[float], bool], low: float, high: float, step: float
 
 
 def _bracket(keeps: Callable[[float], bool], near_rate: float, saturation_rate: float) -> tuple[float, float]:
-    """Two rates of which the lower keeps the limit and the higher does not, close to `near_rate` where possible."""
+    """A lower rate that keeps the limit and a higher one that breaks it, close to `near_rate` if possible."""
     low, high = 0.0, saturation_rate
     for width in (1.05, 1.3):
         if high == saturation_rate and near_rate * width < saturation_rate and not keeps(near_rate * width):
@@ -358,14 +357,14 @@ def _curves(times: Sequence[BatchTimes], sign: float) -> list[list[Array]]:
 
 @dataclass(frozen=True)
 class CostCurve:
-    """The line of one kind of machine. points: (seconds of the limit, cost of a million requests), rising."""
+    """The line of one kind of machine. points: (latency limit in seconds, cost of a million requests), rising."""
 
     name: str
     points: tuple[tuple[float, float], ...]
 
 
 def cost_svg(curves: Sequence[CostCurve], asked_s: float, currency: str) -> str:
-    """SVG, a file of its own. asked_s: the limit that was asked for, which gets a mark."""
+    """A standalone SVG of the cost by latency limit. asked_s: the requested limit, which gets a mark."""
     points = [point for curve in curves for point in curve.points]
     unit = f"{currency} a million requests" if currency else "cost of a million requests"
 

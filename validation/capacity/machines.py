@@ -10,28 +10,28 @@ from enginesmith.arrays import Array
 from enginesmith.core.errors import InputError
 from validation.capacity.greatest_rate import Estimate
 
-# The cheapest numbers of machines of several kinds that together carry a rate, also when any one of them is lost.
+# The cheapest numbers of machines of several kinds that together carry a rate, even if some machines are lost.
 #
-# An integer program: the least sum of price * number such that the rates of all machines, less that of the greatest one
-# in use for each that may be lost, are at least the rate. Exact: for each kind that may be the greatest in use, all
-# combinations are built up kind by kind, in order of price for their rate, and of these are kept such as no other one
-# beats in both cost and rate (Nemhauser & Ullmann, Management Science 15, 1969), and as could still be cheaper than the
-# best known one, by more than a millionth, if parts of machines of the kinds to come could be bought.
+# An integer program: the least sum of price * number such that the rates of all machines, less the rate of the greatest
+# machine in use for each that may be lost, are at least the rate. The result is exact: for each kind that may be the
+# greatest in use, all combinations are built up kind by kind, in order of price per rate. A combination is dropped if
+# another has both a lower cost and a higher rate (Nemhauser & Ullmann, Management Science 15, 1969), or if it cannot
+# be cheaper than the best known one, by more than a millionth, even if parts of the remaining machines could be bought.
 
-# A sum of rates that lacks no more than this share of the need covers it: floats are not exact.
+# A sum of rates covers the need if it lacks at most this share of it: floats are not exact.
 _ROUNDING = 1e-9
-# A mix that is cheaper by less than this share is not sought.
+# The search ignores mixes that are cheaper by less than this share.
 _PRECISION = 1e-6
 _BEAM = 500
 
-# Of a kind, in a mix.
+# The greatest number of machines of one kind in a mix.
 MOST_MACHINES = 1_000_000
 
 
 @dataclass(frozen=True)
 class MachineOffer:
-    """A kind of machine. rate: requests a second that one may get, above 0.  per_hour: its price, above 0.  count: how
-    many there are; None: as many as are wanted, up to MOST_MACHINES."""
+    """A kind of machine. rate: requests per second of one machine, above 0.  per_hour: its price, above 0.
+    count: the number available; None: as many as needed, up to MOST_MACHINES."""
 
     name: str
     rate: float
@@ -41,7 +41,7 @@ class MachineOffer:
 
 @dataclass(frozen=True)
 class FleetMix:
-    """Numbers of machines by kind, without those of which there is none. rate, per_hour (cost): of all together."""
+    """Numbers of machines by kind, each above 0. rate, per_hour: requests per second and price of all together."""
 
     machines: Mapping[str, int]
     rate: float
@@ -49,12 +49,12 @@ class FleetMix:
 
 
 def cheapest_mix(offers: Sequence[MachineOffer], rate: float, spare: int = 0) -> FleetMix | None:
-    """The cheapest machines that get `rate` requests a second without the `spare` greatest of them; None where all that
-    there are do not get it."""
-    # Without the limit to the greatest in use a mix may be larger than it needs to be, and never too small.
+    """The cheapest machines that carry `rate` requests per second without the `spare` greatest of them; None if all
+    available machines do not."""
+    # A mix without a machine of the kind taken as the greatest may be larger than needed, but is never too small.
     need_pairs = [(max_rate, rate + spare * max_rate) for max_rate in sorted({offer.rate for offer in offers})]
     best_mix: FleetMix | None = None
-    for most_states in (_BEAM, None):  # at first a good mix, which then rules out nearly all others
+    for most_states in (_BEAM, None):  # the first round finds a good mix, which rules out nearly all others
         for max_rate, need in need_pairs:
             small_offers = [offer for offer in offers if offer.rate <= max_rate]
             bound = math.inf if best_mix is None else best_mix.per_hour
@@ -63,9 +63,9 @@ def cheapest_mix(offers: Sequence[MachineOffer], rate: float, spare: int = 0) ->
 
 
 def _cover(offers: Sequence[MachineOffer], need: float, bound: float, most_states: int | None) -> FleetMix | None:
-    """The cheapest machines whose rates are at least `need`; None where no mix is cheaper than `bound`.
+    """The cheapest machines whose rates sum to at least `need`; None if no mix is cheaper than `bound`.
 
-    most_states: how many mixes of the first kinds are followed, those of the least possible cost; None: all.
+    most_states: the number of partial mixes to continue, those with the least possible cost; None: all.
     """
     order = sorted(offers, key=lambda offer: (offer.per_hour / offer.rate, -offer.rate))
     caps = [MOST_MACHINES if offer.count is None else offer.count for offer in order]
@@ -95,8 +95,8 @@ def _cover(offers: Sequence[MachineOffer], need: float, bound: float, most_state
 
 
 def _more(costs: Array, rates: Array, offer: MachineOffer, cap: int, need: float, bound: float) -> tuple[Array, Array]:
-    """Each mix with each number of machines of one more kind, up to what is enough and cheaper than `bound`: indices of
-    the mixes and the numbers, int64 [combinations] each."""
+    """Each mix with each number of machines of one more kind, as long as they are needed and cost less than `bound`:
+    indices of the mixes and the numbers, int64 [combinations] each."""
     needed_counts = np.ceil(np.maximum(need - rates, 0.0) / offer.rate)
     payable_counts = np.floor(np.maximum(bound - costs, 0.0) / offer.per_hour)
     counts = np.minimum(np.minimum(needed_counts, payable_counts), cap).astype(np.int64) + 1
@@ -105,8 +105,8 @@ def _more(costs: Array, rates: Array, offer: MachineOffer, cap: int, need: float
 
 
 def _fractional_cost(offers: Sequence[MachineOffer], max_counts: Sequence[int], needs: Array) -> Array:
-    """The least cost of `needs` more ([needs], requests a second) if parts of machines could be bought: a lower bound;
-    infinite where all are too few."""
+    """A lower bound of the cost of the rates `needs` ([needs], requests per second), as if parts of machines could be
+    bought; infinite if all machines are too few."""
     sizes = np.array([number * offer.rate for number, offer in zip(max_counts, offers, strict=True)])
     prices = np.array([number * offer.per_hour for number, offer in zip(max_counts, offers, strict=True)])
     capacities, totals = np.concatenate([[0.0], np.cumsum(sizes)]), np.concatenate([[0.0], np.cumsum(prices)])
@@ -114,19 +114,19 @@ def _fractional_cost(offers: Sequence[MachineOffer], max_counts: Sequence[int], 
 
 
 def _undominated(costs: Array, rates: Array) -> Array:
-    """Indices of the entries for which no other one has as small a cost and as great a rate."""
+    """Indices of the entries that no other entry equals or beats in both cost and rate."""
     order = np.lexsort((-rates, costs))
     best_rates = np.maximum.accumulate(np.concatenate([[-np.inf], rates[order][:-1]]))
     return order[rates[order] > best_rates]
 
 
-# Machines that a rate takes, with headroom and with some to spare, and what a million requests then cost.
+# The number of machines for a rate, with headroom and spare machines, and the cost of a million requests on them.
 
 
 @dataclass(frozen=True)
 class CapacityDemand:
-    """What machines have to carry. rate: requests a second.  headroom: share of each machine's greatest rate that stays
-    free, 0 to below 1.  spare: machines that may be lost.  Raises InputError for what is none."""
+    """The demand on machines. rate: requests per second.  headroom: share of each machine's greatest rate that stays
+    free, from 0 to below 1.  spare: number of machines that may be lost.  Raises InputError for values out of range."""
 
     rate: float
     headroom: float = 0.0
@@ -141,8 +141,8 @@ class CapacityDemand:
 
 @dataclass(frozen=True)
 class MachineCount:
-    """A number of machines; low, high: by the 95 % interval of the greatest rate of one. high: None where its lower end
-    is 0, so that perhaps no number is enough."""
+    """A number of machines. low, high: by the 95 % interval of one machine's greatest rate; high is None if that
+    interval begins at 0, so that perhaps no number is enough."""
 
     value: int
     low: int
@@ -150,17 +150,17 @@ class MachineCount:
 
 
 def count_machines(machine_rate: float, demand: CapacityDemand) -> int:
-    """Machines of one kind. machine_rate: the greatest rate of one, requests a second, above 0."""
+    """The number of machines of one kind. machine_rate: greatest rate of one, in requests per second, above 0."""
     needed_machines = demand.rate / (machine_rate * (1.0 - demand.headroom))
     return math.ceil(needed_machines * (1.0 - _ROUNDING)) + demand.spare
 
 
 def machines_for(machine_rate: Estimate, demand: CapacityDemand) -> MachineCount:
-    """Machines of one kind, by the greatest rate of one with its interval."""
+    """The number of machines of one kind. machine_rate: greatest rate of one, with an interval."""
     value, low = (count_machines(rate, demand) for rate in (machine_rate.value, machine_rate.high))
     return MachineCount(value, low, count_machines(machine_rate.low, demand) if machine_rate.low > 0.0 else None)
 
 
 def cost_per_million(machines: float, per_hour: float, rate: float) -> float:
-    """What a million requests cost on machines at a price per hour each, which together get `rate` a second."""
+    """The cost of a million requests on machines that cost `per_hour` each and serve `rate` per second together."""
     return machines * per_hour / (rate * 3600.0) * 1e6

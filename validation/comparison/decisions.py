@@ -1,7 +1,7 @@
 """Checks that a quantized graph decides as the model does, without labels.
 
-It is judged by a lower bound of the changed decisions (`MOST_CHANGED`), by those that were no near ties, and by the
-classes of which it names less than half.
+A graph fails if a lower bound of the share of changed decisions exceeds `MOST_CHANGED`, if decisions change that were
+not near ties, or if classes lose more than half of their rows.
 """
 
 import math
@@ -16,11 +16,11 @@ from validation.metrics.drift import Drift, RowSums
 from validation.metrics.tasks.terms import TaskMetric
 from validation.statistics.rates import lower, upper
 
-# A decision that was ahead by so many times the root mean square of the error is no near tie: six standard deviations
-# of the difference of two errors. One may be a sample beyond what was calibrated for.
+# A decision is no near tie if it leads by this many times the root mean square of the error: six standard deviations
+# of the difference of two errors. One such change may be a sample outside the calibrated range.
 CLEAR = 8.5
-# Single values count as decisions if fewer than this share lie within a quarter of their root mean square from the
-# threshold. Of uniform numbers around 0, one in seven does; of normal ones, one in five.
+# Single values count as decisions if less than this share of them lies within a quarter of their root mean square from
+# the threshold. Of uniform numbers around 0, one in seven does; of normal ones, one in five.
 MOST_BETWEEN = 1 / 7
 
 
@@ -29,9 +29,9 @@ def decision_checks(
 ) -> list[Check]:
     """The checks that a graph changes few of the model's own decisions, and loses none of its classes.
 
-    drifts: of the golden cases by output (`drift_checks`).  metrics: those that name an output say whether it is a
-    classifier's; of others, rows that name one class clearly are decisions.  limits: the spec's; where they have one on
-    decisions, that is checked in place of these.
+    drifts: of the golden cases by output (`drift_checks`).  metrics: they determine which outputs hold classes; an
+    output without a metric holds classes if its rows name one clearly.  limits: the spec's; if they have a limit on
+    decisions, there are no checks here.
     """
     if DECISIONS in limits:
         return []
@@ -42,7 +42,7 @@ def decision_checks(
         rows = drift.rows
         if rows is None or not class_outputs.get(output, True):
             continue
-        if drift.mismatches is not None:  # their number has a limit of its own (`NearTies`)
+        if drift.mismatches is not None:  # the number of unequal integers has a limit of its own (`NearTies`)
             golden_checks += [classes_check(output, rows.named, rows.changed)] if len(rows.named) > 1 else []
         elif decides(drift) or (class_outputs.get(output) and rows.classes > 1):
             error = math.ldexp(math.sqrt(drift.error_sq / drift.count), drift.exponent) if drift.count else 0.0
@@ -55,10 +55,10 @@ def decision_checks(
 
 
 def decides(drift: Drift) -> bool:
-    """Whether the golden cases show an output to be a classifier's: its rows of values name a class clearly.
+    """Whether the golden cases show that an output is a classifier's: its rows of values name a class clearly.
 
-    Where a sample has several rows (tokens) of three classes or more, over half of the classes are named. Boxes, and
-    features of which a few are always great, name few. Single values, and two for each token, lie on two sides of a
+    If a sample has several rows (tokens) of three classes or more, over half of the classes must be named: boxes, and
+    features with a few large columns, name few. Single values, and two values per token, must lie on two sides of a
     gap.
     """
     rows = drift.rows
@@ -77,7 +77,7 @@ def decides(drift: Drift) -> bool:
 
 
 def as_decided(drift: Drift) -> Drift:
-    """The drift with the decisions of elements in place of those of rows, where these are none."""
+    """The drift with the decisions of its elements in place of those of its rows, if the rows hold no decisions."""
     return replace(drift, rows=drift.elements) if drift.elements and not decides(drift) else drift
 
 
@@ -88,19 +88,19 @@ def _rows_of_sample(drift: Drift) -> float:
 
 
 def _check_decisions(output: str, rows: RowSums, error: float, together: float) -> Iterator[Check]:
-    """error: the root mean square of an element's.  together: rows of a sample, which count as one observation, as a
-    design effect of that size (`rounding.Decisions`)."""
+    """Checks of changed decisions and lost classes. error: root mean square error of an element.  together: rows per
+    sample, which count as one observation: a design effect (`rounding.Decisions`)."""
     yield classes_check(output, rows.named, rows.changed)
     least_share = lower(rows.flips / together, rows.count / together, LEVEL)
-    note = f"{rows.flips} of {rows.count} decisions are others; of all at least this share, with 99 % confidence"
+    note = f"{rows.flips} of {rows.count} decisions changed; the true share is at least this, with 99 % confidence"
     yield Check("quantization", CHANGED, output, "golden", least_share, MOST_CHANGED, least_share <= MOST_CHANGED, note)
     clear_count, allowance = sum(lead > CLEAR * error for lead in rows.ahead), float(math.ceil(together))
-    note = f"decisions that were ahead by more than {CLEAR:g} times the error, and are others"
+    note = f"changed decisions whose lead was more than {CLEAR:g} times the error"
     yield Check(
         "quantization", CLEAR_CHANGED, output, "golden", float(clear_count), allowance, clear_count <= allowance, note
     )
     if unseen_count := rows.classes - len(rows.named):
-        note = f"no golden sample has one of these as its answer, of {rows.classes} classes"
+        note = f"classes that are the answer to no golden sample, of {rows.classes}"
         yield Check("quantization", UNSEEN_CLASSES, output, "golden", float(unseen_count), None, True, note)
 
 
@@ -111,7 +111,7 @@ def classes_check(
     case: str = "golden",
     subject: str = "their decisions",
 ) -> Check:
-    """The check that no more classes lose half of their rows than by chance. subject: rows in words, for the note."""
+    """The check that no more classes lose half of their rows than by chance. subject: name of the rows in the note."""
     names, chance_count = lost_classes(class_counts, change_counts)
     note = f"classes that keep less than half of {subject}: {join_first([*map(str, names)])}; " if names else ""
     note += f"of {len(class_counts)} classes, {chance_count} by chance"

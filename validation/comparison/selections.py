@@ -1,8 +1,8 @@
 """Rows that a graph selects itself (TopK, NonMaxSuppression), compared as sets.
 
-Rounding puts rows of nearly equal scores in another order, and takes others at the end of the list. So each row is
-compared with its match: one with the same classes and nearly the same numbers. A row without a match counts by how far
-its score lies above the least one that was selected.
+Rounding changes the order of rows with nearly equal scores, and which rows are the last to be selected. So each row is
+compared with its match: a row with the same classes and nearly the same numbers. A row without a match counts by the
+distance of its score from the least selected one.
 """
 
 import math
@@ -25,34 +25,34 @@ from validation.metrics.tasks.boxes import OVERLAPS, overlaps, to_corners
 from validation.metrics.tasks.terms import TaskMetric
 from validation.statistics.rates import lower
 
-# Rows match up to this root mean square distance, in units of their columns', and boxes from an overlap of a half on
-# (COCO's least): limits on drift judge the matched ones.
+# Rows match up to this root mean square distance, relative to their columns' root mean square; boxes match if they
+# overlap by at least a half (COCO's least). The limits on drift apply to the matched rows.
 NEAR = 0.5
-# The share of the selected rows that may change, as far as the data shows.
+# The greatest share of the selected rows that may change, tested by a lower bound.
 MOST_SELECTED = 0.1
-# A class is judged where the weight of one of its rows is at least this share of the mean: else all are near ties.
+# A class is judged if one of its rows has at least this share of the mean weight: else all its rows are near ties.
 _CLEAR = 0.5
-# Whole numbers are classes where each has so many rows on average.
+# Whole numbers are classes if each number has at least this many rows on average.
 _ROWS_OF_CLASS = 8
-# Columns of boxes, of which integers are coordinates and no classes.
+# The number of columns of a box; their integers are coordinates, not classes.
 _BOX = 4
 
 
 def selected_of(graph: GraphProto, limits: Mapping[str, object], metrics: Sequence[TaskMetric]) -> dict[str, Rows]:
-    """The outputs of a graph that are judged as sets: none where the spec says how its decisions are judged."""
+    """The outputs of a graph that are judged as sets: none if the spec says how its decisions are judged."""
     return {} if DECISIONS in limits or any(metric.decides for metric in metrics) else find_selected(graph)
 
 
 @dataclass
 class Selections:
-    """The outputs of cases that hold selected rows. kinds: by output, where its rows are.  checks: of `settle`."""
+    """The outputs with selected rows, by case. kinds: layout of the rows by output.  checks: filled by `settle`."""
 
     kinds: Mapping[str, Rows]
     cases: list[tuple[Case, Tensors, Tensors]] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
 
     def take(self, case: Case, expected: Tensors, actual: Tensors) -> set[str]:
-        """Keep the outputs that can be compared as sets; their names."""
+        """Store the outputs that can be compared as sets; returns their names."""
         names = {name for name in self.kinds if name in expected and name in actual}
         names = {name for name in names if _fit(expected[name], actual[name], self.kinds[name])}
         if names:
@@ -61,8 +61,8 @@ class Selections:
         return names
 
     def settle(self) -> Iterator[tuple[Case, str, tuple[Array, Array]]]:
-        """The matched rows [rows, ...] of both sides by case and output. Forgets the cases, and adds the checks of rows
-        without a match."""
+        """The matched rows [rows, ...] of both sides by case and output. Removes the stored cases, and adds the checks
+        of rows without a match."""
         cases, self.cases = self.cases, []
         boxes = {n for n in self.kinds if all(_is_box(expected[n]) for _, expected, _ in cases if n in expected)}
         sized_pairs = [
@@ -77,7 +77,7 @@ class Selections:
                 changed_weight = sum(float(np.abs(e.astype(np.float64) - a).sum()) for e, a in pairs)
                 total = sum(float(np.maximum(np.abs(e), np.abs(a)).sum()) for e, a in pairs)
                 self._check(name, changed_weight, total, total)
-            elif pairs:  # outputs of as many rows everywhere are columns of one table
+            elif pairs:  # outputs with equal numbers of rows in all cases are columns of one table
                 groups[kind, *(rows.shape[: 1 + (kind == "each")] for pair in pairs for rows in pair)].append(name)
         for names in groups.values():
             yield from self._settle(names, [(case, e, a) for case, e, a in cases if names[0] in e], boxes)
@@ -111,7 +111,7 @@ class Selections:
     def _check(self, name: str, changed_weight: float, total: float, independent: float) -> None:
         share = changed_weight / total if total else 0.0
         least_share = lower(share * independent, independent, LEVEL)
-        note = f"{share:.1%} of what is selected are others, by score; of all at least this share, with 99 % confidence"
+        note = f"{share:.1%} of the selection changed, by score; the true share is at least this, with 99 % confidence"
         is_within = least_share <= MOST_SELECTED
         self.checks.append(Check("quantization", SELECTED, name, "all", least_share, MOST_SELECTED, is_within, note))
 
@@ -129,9 +129,9 @@ class Selections:
 
 @dataclass(frozen=True)
 class _Columns:
-    """What the columns of selected rows are. owners: the output of each.  exact: bool, classes.
-    score: the column of scores; None without one.  least: the least score; None where each list is sorted by it.
-    boxes: the columns at which centre and size begin.
+    """The columns of a table of selected rows. owners: index of each column's output.  exact: bool, for classes.
+    score: the column of scores; None without one.  least: the least score; None if each list is sorted by score.
+    boxes: the first column of each box, which is centre and size.
     """
 
     owners: Array
@@ -145,7 +145,7 @@ class _Columns:
     def of(
         cls, outputs: Tensors, names: Sequence[str], kind: Rows, tables: Sequence[Array], boxes: set[str]
     ) -> "_Columns":
-        """The columns of the tables of expected rows."""
+        """The columns of the expected rows' tables."""
         rows = np.concatenate(tables)
         widths = [math.prod(outputs[name].shape[1 + (kind == "each") :]) for name in names]
         owners = np.repeat(np.arange(len(names)), widths)
@@ -167,7 +167,7 @@ class _Columns:
         return cls(owners, exact_mask, np.where(scale > 0, scale, 1.0), score_column, least_score, starts)
 
     def match(self, e: Array, a: Array) -> Array:
-        """Places of rows that match, the nearest first: int (2, pairs), in the order of `e`."""
+        """Indices of the matching rows, int (2, pairs), in the order of `e`; the nearest rows are matched first."""
         squares = np.square((e[:, None] - a[None]) / self.scale)
         outputs = [self.owners == index for index in range(self.owners[-1] + 1)]
         means = [
@@ -187,7 +187,7 @@ class _Columns:
         return np.array(sorted(pairs.items()), int).reshape(-1, 2).T
 
     def weigh(self, e: Array, a: Array, places: Array) -> list[tuple[Array, Array, Array]]:
-        """The rows of both sides, the weight of each, and which have no match."""
+        """For each side: its rows, the weight of each row, and whether it has no match."""
         floor = e[:, self.score].min(initial=np.inf) if self.score is not None and self.least is None else self.least
         entries = []
         for rows, pairs in zip((e, a), places, strict=True):
@@ -204,18 +204,18 @@ def _tables(outputs: Tensors, names: Sequence[str], kind: Rows) -> list[Array]:
 
 
 def _is_box(rows: Array) -> bool:
-    """Whether rows begin with two corners: an error is to be seen against the size of a box, not its place."""
+    """Whether rows begin with two corners: an error of a box counts relative to its size, not to its position."""
     return rows.shape[-1] in (4, 6, 7) and bool((rows[..., 2:4] >= rows[..., :2]).all())
 
 
 def _as_sizes(rows: Array) -> Array:
-    """Rows [.., 4 or more] of corners as centre and size."""
+    """Rows [.., 4 or more] with centre and size in place of corners."""
     low, high = rows[..., :2].astype(np.float64), rows[..., 2:4].astype(np.float64)
     return np.concatenate([(low + high) / 2, high - low, rows[..., 4:]], axis=-1).astype(rows.dtype)
 
 
 def _fit(e: Array, a: Array, kind: Rows) -> bool:
-    """Whether two outputs are finite and of one kind and shape, but for the number of rows."""
+    """Whether two outputs are finite, and equal in kind and shape apart from the number of rows."""
     axis = 1 if kind == "each" else 0
     is_same = (
         e.ndim == a.ndim > axis and e.shape[:axis] == a.shape[:axis] and e.shape[axis + 1 :] == a.shape[axis + 1 :]

@@ -22,28 +22,28 @@ from validation.limits.terms import Budget
 from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.tally import Along, Spreads, samples_of
 
-# Compares what two sides answered, case by case: the drift of each output, and the checks that follow from it.
+# Compares the answers of two sides, case by case: the drift of each output, and the checks that follow from it.
 #
 # Golden cases are merged per output. Edge cases are not, since an error at one size must not vanish in an average: each
 # metric is checked at the edge where it is worst, and the note names the other edges that break the limit.
 
-# Samples that `Constancy` compares at a time.
+# The number of samples that `Constancy` compares at a time.
 _ROWS = 1 << 10
-# Metrics whose check says in its note where the limit comes from.
+# The metrics whose checks name the origin of the limit in their note.
 NOTED = ("sqnr_db", "agreement")
 
 
 @dataclass
 class Constancy:
-    """Whether all samples of one output are equal: an answer that does not depend on the inputs is no answer."""
+    """Whether all samples of one output are equal, so that the output does not depend on the inputs."""
 
     constant: bool = True
     _first: Array | None = None
 
     def add(self, output: Array, samples: int) -> None:
-        """Take an output of a case. samples: how many lie along its axis 0; 1 where the whole array is one sample.
+        """Add an output of a case. samples: their number along axis 0; 1 if the whole array is one sample.
 
-        Samples of different sizes are equal where all elements of both are one number.
+        Samples of different sizes are equal if all elements of both are the same number.
         """
         if not self.constant or not output.size:
             return
@@ -58,9 +58,9 @@ class Constancy:
 
 @dataclass
 class OutputComparison:
-    """The comparison of one output. dtype: of the expected output.  golden: drift of all golden cases.
+    """The comparison of one output. dtype: of the expected output.  golden: drift over all golden cases.
 
-    edges: drift by edge case.  expected, actual: whether each side is the same for all golden samples.
+    edges: drift by edge case.  expected, actual: whether each side is equal in all golden samples.
     """
 
     dtype: np.dtype
@@ -70,12 +70,12 @@ class OutputComparison:
     actual: Constancy = field(default_factory=Constancy)
 
     def add(self, case: Case, pair: tuple[Array, Array], samples: int, decisions: bool = True) -> None:
-        """Take the expected and the actual output of a case.
+        """Add the expected and the actual output of a case.
 
-        samples: entries along axis 0, or 1.  decisions: whether they are compared too.
+        samples: entries along axis 0, or 1.  decisions: whether decisions are compared too.
         Raises ValueError when their shapes or kinds differ.
         """
-        # An input has a number for each token: their ids, or a mask.
+        # Whether an input has one number for each token: an id, or an entry of a mask.
         is_by_token = any(
             array.shape == pair[0].shape and array.ndim > 1 and (is_exact(array) or "mask" in name.lower())
             for name, array in case.inputs.items()
@@ -92,11 +92,11 @@ class OutputComparison:
 
 @dataclass
 class StageComparison:
-    """The cases of one stage that were compared so far. spreads: takes how errors spread, where a report shows it.
+    """The comparison of one stage's cases so far. spreads: receives the distribution of errors, if a report shows it.
 
-    declared: by output, the dtype that the candidate declares.  selections: takes selected rows.  failures: checks that
-    failed without a value.
-    outputs: what was measured so far, by name.
+    declared: dtype by output, as the candidate declares it.  selections: receives selected rows.  failures: failed
+    checks without a value.
+    outputs: the measurements so far, by output.
     """
 
     stage: str
@@ -107,11 +107,11 @@ class StageComparison:
     failures: list[Check] = field(default_factory=list)
 
     def fail(self, name: str, output: str, case: str, note: str) -> None:
-        """Take a failed check without a value."""
+        """Add a failed check without a value."""
         self.failures.append(Check(self.stage, name, output, case, None, None, False, note))
 
     def add(self, case: Case, expected: Tensors, actual: Tensors) -> None:
-        """Compare the outputs of a case; what cannot be compared is a failure."""
+        """Compare the outputs of a case; outputs that cannot be compared become failed checks."""
         selected_names = self.selections.take(case, expected, actual)
         for output, value in expected.items():
             if output in selected_names:
@@ -135,7 +135,7 @@ class StageComparison:
             self.fail("outputs", output, case.name, "the model has no such output")
 
     def checks(self, limits: OutputLimits) -> Iterator[Check]:
-        """Failures first, then the golden cases of each output, then its edges."""
+        """The checks: failures first, then the golden cases of each output, then its edges."""
         self._settle()
         yield from (*self.failures, *self._check_measured(), *self.selections.checks)
         for checks_of in (self._golden, self._edges):
@@ -198,10 +198,10 @@ class StageComparison:
 
 
 def _tokens(inputs: Tensors, shape: tuple[int, ...]) -> Array | None:
-    """Which tokens are real, by an input whose name has 'mask': it is 0 at padding and 1 elsewhere. None: all of them.
-    shape: of the array of tokens.
+    """Whether each token is real, bool [shape], from an input of zeros and ones whose name contains 'mask' (1: real).
+    None, which stands for all tokens, without such an input. shape: of the array of tokens.
 
-    A padding mask is left out, since PyTorch's has ones at padding.
+    Names with 'padding' do not count, since PyTorch's padding mask has ones at padding.
     """
     for name, array in inputs.items():
         if "mask" in name.lower() and "padding" not in name.lower() and array.shape == shape:
@@ -211,9 +211,9 @@ def _tokens(inputs: Tensors, shape: tuple[int, ...]) -> Array | None:
 
 
 def golden_drifts(golden: GoldenSet) -> dict[str, Drift]:
-    """The drift of the golden cases' expected outputs from themselves, by output: energy and variation without error.
+    """The energy and variation of the golden cases' expected outputs, by output, as a drift without error.
 
-    Cases beside the golden set are judged by it (`edge_checks`).
+    Cases outside the golden set are judged relative to it (`edge_checks`).
     """
     drifts: dict[str, Drift] = {}
     for case in golden.of_kind("golden"):
@@ -231,10 +231,10 @@ def edge_checks(
     usual: Drift | None,
     limits: tuple[Budget, Drift | None],
 ) -> tuple[Check, ...]:
-    """The checks of one output of a case beside the golden set, judged as an edge case is.
+    """The checks of one output of a case outside the golden set, judged as an edge case is.
 
-    case: its name and inputs.  usual: drift of the golden cases.  limits: budget and honest drift, of
-    `OutputLimits.at`.
+    case: its name and inputs.  usual: drift of the golden cases.  limits: budget and honest drift, as
+    `OutputLimits.at` returns them.
     Raises ValueError when shapes or kinds differ.
     """
     name, inputs = case
@@ -256,8 +256,8 @@ def _measure_drift(
 
 
 def _shape_check(stage: str, output: str, case: str, pair: tuple[Array, Array], note: str) -> Check:
-    """A failed check of two arrays that cannot be compared; where one axis alone differs, `shape`, with both sizes:
-    where a graph selects boxes itself, their number depends on rounding."""
+    """A failed check of two arrays that cannot be compared. It is named `shape` and has both sizes if only one axis
+    differs: if a graph selects boxes itself, their number depends on rounding."""
     pairs = [size_pair for size_pair in zip(pair[0].shape, pair[1].shape, strict=False) if size_pair[0] != size_pair[1]]
     if pair[0].ndim != pair[1].ndim or len(pairs) != 1:
         return Check(stage, "outputs", output, case, None, None, False, note)
@@ -269,7 +269,7 @@ def _is_empty(drift: Drift) -> bool:
 
 
 def check_of(stage: str, output: str, case: str, value: Value) -> Check:
-    """A value against its limit as a check."""
+    """The check of a value against its limit."""
     return Check(stage, value.name, output, case, value.value, value.limit, _passes(value), value.note)
 
 
@@ -278,21 +278,19 @@ def _passes(value: Value) -> bool:
 
 
 def _goodness(value: Value) -> float:
-    """A sort key by which a greater value is better; NaN is the worst value, and None the best."""
+    """A sort key that is greater for a better value; NaN is the worst value, and None the best."""
     if value.value is None:
         return math.inf
     if math.isnan(value.value):
         return -math.inf
-    if value.name == "slice_sqnr_db":  # each has a limit of its own
+    if value.name == "slice_sqnr_db":  # each slice has a limit of its own
         return math.inf if value.value == math.inf else value.value - (value.limit or 0.0)
     return -value.value if at_most(value.name) else value.value
 
 
-# Runs two sessions over a golden set, case by case, and turns their drift into checks.
-
 # Opens an ONNX file as it is written.
 Opener = Callable[[Path], AbstractContextManager[Session]]
-_REPEATS = "the same session answers the same inputs otherwise when it runs again, so that nothing can be proven"
+_REPEATS = "the session gives other outputs when the same inputs run again, so that nothing can be proven"
 
 
 def drift_checks(
@@ -307,9 +305,9 @@ def drift_checks(
 ) -> tuple[Check, ...]:
     """The checks of a candidate against a reference on every case; without one, against the golden set's outputs.
 
-    The reference, or without one the candidate, runs twice on the first case and must give the same. Errors of the
-    candidate are failed checks; those of the reference raise. spreads: is filled with how the errors spread.  usual: is
-    filled with the drift of the golden cases by output.  selected: outputs that are compared as sets of rows.
+    The reference, or without one the candidate, runs twice on the first case and must give equal outputs. Errors of the
+    candidate are failed checks; errors of the reference are raised. spreads: receives the distribution of errors.
+    usual: receives the drift of the golden cases by output.  selected: outputs that are compared as sets of rows.
 
     limits: of the drift, for all outputs or by output.
     """
@@ -340,27 +338,27 @@ def expected_checks(
     limits: Budget | Budgets | OutputLimits,
     spreads: Spreads | None = None,
 ) -> tuple[Check, ...]:
-    """The checks of a session against the golden set's own expected outputs. spreads: takes how the errors spread."""
+    """The checks of a session against the golden set's expected outputs. spreads: receives the spread of the errors."""
     return drift_checks(stage, None, candidate, golden, limits, spreads)
 
 
 def narrow(session: Session, inputs: Tensors) -> dict[str, Array]:
-    """Inputs, with those that the session takes as float16 cast to it."""
+    """The inputs, cast to float16 where the session takes float16."""
     half_names = {spec.name for spec in session.inputs if spec.dtype == "float16"}
     return {name: array.astype(np.float16) if name in half_names else array for name, array in inputs.items()}
 
 
 def run(session: Session, inputs: Tensors) -> dict[str, Array]:
-    """Run a session on inputs of the original model, converted to float16 where the session takes that.
+    """Run a session on inputs of the original model, cast to float16 where the session takes float16.
 
-    Raises EnginesmithError for whatever the session raises, and for an answer other than plain arrays by name.
+    Raises EnginesmithError for any error of the session, and if its answer is not a mapping of names to plain arrays.
     """
     session_inputs = narrow(session, inputs)
     try:
         answer: Any = session.run(session_inputs)
     except EnginesmithError:
         raise
-    except Exception as error:  # whatever a runtime raises
+    except Exception as error:  # runtimes raise errors of any type
         raise EnginesmithError(f"the session raised {type(error).__name__}: {error}") from error
     is_mapping = isinstance(answer, Mapping)
     if not is_mapping or not all(isinstance(value, np.ndarray | np.generic) for value in answer.values()):
@@ -369,7 +367,7 @@ def run(session: Session, inputs: Tensors) -> dict[str, Array]:
         raise EnginesmithError(f"the session answered {answer_text}; it should give an array for each output, by name")
     arrays = {str(name): np.asanyarray(value) for name, value in answer.items()}
     for name, array in arrays.items():
-        is_masked = hasattr(array, "mask")  # of numpy.ma, which takes time to import
+        is_masked = hasattr(array, "mask")  # an array of numpy.ma, which takes time to import
         if array.dtype.hasobject or is_masked:
             answer_text = "a masked array" if is_masked else "an array of Python objects"
             raise EnginesmithError(f"the session answered {answer_text} for {name}; it should give plain numbers")
@@ -387,13 +385,13 @@ def case_checks(
 def limited_checks(
     stage: str, case: tuple[str, str], output: str, pair: tuple[Array, Array], limits: OutputLimits
 ) -> tuple[Check, ...]:
-    """`case_checks` of a case, given by its name and kind, under the limits of its output."""
+    """`case_checks` of one output under its limits. case: name and kind."""
     name, kind = case
     return case_checks(stage, name, output, *pair, limits.budgets.of(output, kind, pair[0].size))
 
 
 def _check_repeats(stage: str, case: Case, outputs: Tensors, again: Tensors, limits: StagedLimits) -> Iterator[Check]:
-    """Failed checks of the outputs by which two runs of one session differ more than the limits allow."""
+    """A failed check for each output that differs between two runs of one session by more than the limits allow."""
     for output, value in outputs.items():
         try:
             pair = value, again[output]

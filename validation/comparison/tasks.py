@@ -31,12 +31,12 @@ from validation.metrics.tasks.terms import TaskMetric
 from validation.metrics.tasks.vectors_and_masks import score_of
 from validation.statistics.rates import count_needed, lower
 
-# What a golden set does not measure: outputs and right answers that are the same in all of its samples.
+# A golden set does not measure outputs and right answers that are the same in all of its samples.
 #
-# An engine that answers so whatever it is asked agrees with the model on them, in every bit. Such an output has the
-# check `UNMEASURED`, with which no engine is proven. Exempt are outputs that cannot vary with what is computed: those
-# that no input reaches, and inputs that are handed on (`builders.onnx_graphs.structure`). They are compared as others
-# are.
+# An engine that always gives this answer agrees with the model on all of them. Such an output has the check
+# `UNMEASURED`, with which no engine is proven. Outputs that no computation changes are exempt: those that depend on no
+# input, and inputs that the graph returns unchanged (`builders.onnx_graphs.structure`). They are compared like all
+# others.
 
 STAGE = "export"
 _REMEDY = "give golden data that varies it"
@@ -45,10 +45,10 @@ _REMEDY = "give golden data that varies it"
 def unmeasured_checks(
     golden: GoldenSet, dependences: Mapping[str, Dependence], metrics: Sequence[TaskMetric] = ()
 ) -> Iterator[Check]:
-    """A check for each output, and for each metric, that the golden cases do not measure.
+    """A check for each output and each metric that the golden cases do not measure.
 
-    dependences: of the exported model's outputs; one that is not among them counts as computed. Raises DataError for
-    outputs or labels of a shape that a metric does not take, InputError for an output that the model lacks.
+    dependences: of the exported model's outputs; an output without an entry counts as computed. Raises DataError for
+    outputs or labels of a shape that a metric does not take, InputError for a metric's output that the model lacks.
     """
     outputs: dict[str, _Variation] = {}
     for case in golden.of_kind("golden"):
@@ -66,7 +66,7 @@ def unmeasured_checks(
 
 @dataclass
 class _Variation:
-    """How one output varies over the golden cases. number: that all elements of the last case are; None where they
+    """How one output varies over the golden cases. number: the value of all elements of the last case; None if they
     differ."""
 
     dtype: np.dtype
@@ -76,7 +76,7 @@ class _Variation:
     number: float | None = None
 
     def add(self, value: Array, samples: int) -> None:
-        """Take the output of a case."""
+        """Add the output of a case."""
         self.samples += samples
         self.constancy.add(value, samples)
         is_constant = value.size and (value == value.flat[0]).all()
@@ -85,13 +85,13 @@ class _Variation:
         self.drift = self.drift.merge(drift) if self.drift else drift
 
     def why_unmeasured(self) -> str:
-        """Why the output is not measured; '' where it is. A single sample varies by its elements, and a single number
-        is measured unless it is 0."""
+        """Why the output is not measured; '' if it is. A single sample must vary between its elements; a single number
+        must not be 0."""
         drift = self.drift or Drift()
         samples_text = f"in all {self.samples} golden samples" if self.samples > 1 else "in the one golden sample"
         if not drift.count:
             return "" if drift.nonfinite else f"{'infinite' if drift.infinite else 'empty'} {samples_text}"
-        if drift.infinite:  # a mask of infinities says which elements count, and varies with them
+        if drift.infinite:  # a mask of infinities may vary although the finite elements do not
             return f"the same {samples_text}" if self.constancy.constant else ""
         if self.samples == 1:
             shows_nothing = self.number is not None and (drift.count > 1 or not self.number)
@@ -104,8 +104,8 @@ class _Variation:
 
 
 def _why_no_answers(golden: GoldenSet, metric: TaskMetric) -> str:
-    """Why a metric's right answers show nothing; '' where two of them differ, where there is one, or for a metric of
-    likelihoods, which has no answers of its own."""
+    """Why a metric's right answers measure nothing; '' if two of them differ, if there is only one, or if the metric is
+    one of likelihoods, which has no answers of its own."""
     score = score_of(metric)
     has_labels = metric.against == "labels" and golden.labels is not None
     if has_labels:
@@ -127,7 +127,7 @@ def _why_no_answers(golden: GoldenSet, metric: TaskMetric) -> str:
 
 
 def _some_answers(answers: Array | list[Any]) -> Iterator[object]:
-    """Answers of a case, of which two differ where any two do: the ends of an array, texts, the boxes of each image."""
+    """Values that differ if any two answers of a case do: an array's least and greatest, texts, each image's boxes."""
     if isinstance(answers, np.ndarray):
         yield from (answers.min().item(), answers.max().item()) if answers.size else ()
         return
@@ -135,9 +135,7 @@ def _some_answers(answers: Array | list[Any]) -> Iterator[object]:
         yield (answer.classes.tobytes(), answer.corners.tobytes()) if isinstance(answer, BoxSet) else tuple(answer)
 
 
-# Compares two models with state that hand their own states from step to step.
-
-# The case of these checks.
+# The name of the case in these checks.
 FREE_RUNNING = "free running"
 
 
@@ -149,9 +147,9 @@ def free_running_checks(
     limits: Budgets | StagedLimits,
     along: Along | None = None,
 ) -> tuple[Check, ...]:
-    """`drift_checks` on whole sequences: those of the golden cases, under limits that were measured on sequences.
+    """`drift_checks` on the golden set's whole sequences, under limits that were measured on sequences.
 
-    along: takes the drift along the sequences. The check of an output's SQNR, or of its agreement, notes the worst.
+    along: receives the drift along the sequences. The note of an output's SQNR, or of its agreement, has the worst.
     reference, candidate: sessions that run whole sequences.
     """
     along = along or Along()
@@ -166,7 +164,7 @@ def free_running_checks(
 
 
 def step_spreads(golden: GoldenSet, along: Along) -> Spreads:
-    """The spreads of a golden set's cases; of a model with state `along` takes the drift of its steps with them."""
+    """An empty `Spreads` for a golden set; for a model with state, one that adds the drift of its steps to `along`."""
     if (sequences := golden.sequences) is None:
         return Spreads()
     names = [name for name, kind in zip(case_names(golden), case_kinds(golden), strict=True) if kind == "golden"]
@@ -181,10 +179,10 @@ def check_free_running(
     limits: Callable[[Session, GoldenSet, Opener], StagedLimits],
     along: Along,
 ) -> tuple[Check, ...]:
-    """The checks of the second session against the first on sequences; none of a model without state.
+    """The checks of the second session against the first on sequences; none for a model without state.
 
-    opener: opens an ONNX file as it is written.  limits: of a reference on a golden set, given what opens graphs that
-    are compared with it.  along: as in `free_running_checks`.
+    opener: opens an ONNX file without optimization.  limits: returns the limits of a reference on a golden set, given
+    an opener of graphs to compare with it.  along: as in `free_running_checks`.
     """
     if sequences is None:
         return ()
@@ -199,19 +197,19 @@ def check_free_running(
     return free_running_checks(stage, expected, actual, sequences.golden, free_limits, along)
 
 
-# Whether a few golden cases alone show that a candidate breaks the limits of all: most trials of a search do, by far.
+# A few golden cases may suffice to show that a candidate breaks the limits of all: most trials of a search do, by far.
 #
-# Errors only add up. The error energy of some cases that exceeds what a limit allows for all of them is not made good
-# by the others, however exact these are, and neither is their greatest error.
+# Errors only add up. If the error energy of some cases exceeds the limit for all of them, the others cannot compensate
+# it, however exact they are; nor can they compensate the greatest error.
 
-# Metrics that further cases can only make worse, once the signal of all cases is known.
+# Metrics that can only get worse with further cases, once the signal of all cases is known.
 _ADDING_UP = ("sqnr_db", "centered_sqnr_db", "max_rel", "max_abs")
 
 OutputLimit = tuple[str, str, float]
 
 
 def list_limits(checks: Iterable[Check]) -> list[OutputLimit]:
-    """(output, metric, limit) of the checks of golden cases by a metric that adds up over the cases."""
+    """(output, metric, limit) of each check of the golden cases whose metric adds up over the cases."""
     golden = (check for check in checks if check.case == "golden" and check.name in _ADDING_UP)
     return [(check.output, check.name, check.limit) for check in golden if check.limit is not None]
 
@@ -219,12 +217,12 @@ def list_limits(checks: Iterable[Check]) -> list[OutputLimit]:
 def find_broken(
     candidate: Session, cases: Iterable[Case], golden_drift: Mapping[str, Drift], limits: Sequence[OutputLimit]
 ) -> Check | None:
-    """The failed check of a limit of all golden cases that some of them break; None where they break none.
+    """The failed check of a limit for all golden cases that some of them already break; None if they break none.
 
-    They are run in turn until one is broken. Its value is what all would have if the others were exact.
-    cases: with the expected outputs.  golden_drift: of all golden cases, the drift without an error (`golden_drifts`).
-    None also where the candidate cannot be run or compared, which the checks of all cases explain.
-    limits: with the metric that each is of.
+    The cases run in turn until a limit is broken. The check's value is that of all cases if the others were exact.
+    cases: with the expected outputs.  golden_drift: of all golden cases, as `golden_drifts` returns it.
+    None also if the candidate cannot be run or compared, which the checks of all cases explain.
+    limits: each with its output and metric.
     """
     drifts: dict[str, Drift] = defaultdict(Drift)
     with suppress(EnginesmithError, KeyError, ValueError):
@@ -241,22 +239,22 @@ def find_broken(
     return None
 
 
-# The task metrics of a spec over a golden set, as checks; and what their decisions leave of the limits on drift.
+# The task metrics of a spec over a golden set, as checks; and the limits on drift that stay if a metric decides.
 #
-# A share that passes on few samples may be lower on others. Its check says how much lower (the bound of Clopper and
-# Pearson, Biometrika 26, 1934), and how many samples without a wrong one would show its limit.
+# A share that passes on few samples may be lower on others. The check's note has a lower bound (Clopper and Pearson,
+# Biometrika 26, 1934), and the number of samples, all of them right, that would prove the limit.
 
-# The chance that a share is below the bound that its note gives.
+# The chance that a share is below the bound in its note.
 LEVEL = 0.05
-# The checks of numeric drift: all that a budget limits, of integers their agreement, of graphs their decisions.
+# The checks of numeric drift: those of a budget's limits, the agreement of integers, and the decisions of graphs.
 _NUMERIC = {*(item.name for item in fields(Budget)), "agreement", CHANGED, CLEAR_CHANGED, LOST_CLASSES, SELECTED}
 
 
 @dataclass
 class _Measured:
-    """One metric over some cases. labels: the right answers of all of them; None for those of the original model.
+    """One metric over some cases. labels: the right answers of all cases; None: the original model's answers are right.
 
-    failure: why the candidate could not be measured; '' where it could.
+    failure: why the candidate could not be measured; '' if it could.
     """
 
     metric: TaskMetric
@@ -269,12 +267,12 @@ class _Measured:
         self.score = score_of(self.metric)
 
     def add(self, case: Case, outputs: Tensors) -> None:
-        """Take what the candidate gave for a case. Raises what is wrong with the original model's own outputs."""
+        """Add the candidate's outputs for a case. Raises the errors of reading the original model's outputs."""
         expected_answers = self.score.read_wanted(case.expected)
         count, start = len(expected_answers), self.answers
         self.answers += count
         labels = None if self.labels is None else self.labels[start : self.answers]
-        if labels is not None and len(labels) != count:  # too few labels, which `_measure_original` says
+        if labels is not None and len(labels) != count:  # too few labels; `_measure_original` raises the error
             return
         try:
             expected_answers = expected_answers if labels is None else self.score.join(expected_answers, labels)
@@ -286,19 +284,19 @@ class _Measured:
             self.failure = self.failure or str(error)
 
     def values(self) -> list[TaskValue]:
-        """What was measured; after a failure each value without a number."""
+        """The values of the metric; without numbers after a failure."""
         if self.failure:
             return [TaskValue(name, None, self.failure) for name in self.metric.values]
         return self.score.values()
 
 
 def task_checks(session: Session, golden: GoldenSet, metrics: Sequence[TaskMetric]) -> list[Check]:
-    """The task metrics of a session over all golden cases, each value as a check against its limit, if any.
+    """The task metrics of a session over all golden cases: each value as a check against its limit, if any.
 
-    One that decides is measured over the edge cases, too, all together and against the original model's outputs, with
-    limits that are `_loosen`ed. A floor of accuracy by labels is held per class, too. A session that fails is a failed
-    check. Raises DataError without as many labels as answers, or for outputs of a shape that the metric does not take,
-    and InputError for an output that the model lacks.
+    A metric that decides is also measured over all edge cases together, against the original model's outputs and with
+    looser limits (`_loosen`). A floor of accuracy by labels holds for each class, too. A session that fails gives a
+    failed check. Raises DataError if the numbers of labels and answers differ or an output has a shape that the metric
+    does not take, and InputError for an output that the model lacks.
     """
     label_sets = [_read_labels(golden, metric) for metric in metrics]
     originals = [_measure_original(golden, *pair) for pair in zip(metrics, label_sets, strict=True)]
@@ -340,7 +338,7 @@ def _read_labels(golden: GoldenSet, metric: TaskMetric) -> Any:
 
 
 def _measure_original(golden: GoldenSet, metric: TaskMetric, labels: Any) -> _Measured | None:
-    """What the original model itself has against the labels; None where it is what counts."""
+    """The original model's own values against the labels; None without labels."""
     if labels is None:
         return None
     tally = _Measured(metric, labels)
@@ -348,21 +346,21 @@ def _measure_original(golden: GoldenSet, metric: TaskMetric, labels: Any) -> _Me
         tally.add(case, case.expected)
     if tally.answers != len(labels):
         counts_text = f"gives {tally.answers} answers, but there are {len(labels)} labels"
-        raise DataError(f"output {metric.output!r} {counts_text}; give one each")
+        raise DataError(f"output {metric.output!r} {counts_text}; give one label for each answer")
     if tally.failure:
         raise DataError(f"metric {metric.name}: the labels do not fit the outputs: {tally.failure}")
     return tally
 
 
 def _describe_lost(side: _Measured, original: _Measured | None) -> str:
-    """The classes of which a candidate has less than half of the original model's right answers, where there are more
-    than chance makes; '' otherwise, and of another metric than accuracy by labels."""
+    """A note that names the classes in which a candidate has less than half of the original model's right answers, if
+    there are more of them than by chance; '' otherwise, and for metrics other than accuracy by labels."""
     if original is None or not (isinstance(side.score, Accuracy) and isinstance(original.score, Accuracy)):
         return ""
     names, chance_count = lost_classes(original.score.right, original.score.right - side.score.right)
     if len(names) <= chance_count:
         return ""
-    return f"of the right answers of each class less than half are left: {join_first([*map(str, names)])}"
+    return f"classes that lose over half of their right answers: {join_first([*map(str, names)])}"
 
 
 def _checks(side: _Measured, case: str, original: _Measured | None) -> Iterator[Check]:
@@ -380,8 +378,8 @@ def _checks(side: _Measured, case: str, original: _Measured | None) -> Iterator[
 
 
 def _loosen(value: TaskValue, limit: float) -> float:
-    """The limit at the edges, which are a few golden samples: twice as far from a perfect value, in decibels twice the
-    error, and of a share at least one wrong answer."""
+    """The limit for the edges, which are a few golden samples: twice as far from a perfect value; for decibels, twice
+    the error; for a share, at least one wrong answer is allowed."""
     if at_most(value.name):
         return 2 * limit
     if value.name.endswith("_db"):
@@ -391,7 +389,7 @@ def _loosen(value: TaskValue, limit: float) -> float:
 
 
 def _bound(value: TaskValue, limit: float | None) -> str:
-    """How low a share may be in truth, and how many samples would show its limit where these do not."""
+    """A note with the lower bound of a share, and the number of samples that prove the limit if these do not; or ''."""
     if value.count is None or not value.total:
         return ""
     least_share = lower(value.count, value.total, LEVEL)
@@ -402,10 +400,10 @@ def _bound(value: TaskValue, limit: float | None) -> str:
 
 
 def lift_limits(checks: Iterable[Check], metrics: Sequence[TaskMetric]) -> list[Check]:
-    """The checks, without the limits on numeric drift that they break where a metric decides.
+    """The checks; if a metric decides, failed checks of numeric drift pass, and their limits become notes.
 
-    What always counts stays: NaN, infinities, shapes (but for the number of boxes, where `detection` decides), dtypes,
-    constant outputs, repeated calls, the contract.
+    These still count: NaN, infinities, shapes (except the number of boxes if `detection` decides), dtypes, constant
+    outputs, repeated calls, the contract.
     """
     all_checks, deciding_metrics = list(checks), [metric for metric in metrics if metric.decides]
     if not deciding_metrics:
@@ -419,9 +417,9 @@ def lift_limits(checks: Iterable[Check], metrics: Sequence[TaskMetric]) -> list[
 
 
 def limits_at_other_sizes(spreads: Iterable[Spread], metrics: Sequence[TaskMetric]) -> StagedLimits | None:
-    """The limits on drift at sizes that no metric is measured at, where one decides; None where none does.
+    """The limits on drift at sizes at which no metric is measured, if a metric decides; None if none does.
 
-    Twice the error of the worst golden sample that was measured with it, since such a size may be that sample alone.
+    They allow twice the error of the worst golden sample, since a case of such a size may consist of that sample alone.
     spreads: of the engine stage.
     """
     if not any(metric.decides for metric in metrics):
@@ -433,8 +431,8 @@ def limits_at_other_sizes(spreads: Iterable[Spread], metrics: Sequence[TaskMetri
 
 
 def _sizes(check: Check) -> tuple[str, str, float | None, float | None] | None:
-    """Where an output has another size along an axis than expected, and both; None of other checks. All outputs of
-    `Metric.sets` have the same: a size that differs in one alone is no number of boxes."""
+    """Stage, case, actual and expected size of a check of a changed axis; None for other checks. If the number of boxes
+    changed, all outputs of `Metric.sets` have the same entry; a size that changed in one output is no such number."""
     if check.name != "shape" or check.stage not in ("quantization", "engine"):
         return None
     return check.stage, check.case, check.value, check.limit

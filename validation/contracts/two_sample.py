@@ -49,7 +49,7 @@ def two_sample_checks(seeds: Seeds, reference: Session, candidate: Session, gold
     case = golden.cases[0]
     generator = np.random.default_rng(SEED)
     if seeds.vary is not None and seeds.vary not in case.inputs:
-        raise InputError(f"seeds.vary: {seeds.vary!r} is no input; known: {', '.join(case.inputs)}")
+        raise InputError(f"seeds.vary: {seeds.vary!r} is not an input; known: {', '.join(case.inputs)}")
     references = [run(reference, inputs) for inputs in _draw_inputs(seeds, case.inputs, generator)]
     try:
         actual = [run(candidate, inputs) for inputs in _draw_inputs(seeds, case.inputs, generator)]

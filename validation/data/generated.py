@@ -38,7 +38,7 @@ class GeneratedSamples:
             if index >= start:
                 label = f"{self.name}: sample {index}"
                 for name in sample.keys() - {spec.name for spec in self.inputs}:
-                    raise DataError(f"{label} has an array {name!r} that no input is named")
+                    raise DataError(f"{label} has an array {name!r}, but no input has that name")
                 batch = {spec.name: _to_batch(sample.get(spec.name), spec, label) for spec in self.inputs}
                 try:
                     sizes = sizes_of(batch, self.inputs)

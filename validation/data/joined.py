@@ -24,10 +24,8 @@ BEGINS = "step begins"
 
 @dataclass(frozen=True)
 class Steps:
-    """Which samples are one step. begins: whether one begins at each, bool [samples].  dim: what they are joined along.
-
-    inputs: of a step, that a caller gives.
-    """
+    """The division of samples into steps. begins: whether a step begins at each sample, bool [samples].  dim: the dim
+    along which the samples of a step are joined.  inputs: those of a step that the caller passes."""
 
     begins: Array
     dim: str
@@ -106,8 +104,8 @@ def join(samples: Sequence[Tensors], dim: str, inputs: Sequence[TensorSpec]) -> 
 
 
 class GrownInputs:
-    """Inputs that cover what states hold too, as an attention mask over `past + tokens`: what each step adds is joined
-    to that of the steps before it. specs: of the inputs without states. For one sequence."""
+    """Inputs, of one sequence, that also cover the contents of states, such as an attention mask over `past + tokens`:
+    each step's part is appended to those of the earlier steps. specs: the inputs without states."""
 
     def __init__(self, specs: Sequence[TensorSpec]) -> None:
         self._axes, self._held = list(grown_axes(specs)), dict[str, Array]()
@@ -134,7 +132,7 @@ def read_steps(
         return None
     name, step_numbers = steps[1], samples.column(steps[1])
     if step_numbers.ndim != 1:
-        raise DataError(f"{samples.name}: array {name!r} has the shape {step_numbers.shape}; store one number a sample")
+        raise DataError(f"{samples.name}: {name!r} has shape {step_numbers.shape}; store a number for each sample")
     begin_flags = np.append(True, step_numbers[1:] != step_numbers[:-1])
     if order is not None:
         begin_flags[1:] |= order[1:] != order[:-1]
@@ -277,8 +275,8 @@ class SequenceSamples(_Reading):
 
 
 def read_order(samples: Samples, name: str | None) -> Array | None:
-    """The array that says which sequence each step is of; None without its name. Raises DataError where there is none,
-    or not one number for each step, and for a sequence whose steps are not one behind the other."""
+    """The array `name`, the number of the sequence of each step, [steps]; None if `name` is None. Raises DataError for
+    a missing array, another shape, and a sequence whose steps are not consecutive."""
     if name is None:
         return None
     order = samples.column(name)
@@ -298,11 +296,10 @@ def read_order(samples: Samples, name: str | None) -> Array | None:
 
 
 def split(steps: SampleSource, order: Array | None, stop: int | None = None) -> Iterator[Iterator[Run]]:
-    """The steps of each sequence, without states; each is to be read before the next.
+    """The steps of each sequence, without states. Read all of a sequence before the next one.
 
-    order: as in `SequenceSamples`.  stop: the steps before it alone. Raises DataError for a run of several samples, as
-    they are not one step.
-    """
+    order: as in `SequenceSamples`.  stop: number of steps to read; None: all. Raises DataError for a run of several
+    samples: it is not one step."""
     runs, pending_runs = single_samples(steps, 0, stop), list[Run]()
 
     def read(first_run: Run) -> Iterator[Run]:
@@ -332,14 +329,12 @@ def roll_out(steps: Iterable[Run], streams: Streams) -> Iterator[Run]:
 def stack(
     runs: Iterable[Tensors], specs: Sequence[TensorSpec], dims: Sequence[Dim]
 ) -> tuple[list[dict[str, Array]], list[list[int]]]:
-    """Complete steps in groups of equal shapes, each step a row: the states of a step are among its inputs, so that
-    steps of one sequence, and of several, can be run side by side. And the places of each group's steps among
-    the runs.
+    """Groups of complete steps of equal shapes, each step a row, and the indices of each group's steps among the runs.
+    The states of a step are among its inputs, so that steps of any sequences can run in one batch.
 
-    A group has the batch's opt, or where that is 1 as many as it may have up to MOST_ROWS; steps of a model without a
-    batch in all of its inputs are groups of their own. Groups of several shapes, as of a cache that grows, are in an
-    order of which each beginning is spread over all of them (van der Corput, 1935): honest rounding is measured on the
-    first ones.
+    A group has the batch's opt size, or if that is 1 as many rows as the batch allows, up to MOST_ROWS. If an input has
+    no batch, or the least batch is not 1, each step is a group. Groups of several shapes, as with a growing cache, are
+    ordered so that each prefix is spread over all groups (van der Corput, 1935): honest rounding is measured on those.
     """
     batch, steps = _batch_axes(specs, dims), list(runs)
     places_by_shape = dict[tuple[tuple[int, ...], ...], list[int]]()

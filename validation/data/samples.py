@@ -33,8 +33,8 @@ class SampleSource(Protocol):
     def digest(self) -> str: ...  # noqa: D102
 
     def runs(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, dict[str, Array]]]:
-        """(index behind its last sample, inputs by name) of one run after the other, each of as few samples as the
-        model takes. start, stop: the samples to give, by default all. Raises DataError for a bad sample.
+        """For each run: the index after its last sample, and its inputs by name. A run has as few samples as the model
+        takes. start, stop: range of samples, by default all. Raises DataError for a bad sample.
         """
 
 
@@ -329,7 +329,7 @@ def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
                 raise DataError(f"tensor {spec.name!r} has shape {shape}: {sizes_text}")
     for spec, axis, name in list_sums(specs):
         if (length := tensors[spec.name].shape[axis]) != (size := size_of(name, sizes)):
-            raise DataError(f"tensor {spec.name!r} has {length} along {name!r} (axis {axis}), which is {size}")
+            raise DataError(f"tensor {spec.name!r} has {length} on axis {axis}, where {name!r} is {size}")
     return sizes
 
 
@@ -342,8 +342,8 @@ def _raise_first(wrong: Iterator[str]) -> None:
 def find_wrong_names(
     array_names: Collection[str], inputs: Sequence[str], path: Path, extra_names: Sequence[str] = ()
 ) -> Iterator[str]:
-    """What is said of arrays that are missing, and of those that nothing asks for. array_names: of those at `path`.
-    extra_names: names that are wanted beside those of the inputs."""
+    """Messages on missing arrays, and on arrays that are not needed. array_names: of the arrays at `path`.
+    extra_names: names of arrays that are needed besides the inputs."""
     extra_text = f", and beside them {', '.join(extra_names)}" if extra_names else ""
     names_text = f"it holds {', '.join(array_names) or 'none'}; the model wants {', '.join(inputs)}{extra_text}"
     expected_names = [*inputs, *extra_names]

@@ -1,17 +1,17 @@
-"""Which shapes and values an engine is tried with: fuzz cases, and the inputs that follow from a case and a seed.
+"""Fuzz cases: the shapes and values to try an engine with, and the inputs that follow from a case and a seed.
 
 Sizes are boundary values first (each edge of a bucket and its neighbours: Myers, "The Art of Software Testing", 1979,
-chapter 4), then interior ones at random.
+chapter 4), then random ones between them.
 
-Values are made from real ones of a golden set. Integers are mostly indices, which have no extremes of their own: they
-get the least and the greatest of the golden data. A NaN goes into one sample of every floating-point input.
+Values are derived from the real ones of a golden set. Integers are mostly indices, so their extremes are the least and
+the greatest of the golden data. NaN fills one sample of every floating-point input.
 
 Mixtures are new samples between two real ones, as in mixup (Zhang et al., "mixup: Beyond Empirical Risk Minimization",
-2018): what an engine does to one input in fifty is not seen in the few of a golden set.
+2018): the few samples of a golden set do not show a fault that one input in fifty has.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, get_args
@@ -27,40 +27,46 @@ from validation.golden.golden_set import GoldenSet, case_kinds
 
 Values = Literal[
     "realistic", "zeros", "ones", "extreme", "denormal", "nan",
-    "times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared", "small", "repeated",
-    "infinite", "blank", "mixed", "stretched",
+    "times_2", "times_8", "times_64", "negated", "negative", "permuted", "lengths", "small", "repeated",
+    "infinite", "blank", "mixed", "stretched", "positive", "flat",
 ]  # fmt: skip
 VALUES: tuple[Values, ...] = get_args(Values)
-# Real values of other magnitudes, signs and places: 'negative' is minus the magnitude of each value; 'cleared' has
-# zeros in half of an input that never varies, such as a mask of ones; 'blank' has one sample of zeros.
+# Real values with other magnitudes, signs or positions: 'positive' is the magnitude of each value, 'negative' is minus
+# that; one sample of 'blank' is zeros, of 'flat' the greatest value throughout: it has no variance either.
 MOVED: tuple[Values, ...] = (
-    "times_2", "times_8", "times_64", "negated", "negative", "permuted", "cleared", "small", "blank", "stretched",
+    "times_2", "times_8", "times_64", "negated", "negative", "positive", "permuted", "small", "blank", "flat",
+    "stretched",
 )  # fmt: skip
-# Real samples. 'repeated' has one sample in every row, which shows an engine that looks its answer up by the first row.
-REAL: tuple[Values, ...] = ("realistic", "repeated", "mixed")
+# Real samples. 'repeated' has the same sample in every row; it finds engines that cache answers by the first row.
+# 'lengths' has other numbers of tokens in masks.
+REAL: tuple[Values, ...] = ("realistic", "repeated", "mixed", "lengths")
 # New samples: between two real ones, or on the line through two of them, at most SHARES_BEYOND behind each end.
 MIXED: tuple[Values, ...] = ("mixed", "stretched")
 SHARES_BEYOND = 3.0
 NOT_FINITE: tuple[Values, ...] = ("nan", "infinite")
 # Values that fill one sample of a batch.
-IN_ONE_SAMPLE: Mapping[Values, float] = {"nan": np.nan, "infinite": np.inf, "blank": 0.0}
-# Rows of every second batch of mixtures that are those of the one before it: an engine that looks its answer up by a
-# part of the inputs gives an outdated one.
+IN_ONE_SAMPLE: Mapping[Values, Callable[[Array], float]] = {
+    "nan": lambda _: np.nan, "infinite": lambda _: np.inf, "blank": lambda _: 0.0, "flat": np.max,
+}  # fmt: skip
+# The rows that every second batch of mixtures repeats from the batch before: an engine that caches answers by
+# a part of the inputs returns an outdated one.
 SAME_ROWS = [0, 1, -1]
-# Shares of a mixture's integers that are one sample's, the other's, and drawn from the range of both.
+# The shares of a mixture's integers from the first sample, from the second one, and drawn from the range of both.
 SHARES = (0.375, 0.375, 0.25)
 FACTORS: Mapping[Values, float] = {
     "times_2": 2.0, "times_8": 8.0, "times_64": 64.0, "negated": -1.0, "small": 2.0**-10,
 }  # fmt: skip
 
-# Corners of all dims at once number 2^dims; of more than these, only the first are tried.
+# The least rows of masks to try with other lengths; these are in two batches or more.
+LEAST_LENGTHS = 8
+# All dims together have 2^dims corners; at most this many are tried.
 MOST_CORNERS = 16
 _ONLY = re.compile(r"(\w+)=(\w+)")
 
 
 @dataclass(frozen=True)
 class FuzzCase:
-    """The size of each dim, the kind of values, and the number of their draw. outside: no profile covers the sizes."""
+    """The size of each dim, the kind of values, and the number of the draw. outside: whether no profile covers it."""
 
     sizes: tuple[tuple[str, int], ...]
     values: Values = "realistic"
@@ -73,7 +79,7 @@ class FuzzCase:
 
 
 def draw(dims: Sequence[Dim], seed: int, count: int) -> list[FuzzCase]:
-    """Cases at every boundary with real values, of every kind of values at opt, `count` random ones, and those outside.
+    """Cases at every boundary with real values, at opt with all kinds of values, `count` random ones, and outside ones.
 
     The same arguments give the same cases.
     """
@@ -82,14 +88,14 @@ def draw(dims: Sequence[Dim], seed: int, count: int) -> list[FuzzCase]:
     inner_cases += [FuzzCase(_opt(dims), kind) for kind in VALUES]
     for index in range(count):
         sizes = tuple((dim.name, dim.sizes[int(generator.integers(len(dim.sizes)))]) for dim in dims)
-        kind = VALUES[index % len(VALUES)]
+        kind = VALUES[index % (len(VALUES) - 2)]  # without the last two, so that a seed draws what it drew before them
         inner_cases.append(FuzzCase(sizes, kind, draw=0 if kind in ("zeros", "ones") else index + 1))
     outer_cases = [FuzzCase(tuple(sizes.items()), outside=True) for sizes in just_outside(dims)]
     return list(dict.fromkeys([*inner_cases, *outer_cases]))
 
 
 def boundaries(dims: Sequence[Dim]) -> Iterator[dict[str, int]]:
-    """Corners of all dims; then each dim at its buckets' ends, beside them, and at opt, with the others at opt."""
+    """Sizes: the corners of all dims; then one dim at or beside a bucket's end or its opt, with the others at opt."""
     yield from islice(sizes_product(dims, {dim.name: sorted({dim.min, dim.max}) for dim in dims}), MOST_CORNERS)
     opt_sizes = dict(_opt(dims))
     for dim in dims:
@@ -100,7 +106,7 @@ def boundaries(dims: Sequence[Dim]) -> Iterator[dict[str, int]]:
 
 
 def just_outside(dims: Sequence[Dim]) -> Iterator[dict[str, int]]:
-    """One step beyond each end of each dim, and one size between two multiples, the others at opt."""
+    """Sizes: one dim a step beyond one of its ends, or between two multiples, with the others at opt."""
     opt_sizes = dict(_opt(dims))
     for dim in dims:
         yield opt_sizes | {dim.name: dim.max + dim.multiple}
@@ -111,13 +117,13 @@ def just_outside(dims: Sequence[Dim]) -> Iterator[dict[str, int]]:
 
 
 def parse_only(text: str, dims: Sequence[Dim]) -> FuzzCase:
-    """The case that a report writes as 'batch=5 values=ones'. Raises InputError for text that is none of this model."""
+    """The case of a report's text, such as 'batch=5 values=ones'. Raises InputError for text that fits no case."""
     case_fields = dict(_ONLY.findall(text))
     remainder = _ONLY.sub("", text).replace(",", " ").strip()
     values, draw_text = case_fields.pop("values", "realistic"), case_fields.pop("draw", "0")
     if remainder or values not in VALUES or set(case_fields) != {dim.name for dim in dims}:
         usage = " ".join([*(f"{dim.name}={dim.opt}" for dim in dims), f"values={'|'.join(VALUES)}"])
-        raise InputError(f"case {text!r} is not one of this model; write it as '{usage}'")
+        raise InputError(f"case {text!r} is not a case of this model; write it as '{usage}'")
     min_sizes = {dim.name: min(dim.min, 1) for dim in dims}
     is_valid = all(size.isdecimal() and int(size) >= min_sizes[name] for name, size in case_fields.items())
     if not (is_valid and draw_text.isdecimal()):
@@ -131,8 +137,8 @@ def _opt(dims: Sequence[Dim]) -> tuple[tuple[str, int], ...]:
     return tuple((dim.name, dim.opt) for dim in dims)
 
 
-# The largest finite and the smallest normal number of float16 and of float32, in which int8 and fp8 engines compute
-# what is not quantized.
+# The largest finite and the smallest normal number of float16 and of float32; int8 and fp8 engines compute their
+# unquantized parts in float32.
 _HALF = (65504.0, 2.0**-14)
 _SINGLE = (float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny))
 
@@ -145,25 +151,26 @@ def reach(precision: Precision) -> tuple[float, float]:
 def make(
     case: FuzzCase, specs: Sequence[TensorSpec], golden: Sequence[Tensors], seed: int, precision: Precision
 ) -> dict[str, Array]:
-    """The inputs of a case by name. golden: groups of real inputs, from which values and ranges of integers come."""
+    """The inputs of a case by name. golden: groups of real inputs, the source of values and of ranges of integers."""
     if case.values in MIXED:
         return make_mixture(case, specs, golden, seed)[0]
     generator, inputs = draw_real(case, specs, golden, seed)
+    if case.values == "lengths":
+        return inputs | {name: rows.cut(inputs[name], case.draw) for name, rows in find_masks(golden).items()}
     if case.values in REAL:
         return inputs
     if case.values in IN_ONE_SAMPLE:
-        position, value = nan_at(case, specs, seed), IN_ONE_SAMPLE[case.values]
-        left_names = list_masks(inputs) if case.values == "blank" else []
+        position, value_of = nan_at(case, specs, seed), IN_ONE_SAMPLE[case.values]
+        left_names = list_masks(inputs) if case.values in MOVED else []
         for name, array in inputs.items() if position is not None else ():
             if array.dtype.kind == "f" and name not in left_names:
                 inputs[name] = array.copy()
-                inputs[name][position] = value
+                inputs[name][position] = value_of(array)
         return inputs
     if case.values in MOVED:
-        mask_names = () if case.values == "cleared" else list_masks(inputs)
+        masks = list_masks(inputs)
         return {
-            name: array if name in mask_names else _move(generator, array, case.values)
-            for name, array in inputs.items()
+            name: array if name in masks else _move(generator, array, case.values) for name, array in inputs.items()
         }
     return {spec.name: _fill(generator, inputs[spec.name], case, golden, spec.name, precision) for spec in specs}
 
@@ -171,8 +178,8 @@ def make(
 def make_mixture(
     case: FuzzCase, specs: Sequence[TensorSpec], golden: Sequence[Tensors], seed: int, previous: Tensors | None = None
 ) -> tuple[dict[str, Array], Tensors, Tensors]:
-    """A batch of mixtures, and the two groups of real samples that it lies between. previous: the batch of the draw
-    before, if known."""
+    """A batch of mixtures, and the two groups of real samples that are mixed. previous: the batch of the draw before,
+    or None."""
     generator, inputs = draw_real(case, specs, golden, seed)
     _, others = draw_real(FuzzCase(case.sizes, draw=case.draw + 1), specs, golden, seed)
     beyond = SHARES_BEYOND if case.values == "stretched" else 0.0
@@ -187,7 +194,7 @@ def make_mixture(
 def draw_real(
     case: FuzzCase, specs: Sequence[TensorSpec], golden: Sequence[Tensors], seed: int
 ) -> tuple[np.random.Generator, dict[str, Array]]:
-    """The case's generator, and the real samples that its inputs are made from."""
+    """The case's random generator, and the real samples from which its inputs are made."""
     generator = np.random.default_rng([seed, VALUES.index(case.values), case.draw, *(size for _, size in case.sizes)])
     sizes = dict(case.sizes)
     golden_samples = enough_samples(golden, int(generator.integers(len(golden))), specs, sizes)
@@ -201,9 +208,9 @@ def draw_real(
 def _mix(
     generator: np.random.Generator, real: Tensors, others: Tensors, least_ndim: int, beyond: float
 ) -> dict[str, Array]:
-    """Samples between those of two groups: of floats in a drawn share for each, which may lie `beyond` 0 and 1 where no
-    value gets another sign than all have; of integers element by element, some of which are drawn from the range of
-    both. Masks stay, and inputs of fewer axes, which may be sizes."""
+    """Samples between those of two groups. Floats are mixed by one random share per sample, which may lie `beyond` 0
+    and 1, but signs that all values share stay; integers are mixed element by element, and some are drawn from the
+    range of both. Masks stay unchanged, and so do inputs with fewer than `least_ndim` axes, which may be sizes."""
     mixtures, masks = dict(real), list_masks(real)
     for name, array in real.items():
         other = others[name]
@@ -211,7 +218,7 @@ def _mix(
             continue
         if array.dtype.kind == "f":
             share = generator.uniform(-beyond, 1 + beyond, (len(array), *[1] * (array.ndim - 1)))
-            with np.errstate(invalid="ignore"):  # where an infinity, as of a mask, gives NaN, it stays
+            with np.errstate(invalid="ignore"):  # NaN from infinities, as of a mask: the value stays unchanged
                 values = array + share * (other.astype(np.float64) - array)
                 values = np.maximum(values, 0) if min(array.min(), other.min()) >= 0 else values
                 values = np.minimum(values, 0) if max(array.max(), other.max()) <= 0 else values
@@ -224,40 +231,80 @@ def _mix(
 
 
 def _move(generator: np.random.Generator, real: Array, values: Values) -> Array:
-    """A float input of two axes or more with its values moved. A vector or a number may be a size, and stays."""
-    if values == "cleared":
-        return clear_half(real)
+    """The input with moved values. Only floats of two axes or more are moved; a vector or a number may be a size."""
     if real.dtype.kind != "f" or real.ndim < 2:
         return real
     if values == "permuted":
         flat_rows = real.reshape(len(real), -1)
         return np.ascontiguousarray(flat_rows[:, generator.permutation(flat_rows.shape[1])].reshape(real.shape))
     with np.errstate(over="ignore"):
-        moved_values = -np.abs(real) if values == "negative" else real * np.asarray(FACTORS[values], real.dtype)
+        sources = {"negative": -np.abs(real), "positive": np.abs(real)}
+        moved_values = sources[values] if values in sources else real * np.asarray(FACTORS[values], real.dtype)
     return np.asarray(moved_values, real.dtype)
 
 
 def list_masks(inputs: Tensors) -> list[str]:
-    """Names of the inputs of zeros and ones alone, beside others: twice a mask is none."""
+    """Names of the inputs that hold only zeros and ones: twice a mask is no mask. [] if all inputs are such."""
     numbers = {name: array for name, array in inputs.items() if array.dtype.kind in "fiub"}
     masks = [name for name, array in numbers.items() if ((array == 0) | (array == 1)).all()]
     return masks if len(masks) < len(inputs) else []
 
 
-def clear_half(real: Array) -> Array:
-    """An input of two axes or more that holds one value, not 0, everywhere: with zeros in the second half of its last
-    axis. Another one as it is."""
-    if real.dtype.kind not in "fiub" or real.ndim < 2 or real.shape[-1] < 2 or not real.size:
-        return real
-    if not real.flat[0] or (real != real.flat[0]).any():
-        return real
-    half_cleared = real.copy()
-    half_cleared[..., real.shape[-1] // 2 :] = 0
-    return half_cleared
+@dataclass(frozen=True)
+class MaskRows:
+    """The rows of a mask in golden data. real: its value at a token.  is_left: whether padding comes before the tokens.
+    low, high: the fewest and the most tokens of a row.  spare: how many places stay padding, as it may mean tokens."""
+
+    real: bool
+    is_left: bool
+    low: int
+    high: int
+    spare: int = 0
+
+    @classmethod
+    def of(cls, arrays: Sequence[Array], real: bool, is_left: bool) -> "MaskRows | None":
+        """Those of masks (samples, ..., tokens); None if a row is padding alone, cut twice, or part of a triangle."""
+        tokens = [(array == real)[..., ::-1] if is_left else array == real for array in arrays]
+        counts = [array.sum(axis=-1).reshape(len(array), -1) for array in tokens]
+        is_alike, numbers = all((count == count[:, :1]).all() for count in counts), np.concatenate(counts, axis=None)
+        is_cut = is_alike and all((array[..., 1:] <= array[..., :-1]).all() for array in tokens)
+        return cls(real, is_left, int(numbers.min()), int(numbers.max())) if is_cut and numbers.min() else None
+
+    def cut(self, mask: Array, draw: int) -> Array:
+        """A mask with other lengths, one for all rows of a sample: the `draw`th ones of `draw_lengths`."""
+        places, numbers = np.arange(mask.shape[-1]), np.resize(draw_lengths(mask.shape, draw, self.spare), len(mask))
+        is_token = (places[::-1] if self.is_left else places) < numbers.reshape(-1, *[1] * (mask.ndim - 1))
+        return np.broadcast_to(is_token == self.real, mask.shape).astype(mask.dtype)
+
+
+def draw_lengths(shape: Sequence[int], draw: int, spare: int = 0) -> list[int]:
+    """Numbers of tokens to try in masks (samples, ..., tokens), from few to all over the rows of all draws, so that the
+    energy of few tokens hides no error of many: one a sample; one in draws from LEAST_LENGTHS on."""
+    rows, width = (1 if draw >= LEAST_LENGTHS else shape[0]), max(shape[-1] - spare, 1)
+    lengths = sorted(min(max(n, 1), width) for n in (1, 2, 3, width // 4, width // 2, 3 * width // 4, width - 1, width))
+    places = max(LEAST_LENGTHS, 2 * rows)
+    return [lengths[(draw * rows + row) % places * LEAST_LENGTHS // places] for row in range(rows)]
+
+
+def find_masks(golden: Sequence[Tensors]) -> dict[str, MaskRows]:
+    """Masks of tokens, then padding, or the reverse, by name: none of zeros alone; if the meaning of 0 and 1 is unsure,
+    only those with "mask" in the name."""
+    masks: dict[str, MaskRows] = {}
+    for name in list_masks(golden[0]):
+        arrays, real = [tensors[name] for tensors in golden], "padding" not in name.lower()
+        if any(array.any() for array in arrays) and all(
+            array.ndim > 1 and array.size and ((array == 0) | (array == 1)).all() for array in arrays
+        ):
+            for is_left in (True, False):
+                is_named = "attention" in name.lower() or ("mask" in name.lower() and not is_left)
+                is_sure = is_named or not MaskRows.of(arrays, not real, not is_left)
+                if (is_sure or "mask" in name.lower()) and (rows := MaskRows.of(arrays, real, is_left)):
+                    masks[name] = replace(rows, spare=int(not is_sure))
+    return masks
 
 
 def nan_at(case: FuzzCase, specs: Sequence[TensorSpec], seed: int) -> int | None:
-    """The sample of the batch that gets NaN; None without a batch of two or more, where it could leak to no other."""
+    """The index of the sample that gets NaN; None for a batch of one, which has no other sample to spoil."""
     size = dict(case.sizes).get(leading_dim(specs) or "", 1)
     return int(np.random.default_rng([seed, case.draw, size]).integers(size)) if size > 1 else None
 
@@ -270,12 +317,12 @@ def _fill(
     name: str,
     precision: Precision,
 ) -> Array:
-    """Values of the case's kind in the shape and dtype of the input `real`, which they are where the kind has none."""
+    """Values of the case's kind with the shape and dtype of the input `real`; `real` itself if the kind has none."""
     if case.values in ("zeros", "ones"):
         return np.full_like(real, case.values == "ones")
     if real.dtype.kind == "f":
         max_value, min_value = reach(precision if real.dtype != np.float16 else "fp16")
-        # The largest whose square is finite: one product is safe, a sum of squares is not.
+        # The largest number whose square is finite: one product is safe, a sum of squares is not.
         size = np.sqrt(max_value) if case.values == "extreme" else min_value / 8
         return np.asarray(generator.choice([-1.0, 1.0], real.shape) * size, real.dtype)
     if case.values == "extreme" and real.dtype.kind in "iu":
@@ -284,14 +331,14 @@ def _fill(
     return real
 
 
-# Groups that cases draw from; with another number, the same case draws another group.
+# The most groups that cases draw from; with another number, the same case draws another group.
 MOST_GROUPS = 32
-# Groups of at most so many bytes are kept in memory once they were read.
+# Groups of up to this many bytes stay in memory after they are read.
 MOST_KEPT = 1 << 20
 
 
 class Groups(Sequence[Tensors]):
-    """The inputs of the first golden cases of a golden set, read when they are asked for."""
+    """The inputs of the first golden cases of a golden set, which are read on access."""
 
     def __init__(self, golden: GoldenSet) -> None:
         numbered_kinds = enumerate(case_kinds(golden))

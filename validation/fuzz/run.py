@@ -1,13 +1,13 @@
-"""Fuzzing one engine: its outputs against those of the graph it was built from, and failing cases made small.
+"""Fuzzes one engine: compares its outputs with those of the graph it was built from, and shrinks failing cases.
 
-Elements that are not finite in the reference are not judged, nor are cases of extremes or denormals where float32
-itself breaks the limits against float64. The answer to a sample of NaN or infinities is judged where the graph asks for
-these (IsNaN, IsInf): elsewhere kernels may drop a NaN, as many a maximum does, and only the other samples are judged.
-Real values that are larger, negated or permuted are judged more loosely, and not at all where the reference itself
-moves as far when its inputs do by one rounding (it is ill-conditioned there).
+Elements that are not finite in the reference are not judged; nor are cases of extremes or denormals if float32 itself
+breaks the limits against float64. The answer to a sample of NaN or infinities is judged only if the graph tests for
+these (IsNaN, IsInf): elsewhere kernels may drop a NaN, as a maximum may, and only the other samples are judged. Real
+values that are larger, negated or permuted have looser limits, and are not judged if one rounding of the inputs moves
+the reference as far (it is ill-conditioned there).
 
-Shrinking is greedy over sizes, then over kinds of values (as in Hughes and Claessen's QuickCheck, 2000): it ends at a
-case of which no smaller size that was tried fails.
+Shrinking is greedy over sizes, then over kinds of values (as in Hughes and Claessen's QuickCheck, 2000): it ends when
+no smaller case that was tried fails.
 """
 
 import shlex
@@ -32,26 +32,27 @@ from validation.limits.terms import Budget
 from validation.metrics.drift import Drift, is_exact, measure
 from validation.metrics.tally import samples_of
 
-# Decibels below its limits that an engine may be for real values that were moved: ten times the amplitude.
+# How many decibels looser the limits are for moved real values: ten times the amplitude of the error.
 MOVED_DB = 20.0
-# Where a sample changes, answers to the others change by less if the graph keeps samples apart.
+# A graph keeps samples apart if a changed sample moves the answers to the others by less.
 APART_DB = 100.0
-# Runs that shrinking a failure may take, failures that are shrunk (others most likely have the same cause), and seconds
-# after which no other run of one is begun: honest rounding on a mixture takes minutes to measure in a large model.
+# The most runs to shrink a failure; the number of failures to shrink (others most likely have the same cause); and the
+# seconds after which no further run begins: measuring honest rounding on a mixture takes minutes in a large model.
 MOST_TRIES, MOST_SHRUNK, MOST_SHRINKING_S = 100, 3, 100.0
 
-# How many elements of an answer to NaN or infinities are finite on one side alone: measured, not judged.
+# The number of elements of an answer to NaN or infinities that are finite on one side only: measured, not judged.
 FINITE = "finite"
 
 CaseVerdict = Literal["ok", "refused", "not judged", "failed"]
 _Answers = tuple[Tensors, Tensors]  # of the reference and of the candidate
+_Pair = tuple[Array, Array]
 
 
 @dataclass(frozen=True)
 class FuzzedCase:
-    """A case and its verdict. case: in the words that `parse_only` reads.  outside: no profile covers the sizes.
+    """A case and its verdict. case: as text for `parse_only`.  outside: whether no profile covers the sizes.
 
-    sizes: dim -> size.  values: their kind.  draw: number of the drawing.  outcome, reason: the verdict, and why.
+    sizes: dim -> size.  values: their kind.  draw: number of the draw.  outcome, reason: the verdict, and why.
     """
 
     sizes: Mapping[str, int]
@@ -66,7 +67,7 @@ class FuzzedCase:
 
 @dataclass(frozen=True, kw_only=True)
 class SmallestCase(FuzzedCase):
-    """A failing case made small. from_: the case that was drawn.  reproduce: the command that tries this one."""
+    """A failing case after shrinking. from_: the case before.  reproduce: the command that tries this case."""
 
     from_: str
     reproduce: str
@@ -74,9 +75,9 @@ class SmallestCase(FuzzedCase):
 
 @dataclass(frozen=True)
 class FuzzReport:
-    """The report of fuzzing one engine: all cases in order. passed: no case failed, and one was judged.
+    """The report of fuzzing one engine: all cases in order. passed: whether no case failed and at least one was judged.
 
-    counts: of cases by verdict.  smallest: the smallest failing ones.
+    counts: number of cases by verdict.  smallest: failing cases after shrinking.
     """
 
     seed: int
@@ -100,9 +101,9 @@ class FuzzOutcome:
 class FuzzSides:
     """The graph (reference) and the engine (candidate), with their limits. exact: the model in float64, if available.
 
-    limits: for real values.  documented: for other values.  usual: by output, the drift of the golden cases
-    (`golden_drifts`), by which real values are judged as edge cases are.  other_sizes: where limits differ at sizes
-    that the golden set lacks.  reads_nan: whether the graph has IsNaN or IsInf.  case_limits: measured on inputs.
+    limits: for real values.  documented: for other values.  usual: `golden_drifts` by output, for judging real values
+    as edge cases.  other_sizes: limits for sizes that the golden set lacks, if they differ.
+    reads_nan: whether the graph has IsNaN or IsInf.  case_limits: measures limits on a case's inputs; None: never.
     """
 
     reference: Session
@@ -118,15 +119,15 @@ class FuzzSides:
 
 
 def try_case(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome:
-    """The outcome of running both sides on a case, or of their errors."""
+    """Run both sides on a case; returns the outcome, also if a side raises an error."""
     answers = run_both(case, inputs, sides)
     return answers if isinstance(answers, FuzzOutcome) else judge_case(case, inputs, answers, sides)
 
 
 def excuse_ties(checks: Sequence[Check], golden: GoldenSet, sides: FuzzSides) -> Iterator[Check]:
-    """The checks of a golden set. Integers that differ at its edges pass where honest rounding on these inputs changes
-    as many: at another size a kernel adds up otherwise, and may decide a near tie that it does not decide so in the
-    golden cases."""
+    """The checks of a golden set. Checks of integers at edges pass if honest rounding changes as many there: at another
+    size a kernel sums in another order, and may decide a near tie differently than in the golden cases.
+    """
     edges = {case.name: case.inputs for case in golden.of_kind("edge")}
     for check in checks:
         is_tie = not check.passed and (check.name, check.stage) == ("agreement", "engine") and check.case in edges
@@ -135,9 +136,9 @@ def excuse_ties(checks: Sequence[Check], golden: GoldenSet, sides: FuzzSides) ->
 
 
 def run_both(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome | _Answers:
-    """What the reference and the candidate answer, or the outcome of their errors.
+    """The answers of the reference and the candidate, or the outcome if one of them raises an error.
 
-    Where the reference raises, a case is not judged; outside of all profiles the candidate must raise too.
+    If the reference raises, the case is not judged; but outside of all profiles the candidate must raise, too.
     """
     with np.errstate(all="ignore"):
         try:
@@ -151,13 +152,13 @@ def run_both(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> FuzzOutcome |
                 return unfit_outcome
             reason = f"the engine answers where the graph it was built from does not run: {error}"
             return FuzzOutcome(case, "failed", reason) if case.outside else unfit_outcome
-        if case.values == "mixed" and any(np.isnan(value).any() for value in expected.values()):
+        if case.values in ("mixed", "lengths") and any(np.isnan(value).any() for value in expected.values()):
             return FuzzOutcome(case, "not judged", "the graph itself answers with NaN")
         try:
             return expected, run(sides.candidate, inputs)
         except DataError as error:
             return FuzzOutcome(case, "refused" if case.outside else "failed", str(error))
-        except Exception as error:  # a runtime behind a session raises whatever it has
+        except Exception as error:  # the runtime behind a session may raise any type
             return FuzzOutcome(case, "failed", f"the engine breaks instead of answering or refusing: {error}")
 
 
@@ -167,10 +168,13 @@ def judge_case(case: FuzzCase, inputs: Tensors, answers: _Answers, sides: FuzzSi
         checks = sides.limits.judge(lambda limits: _checks(case, inputs, answers, sides, limits))
         failures = [check for check in checks if not check.passed]
         reason = "honest rounding does as much to these inputs" if failures else ""
-        if failures and sides.case_limits and case.values in (*REAL, *MOVED):
-            # A new sample may be near a tie as a golden one may; in fp32 none is, unless honest rounding shows it. At
-            # another length rounding adds up otherwise, and scores of attention grow with the square of the inputs.
-            own_checks = _checks(case, inputs, answers, sides, sides.case_limits(inputs), measured=True)
+        if failures and case.values in NOT_FINITE and _mixes_samples(case, inputs, sides):
+            return FuzzOutcome(case, "not judged", "the graph itself mixes the samples of a batch", checks)
+        if failures and sides.case_limits and case.values in (*REAL, *MOVED, *NOT_FINITE):
+            # A new sample may be near a tie, as a golden one may; in fp32 only honest rounding shows a tie. At another
+            # length rounding sums in another order, and attention scores grow with the square of the inputs.
+            own_limits = sides.case_limits(_replace_spoiled(case, inputs) if case.values in NOT_FINITE else inputs)
+            own_checks = _checks(case, inputs, answers, sides, own_limits, is_own=True)
             passed_checks = {(check.output, check.name): check for check in own_checks if check.passed}
             checks = tuple(c if c.passed else passed_checks.get((c.output, c.name), c) for c in checks)
             failures = [check for check in checks if not check.passed]
@@ -181,77 +185,74 @@ def judge_case(case: FuzzCase, inputs: Tensors, answers: _Answers, sides: FuzzSi
             if not failures:
                 reason = "the graph itself moves as far when its inputs do by one rounding"
                 return FuzzOutcome(case, "not judged", reason, checks)
-        elif case.values in NOT_FINITE and _mixes_samples(case, inputs, sides):
-            return FuzzOutcome(case, "not judged", "the graph itself mixes the samples of a batch", checks)
         elif case.values not in (*REAL, *NOT_FINITE) and (reason := _beyond_float32(case, inputs, answers[0], sides)):
             return FuzzOutcome(case, "not judged", reason, checks)
         return FuzzOutcome(case, "failed", describe(failures[0]), checks)
 
 
 def _checks(
-    case: FuzzCase, inputs: Tensors, answers: _Answers, sides: FuzzSides, limits: OutputLimits, measured: bool = False
+    case: FuzzCase, inputs: Tensors, answers: _Answers, sides: FuzzSides, limits: OutputLimits, is_own: bool = False
 ) -> tuple[Check, ...]:
     expected, actual = answers
-    kind: CaseKind = "golden" if measured and sides.precision != "fp32" else "edge"
-    margin_db = 0.0 if measured else _moved_db(sides.precision)
+    kind: CaseKind = "golden" if is_own and sides.precision != "fp32" else "edge"
+    margin_db = 0.0 if is_own else _moved_db(sides.precision)
     checks: list[Check] = []
     for output, value in expected.items():
         if output not in actual:
             checks.append(Check("engine", "outputs", output, str(case), None, None, False, "this output is missing"))
         elif case.values in ("mixed", "stretched") and value.shape != actual[output].shape:
-            continue  # a graph that selects boxes selects others where it rounds
+            continue  # rounding changes which boxes a graph selects
         elif value.shape != actual[output].shape or is_exact(value) != is_exact(actual[output]):
             text = f"expected {value.dtype} {value.shape}, got {actual[output].dtype} {actual[output].shape}"
             checks.append(Check("engine", "outputs", output, str(case), None, None, False, text))
-        elif case.values in REAL:
-            case_inputs, limit_pair = (str(case), inputs.values()), limits.at(output, kind, value.size)
-            checks += edge_checks(
-                "engine", case_inputs, output, (value, actual[output]), sides.usual.get(output), limit_pair
-            )
-        elif is_exact(value):  # a decision over made-up values is one between ties
+        elif is_exact(value) and case.values not in REAL:  # made-up values lead to near ties, whose decision is chance
             continue
+        elif case.values in REAL or (case.values in NOT_FINITE and not sides.reads_nan):
+            pair, limit_pair = (value, actual[output]), limits.at(output, kind, value.size)
+            checks += _check_real(case, inputs, output, pair, sides, limit_pair)
         elif case.values not in (*MOVED, *NOT_FINITE):
             judged_pair = _mask_unjudged(value, actual[output], sides)
             checks += case_checks("engine", str(case), output, *judged_pair, sides.documented)
-        elif budget := (
-            Budget(sqnr_db=limits.at(output, kind, value.size)[0].sqnr_db)
-            if case.values == "stretched"
-            else _loosen(limits, output, sides, margin_db)
-        ):
+        elif budget := _moved_budget(case, limits, output, sides, kind, margin_db):
             judged_pair = _mask_unjudged(value, actual[output], sides)
-            if case.values in NOT_FINITE and not sides.reads_nan:
-                count = float(np.count_nonzero(np.isfinite(value) != np.isfinite(actual[output])))
-                checks.append(Check("engine", FINITE, output, str(case), count, None, True))
-                judged_pair = _without_spoiled(case, inputs, judged_pair)
             checks += case_checks("engine", str(case), output, *judged_pair, budget)
     return tuple(checks)
 
 
+def _check_real(
+    case: FuzzCase, inputs: Tensors, output: str, pair: _Pair, sides: FuzzSides, limits: tuple[Budget, Drift | None]
+) -> Iterator[Check]:
+    """The checks of real samples, as of an edge case. Beside NaN or infinities: FINITE, and the checks of the sound
+    samples, with the spoiled one replaced (`_list_replacements`)."""
+    arrays = [*inputs.values()]
+    if case.values in NOT_FINITE:
+        count, order = np.count_nonzero(np.not_equal(*map(np.isfinite, pair))), _list_replacements(case, inputs)
+        yield Check("engine", FINITE, output, str(case), float(count), None, True)
+        if samples_of(arrays, pair[0]) != len(order):
+            return
+        expected, actual = _mask_unjudged(*pair, sides)
+        arrays, pair = [expected[order]], (expected[order], actual[order])
+    yield from edge_checks("engine", (str(case), arrays), output, pair, sides.usual.get(output), limits)
+
+
 def _list_sound(case: FuzzCase, inputs: Tensors) -> Array:
-    """Which samples are sound, shape (batch,): all but the one that the case filled with NaN or infinity. A sample with
-    a few infinities of its own, such as a mask, is sound."""
+    """Whether each sample is sound, bool (batch,): all but the one that the case filled with NaN or infinity. A sample
+    with a few infinities of its own, such as a mask, is sound."""
     floats = next((np.atleast_1d(array) for array in inputs.values() if array.dtype.kind == "f"), np.zeros(1))
-    rows, value = floats.reshape(len(floats), -1), IN_ONE_SAMPLE[case.values]
+    rows, value = floats.reshape(len(floats), -1), IN_ONE_SAMPLE[case.values](floats)
     return np.asarray(~(np.isnan(rows) if np.isnan(value) else rows == value).all(axis=1))
 
 
 def _mixes_samples(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> bool:
-    """Whether the reference's answers to sound samples depend on the numbers of the spoiled one, as where a scale or a
-    maximum is taken over the batch: kernels may differ in what a NaN does to such a maximum."""
+    """Whether the reference's answers to sound samples depend on the spoiled one, as with a scale or a maximum over the
+    batch: kernels may differ in the effect of a NaN on such a maximum."""
     if (is_sound := _list_sound(case, inputs)).all():
         return False
-    by_sample = {name: array for name, array in inputs.items() if array.shape[:1] == is_sound.shape}
-    floats = {name: array for name, array in by_sample.items() if array.dtype.kind == "f"}
-    amplitudes = np.zeros(len(is_sound))
-    for array in floats.values():
-        amplitudes += np.abs(np.where(np.isfinite(array), array, 0)).reshape(len(array), -1).max(axis=1, initial=0)
-    loudest = np.argmax(np.where(is_sound, amplitudes, -1))  # a quieter sample moves no maximum
-    order = np.where(is_sound, np.arange(len(is_sound)), loudest)
-    real_inputs = {**inputs, **{name: array[order] for name, array in by_sample.items()}}
-    answers = list[Tensors]()
+    real_inputs, answers = _replace_spoiled(case, inputs), list[Tensors]()
+    floats = {key: x for key, x in real_inputs.items() if (x.dtype.kind, x.shape[:1]) == ("f", is_sound.shape)}
     for factor in (1, 8, -8):
         scale = np.where(is_sound, 1, factor)
-        moved_inputs = {name: (real_inputs[name].T * scale).T.astype(array.dtype) for name, array in floats.items()}
+        moved_inputs = {name: (array.T * scale).T.astype(array.dtype) for name, array in floats.items()}
         try:
             answers.append(run(sides.reference, {**real_inputs, **moved_inputs}))
         except EnginesmithError:
@@ -263,21 +264,37 @@ def _mixes_samples(case: FuzzCase, inputs: Tensors, sides: FuzzSides) -> bool:
     return any(measure(value[is_sound], other[is_sound]).sqnr_db < APART_DB for value, other in judged_pairs)
 
 
-def _without_spoiled(case: FuzzCase, inputs: Tensors, pair: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Both sides of an output without its sample of NaN or infinities; nothing of one that is not by sample."""
+def _replace_spoiled(case: FuzzCase, inputs: Tensors) -> Tensors:
+    """The inputs with a sound sample in place of the spoiled one: a graph may not take a smaller batch."""
+    order = _list_replacements(case, inputs)
+    return {name: array[order] if array.shape[:1] == order.shape else array for name, array in inputs.items()}
+
+
+def _list_replacements(case: FuzzCase, inputs: Tensors) -> Array:
+    """For each sample its own index, int (batch,); for the spoiled one that of the loudest sound sample, because a
+    smaller one would not change a maximum over the batch."""
     is_sound = _list_sound(case, inputs)
-    is_by_sample = samples_of(inputs.values(), pair[0]) == len(is_sound)
-    return (pair[0][is_sound], pair[1][is_sound]) if is_by_sample else (np.zeros(0), np.zeros(0))
+    floats = [x for x in inputs.values() if (x.dtype.kind, x.shape[:1]) == ("f", is_sound.shape)]
+    amplitudes = sum(np.where(np.isfinite(x), np.abs(x), 0).reshape(len(x), -1).max(axis=1, initial=0) for x in floats)
+    return np.where(is_sound, np.arange(len(is_sound)), np.argmax(np.where(is_sound, amplitudes, -1)))
 
 
-def _loosen(limits: OutputLimits, output: str, sides: FuzzSides, margin_db: float) -> Budget | None:
-    """The limit of real values that were moved: the lesser of the documented one and that of the golden cases, or
-    what was measured on them, less `margin_db`; None where the spec lifted it. Wrong magnitudes give large errors.
-    """
+def _moved_budget(
+    case: FuzzCase, limits: OutputLimits, output: str, sides: FuzzSides, kind: CaseKind, margin_db: float
+) -> Budget | None:
+    """The limit of real values that were moved; None where the spec lifted it: the lesser of the documented one and
+    that of the golden cases, or what was measured on them, less `margin_db`, as wrong magnitudes give large errors. Of
+    a quantized graph, that of honest rounding if it is higher or the case's own; of stretched samples, always."""
     golden_db, documented_db = limits.budgets.of(output, "golden").sqnr_db, sides.documented.sqnr_db
-    if golden_db is None or documented_db is None:
+    known_db = limits.budgets.of(output, kind if (output, kind) in limits.budgets.measured else "golden").sqnr_db
+    if case.values == "stretched":
+        return Budget(sqnr_db=known_db)
+    if golden_db is None or documented_db is None or known_db is None:
         return None
-    return Budget(sqnr_db=max(min(golden_db, documented_db) - margin_db, LEAST_DB))
+    moved_db = max(min(golden_db, documented_db) - margin_db, LEAST_DB)
+    if sides.precision in QUANTIZED:
+        moved_db = max(known_db, moved_db) if margin_db else known_db
+    return Budget(sqnr_db=moved_db)
 
 
 def _moved_db(precision: Precision) -> float:
@@ -285,8 +302,8 @@ def _moved_db(precision: Precision) -> float:
 
 
 def _is_ill_conditioned(check: Check, inputs: Tensors, expected: Tensors, sides: FuzzSides) -> bool:
-    """Whether the reference moves nearly as far as a check fails by when each float input moves by one rounding. A mask
-    was never rounded."""
+    """Whether one rounding of each float input moves the reference nearly as far as the failed check's error. Masks are
+    not rounded."""
     if check.name != "sqnr_db" or check.value is None:
         return False
     unit = float(np.finfo(np.float32).eps) * 10 ** (ROUNDING_DB.get(sides.precision, ROUNDING_DB["bf16"]) / 20)
@@ -303,15 +320,15 @@ def _is_ill_conditioned(check: Check, inputs: Tensors, expected: Tensors, sides:
         return True
 
 
-def _mask_unjudged(expected: Array, actual: Array, sides: FuzzSides) -> tuple[Array, Array]:
-    """Both sides with 0 where the reference is not finite, and where both are below the smallest normal number."""
+def _mask_unjudged(expected: Array, actual: Array, sides: FuzzSides) -> _Pair:
+    """Both sides, with 0 where the reference is not finite or both are below the smallest normal number."""
     min_value = reach(sides.precision)[1]
     is_judged = np.isfinite(expected) & ~((np.abs(expected) < min_value) & (np.abs(actual) < min_value))
     return np.where(is_judged, expected, 0), np.where(is_judged, actual, 0)
 
 
 def _beyond_float32(case: FuzzCase, inputs: Tensors, expected: Tensors, sides: FuzzSides) -> str:
-    """Why float32 is no reference for these inputs; empty where it is one, or where float64 cannot be run."""
+    """Why float32 is no reference for these inputs; '' if it is one, or if float64 cannot run."""
     if sides.exact is None:
         return ""
     try:
@@ -343,8 +360,8 @@ def fuzz(
     seed: int,
     command: Sequence[str],
 ) -> FuzzReport:
-    """The report of trying every case, with the first failures made small. golden: groups of real inputs.  cases: what
-    to try.  command: which tries a case again that is added to it."""
+    """The report of trying every case, with the first failures shrunk. golden: groups of real inputs.  cases: to try.
+    command: the words that, followed by a case, try it again."""
 
     def attempt(case: FuzzCase) -> FuzzOutcome:
         return try_case(case, make(case, specs, golden, seed, sides.precision), sides)
@@ -359,15 +376,15 @@ def fuzz(
         reproduce = shlex.join([*command, "--only", smallest_case.case])
         smallest.append(SmallestCase(**vars(smallest_case), from_=str(failure.case), reproduce=reproduce))
     counts = Counter(outcome.verdict for outcome in outcomes)
-    passed = not counts["failed"] and counts["not judged"] < len(outcomes)
-    return FuzzReport(seed, passed, counts, tuple(map(_describe_case, outcomes)), tuple(smallest))
+    is_passed = not counts["failed"] and counts["not judged"] < len(outcomes)
+    return FuzzReport(seed, is_passed, counts, tuple(map(_describe_case, outcomes)), tuple(smallest))
 
 
 def shrink(
     failing: FuzzOutcome, specs: Sequence[TensorSpec], dims: Sequence[Dim], attempt: Callable[[FuzzCase], FuzzOutcome]
 ) -> FuzzOutcome:
-    """The outcome of the smallest case that was found to fail too; a case outside of all profiles stays as it is.
-    failing: the outcome to begin from.  attempt: tries a case."""
+    """The outcome of the smallest failing case that was found; a case outside of all profiles is not shrunk.
+    failing: the outcome to begin with.  attempt: tries a case."""
     if failing.case.outside:
         return failing
     tries, end = iter(range(MOST_TRIES)), time.monotonic() + MOST_SHRINKING_S
@@ -384,7 +401,7 @@ def shrink(
 
 
 def _smaller(case: FuzzCase, specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Iterator[FuzzCase]:
-    """Cases with one dim smaller, from its least size up (of many sizes, ever closer ones), then with real values."""
+    """Cases with one smaller dim, from its least size up (of many sizes, ever closer ones); then with real values."""
     sizes = dict(case.sizes)
     for dim in dims:
         least_size = max(dim.min, 2) if case.values in IN_ONE_SAMPLE and dim.name == leading_dim(specs) else dim.min

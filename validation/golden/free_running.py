@@ -107,8 +107,8 @@ class FreeRunningSession(Session):
 
 
 def cut_places(answers: Sequence[Array], sizes: Sequence[int]) -> list[Array]:
-    """What each step gave along its first axis that is as long as the step in all of them, one place after the other;
-    the answers themselves where there is none, or all steps have one size. sizes: of the steps."""
+    """The steps' answers cut into single places, in order, along the first axis whose length is the step's size in all
+    of them; uncut if there is no such axis, or all steps have the same size. sizes: the size of each step."""
     arrays = [np.asarray(answer) for answer in answers]
     if len(arrays) != len(sizes) or len(set(sizes)) == 1:
         return arrays
@@ -158,7 +158,9 @@ class RecordedSession(Session):
         self._fresh, self._bytes = dict[str, Tensors](), 0
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
-        """The recorded answer, or one of its own. Raises as the session does."""
+        """The recorded answer to these inputs, else the session's. Raises as the session does."""
+        if not self._places and len(self._fresh) >= self._cases:
+            return self._session.run(inputs)
         name = _digest_inputs(inputs)
         case_index = self._places.pop(name, None)
         stored_outputs = {} if case_index is None else dict(self._known.cases[case_index].expected)

@@ -243,7 +243,10 @@ def _case(name: str, kind: CaseKind, inputs: Tensors, run: Callable[[Tensors], T
         raise ModelError(f"{error}{hint}") from error
     for output, value in {**inputs, **outputs}.items():
         if value.dtype.kind not in _KINDS:
-            raise DataError(f"case {name!r}: tensor {output!r} is {value.dtype}; golden data holds numpy's own numbers")
+            raise DataError(
+                f"case {name!r}: tensor {output!r} is {value.dtype}; golden data can hold only numpy's own booleans, "
+                "integers and floats"
+            )
     return Case(name, kind, dict(inputs), outputs)
 
 

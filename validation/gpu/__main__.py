@@ -1,4 +1,4 @@
-"""`python -m validation.gpu`: runs the kit, or writes its page. argparse, as a bare machine has no click."""
+"""`python -m validation.gpu`: runs the kit, or writes its page. Uses argparse, because a bare machine has no click."""
 
 import argparse
 import math
@@ -18,7 +18,7 @@ _PASSING = ("passed", "recorded", "done", "skipped")
 
 
 def main(words: list[str]) -> int:
-    """Exit code 0: all engines for this device passed; 1: one did not; for an error, its own."""
+    """The exit code: 0 if all engines for this device passed, 1 if one did not; after an error, that error's code."""
     try:
         if words[:1] == ["page"]:
             sys.stdout.write(page([Results.load(Path(word)) for word in words[1:]]))
@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """A parser of the fields of `KitOptions`, and `out`."""
+    """A parser of the options: the fields of `KitOptions`, and `out`."""
     parser = argparse.ArgumentParser("python -m validation.gpu", description=__doc__)
     add, join_names = parser.add_argument, ",".join
     add("--device", choices=("cuda", "cpu"), default="cuda", help="the CPU is for trying the kit out")
@@ -57,12 +57,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _names(choices: Collection[str]) -> Callable[[str], list[str]]:
-    """A parser of lists of known names, separated by commas; 'none' is the empty list."""
+    """A parser of comma-separated lists of `choices`; 'none' is the empty list."""
 
     def parse(text: str) -> list[str]:
         names = [] if text == "none" else _words(text)
         if unknown_names := [name for name in names if name not in choices]:
-            raise argparse.ArgumentTypeError(f"{unknown_names[0]!r} is none of {', '.join(choices)}")
+            raise argparse.ArgumentTypeError(f"{unknown_names[0]!r} is not one of {', '.join(choices)}")
         return names
 
     return parse
@@ -75,7 +75,7 @@ def _seconds(text: str) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
 
 
@@ -87,7 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
     options = KitOptions(**{name: value for name, value in vars(arguments).items() if name != "out"})
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     results = run_kit(options, lambda line: print(line, file=sys.stderr, flush=True), partial(_keep, arguments.out))
-    # Engines for this very device must pass; those for other generations, and PyTorch, are experiments.
+    # Engines for this device must pass; engines for other generations, and PyTorch, are experiments.
     engine_rows = [*(row for row in results.tries if row.kind == "engine"), *results.carried]
     bad_count = sum(row.outcome not in _PASSING for row in engine_rows)
     print(

@@ -51,7 +51,7 @@ from validation.latency.measurement.paired import compare_times, run_interleaved
 from validation.latency.measurement.quantiles import quantiles
 from validation.limits.budget import default_budget
 
-# Golden cases as two files that numpy alone reads: a bare GPU machine has no safetensors.
+# Golden cases as two files that numpy can read by itself: a bare GPU machine has no safetensors.
 #
 # cases.json     format, the golden set's own digest, (name, kind) of each case, the digest of the other file; of a
 #                model with state its states, and the cases of its sequences
@@ -93,7 +93,7 @@ def save_cases(golden: GoldenSet, digest: str, folder: Path) -> None:
 
 
 def load_cases(folder: Path) -> tuple[GoldenSet, str]:
-    """The golden set that `save_cases` wrote, and its digest. Raises IntegrityError for other or damaged files."""
+    """The golden set that `save_cases` wrote, and its digest. Raises IntegrityError for wrong or damaged files."""
     try:
         header = decode(parsing.load_json((folder / "cases.json").read_bytes()), _Header)
         if header.format != FORMAT or not is_digest(header.digest):
@@ -107,7 +107,7 @@ def load_cases(folder: Path) -> tuple[GoldenSet, str]:
             steps = GoldenSet(_cases(sequence_header.cases, arrays, SEQUENCES))
             sequences = GoldenSequences(sequence_header.states, sequence_header.ends, steps, dim=sequence_header.dim)
     except _BROKEN as error:
-        raise IntegrityError(f"{folder} holds no golden cases ({str(error)[:200]}); carry it anew") from error
+        raise IntegrityError(f"{folder} holds no golden cases ({str(error)[:200]}); copy the folder again") from error
     return GoldenSet(cases, sequences=sequences), header.digest
 
 
@@ -124,12 +124,12 @@ def _cases(headings: Sequence[CaseName], arrays: Mapping[str, Array], root: str 
 
 # The tries of the kit, each in a process of its own (`execution.process`): build, load, prove, time, compare.
 #
-# A driver or a compiler that crashes ends this one try. A failure is an outcome: the stage that failed, and the
+# If a driver or a compiler crashes, only this try ends. A failure is an outcome: the stage that failed, and the
 # message.
 
 T = TypeVar("T")
 Opens = Callable[[], AbstractContextManager[Session]]
-# Openings of a paired benchmark; each may compile kernels, which takes seconds.
+# The number of openings in a paired benchmark; each may compile kernels, which takes seconds.
 _OPENINGS = 3
 _DEVICE_RUNS = 200
 
@@ -142,9 +142,9 @@ class _Failed(Exception):  # noqa: N818 - an answer, not an error
 
 @dataclass(frozen=True)
 class TrialTerms:
-    """How a try is measured. device: 'cuda' or 'cpu'.  seconds: of each latency.  peers: to compare the engine with.
+    """How a try is measured. device: 'cuda' or 'cpu'.  seconds: per latency.  peers: to compare the engine with.
 
-    caches: the folder of torch.compile's tuning, shared by all tries.
+    caches: the folder of torch.compile's tuning, which all tries share.
     """
 
     device: str
@@ -179,13 +179,13 @@ class TryEngine:
             return _measure(
                 lambda: backend.open(local_engine), self.request, self.model, self.cases, self.terms, trial_outcome
             )
-        except _Failed as failed:
-            return replace(trial_outcome, outcome=failed.outcome, reason=str(failed))
+        except _Failed as error:
+            return replace(trial_outcome, outcome=error.outcome, reason=str(error))
 
 
 @dataclass(frozen=True)
 class TryPeer:
-    """Measure a way of PyTorch to run the graph as an engine is measured."""
+    """Measure PyTorch, which runs the graph in one of its ways, like an engine."""
 
     peer: Peer
     request: BuildRequest
@@ -199,13 +199,13 @@ class TryPeer:
         try:
             opener = lambda: nullcontext(_open_peer(self.peer, self.model, self.request, terms))  # noqa: E731
             return _measure(opener, self.request, self.model, self.cases, terms, TrialOutcome())
-        except _Failed as failed:
-            return TrialOutcome(outcome=failed.outcome, reason=str(failed))
+        except _Failed as error:
+            return TrialOutcome(outcome=error.outcome, reason=str(error))
 
 
 @dataclass(frozen=True)
 class ProveBundled:
-    """Make the calls of a published engine's proof, and keep its answers, to be judged on another machine."""
+    """Make the calls of a published engine's proof, and record its answers for judgement on another machine."""
 
     engine: Engine
     cases: Path
@@ -221,15 +221,15 @@ class ProveBundled:
         try:
             trial_outcome = _record(opener, lambda session: record_answers(session, golden, answers), trial_outcome)
             return _time(opener, golden, self.terms, trial_outcome)
-        except _Failed as failed:
-            return replace(trial_outcome, outcome=failed.outcome, reason=str(failed))
+        except _Failed as error:
+            return replace(trial_outcome, outcome=error.outcome, reason=str(error))
 
 
 @dataclass(frozen=True)
 class ProveBundledEnsemble:
-    """Run a published ensemble from end to end, and keep what each of its engines answers. engines: by graph.
+    """Run a published ensemble from end to end, and record the answers of each of its engines. engines: by graph.
 
-    What it gives is not judged here: the graphs in fp32 that it is held to lie in the registry.
+    The answers are not judged here, because the fp32 graphs for comparison are in the registry.
     """
 
     ensemble: BundledEnsemble
@@ -251,12 +251,12 @@ class ProveBundledEnsemble:
         try:
             trial_outcome = _record(partial(self._open, answers), ask, trial_outcome)
             return _time(self._open, golden, self.terms, trial_outcome)
-        except _Failed as failed:
-            return replace(trial_outcome, outcome=failed.outcome, reason=str(failed))
+        except _Failed as error:
+            return replace(trial_outcome, outcome=error.outcome, reason=str(error))
 
     @contextmanager
     def _open(self, answers: dict[str, dict[str, PackedArray]] | None = None) -> Iterator[Ensemble]:
-        """The engines as one session. answers: is filled with those of each."""
+        """The engines as one session. answers: receives the answers of each engine."""
         nodes: dict[str, EnsembleGraph] = {}
         with ExitStack() as exit_stack:
             for node in self.ensemble.nodes:
@@ -314,7 +314,7 @@ def _record(opener: Opens, ask: Callable[[Session], None], trial: TrialOutcome) 
 
 
 def _time(opener: Opens, golden: GoldenSet, terms: TrialTerms, trial: TrialOutcome) -> TrialOutcome:
-    """Latency at each size of the cases, copies included, and the device's own time where the session gives it."""
+    """Latency at each size of the cases, copies included, and the device's own time if the session measures it."""
     started_s = time.perf_counter()
     with _open(opener) as session:
         repeat_s = time.perf_counter() - started_s
@@ -358,7 +358,7 @@ def _compare(
 ) -> PeerComparison:
     """A paired benchmark of an engine and PyTorch, at the size that the engine is tuned for.
 
-    Whatever PyTorch raises is the result's reason, so that the engine's own results are kept.
+    An error of PyTorch becomes the result's reason, so that the engine's own results are not lost.
     """
     try:
         session = _open_peer(peer, model, request, terms)
@@ -375,7 +375,7 @@ def _compare(
 
 @contextmanager
 def _open(opener: Opens) -> Iterator[Session]:
-    """An opened session. Raises _Failed with 'load failed' for errors of opening alone."""
+    """An opened session. Raises _Failed with 'load failed' if opening fails; later errors pass unchanged."""
     session_context = _attempt("load failed", opener)
     session = _attempt("load failed", session_context.__enter__)
     try:
@@ -388,13 +388,13 @@ def _attempt(outcome: Outcome, step: Callable[[], T]) -> T:
     """The result of `step`. Raises _Failed with `outcome` for an EnginesmithError, except for an UnavailableError."""
     try:
         return step()
-    except UnavailableError:  # the fault is not the engine's
+    except UnavailableError:  # not a fault of the engine
         raise
     except EnginesmithError as error:
         raise _Failed(outcome, error) from error
 
 
 def _open_peer(peer: Peer, model: Path, request: BuildRequest, terms: TrialTerms) -> TorchSession:
-    # torch.compile keeps its tuning in the folder that all tries share.
+    # torch.compile stores its tuning in the folder that all tries share.
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(terms.caches)
     return TorchSession(request, make_peer(peer, model, request, terms.device), terms.device)

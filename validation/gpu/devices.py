@@ -1,4 +1,4 @@
-"""GPUs at hand, and the bundle with which another machine runs the kit."""
+"""The device that the kit measures, and bundles of published engines for a machine without the registry."""
 
 import base64
 import hashlib
@@ -31,18 +31,16 @@ from validation.comparison.sessions import run
 from validation.golden.free_running import FreeRunningSession
 from validation.golden.golden_set import GoldenSet
 
-# The device of this machine that the kit measures, its driver, and the versions of the software.
-
 _DISTRIBUTIONS = ("enginesmith", "torch", "triton", "numpy", "onnx")
 
 
 @dataclass(frozen=True)
 class KitDevice:
-    """The device that is measured. device: 'cuda' or 'cpu', as in torch.  cuda: the driver's CUDA version.
+    """The measured device. device: 'cuda' or 'cpu', as in torch.  cuda: the driver's CUDA version.
 
-    label: of the GPU, as GPU feature discovery labels its node.  driver: its version; '' for the CPU.
-    name: as the driver tells it.  memory_bytes: 0 if unknown.  compute_capability: None for the CPU.
-    product: short name ('l4'); None where it has none.
+    label: the GPU's label from GPU feature discovery.  driver: its version; '' for the CPU.
+    name: as the driver reports it.  memory_bytes: 0 if unknown.  compute_capability: None for the CPU.
+    product: short name ('l4'), or None.
     """
 
     device: str
@@ -67,7 +65,7 @@ class KitDevice:
 
 
 def find_device(kind: str) -> KitDevice:
-    """The CPU, or this machine's first GPU. Raises UnavailableError without one, or without a torch that sees it."""
+    """The CPU, or this machine's first GPU. Raises UnavailableError without a GPU, or if torch does not find it."""
     if kind == "cpu":
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return KitDevice("cpu", platform.processor() or platform.machine(), memory_bytes=memory)
@@ -90,19 +88,19 @@ def find_device(kind: str) -> KitDevice:
 
 
 def software() -> dict[str, str]:
-    """Versions of Python, the system and the packages that measure."""
+    """Versions of Python, of the system and of the packages that affect measurements."""
     versions = {"python": platform.python_version(), "system": platform.platform(), **versions_of(*_DISTRIBUTIONS)}
     if torch := sys.modules.get("torch"):
         versions["torch"] = str(torch.__version__)
     return versions
 
 
-# Published engines in a folder, to be run on a machine without the registry and judged on another one.
+# Published engines in a folder: one machine runs them without the registry, and another one judges the answers.
 #
 #     carry.json             model, version and manifest of the engines; digest, request and file of each
 #     cases.json, cases.npz  the golden cases
 #     engines/               the engines' files
-#     graphs/NAME/           of an ensemble, such a folder for each graph; its own has the golden data of the whole
+#     graphs/NAME/           for an ensemble: such a folder for each graph; the ensemble's golden cases are in cases.*
 #
 # `enginesmith validate REF --carry FOLDER` writes it; `enginesmith validate --import RESULTS` judges the kit's results.
 
@@ -118,7 +116,7 @@ class _Entry:
 
 @dataclass(frozen=True)
 class BundledNode:
-    """A graph of an ensemble. engine: digest of the one that it is run by.  sources: what gives each of its inputs."""
+    """A graph of an ensemble. engine: digest of its engine.  sources: where each of its inputs comes from."""
 
     name: NodeName
     engine: Digest
@@ -127,7 +125,7 @@ class BundledNode:
 
 @dataclass(frozen=True)
 class BundledEnsemble:
-    """An engine of an ensemble. nodes: graphs and functions, in order."""
+    """An ensemble, one unit of its version. nodes: its graphs and functions, in order."""
 
     unit: str
     digest: str
@@ -152,7 +150,7 @@ class _BundleDocument:
 class OfflineBundle:
     """The contents of a folder. manifest, golden: digests of the version's manifest and golden set.
 
-    ensembles: of a version that is one.  graphs: the folders of its graphs, by name.
+    ensembles: empty unless the version is of an ensemble.  graphs: the bundles of an ensemble's graphs, by name.
     """
 
     model: str
@@ -165,21 +163,21 @@ class OfflineBundle:
     graphs: Mapping[str, "OfflineBundle"] = field(default_factory=dict)
 
     def save(self) -> None:
-        """Write carry.json; the files that it names exist already."""
+        """Write carry.json; the files that it names must exist."""
         engines = tuple(_Entry(engine.digest, engine.request, engine.path.name) for engine in self.engines)
         document = _BundleDocument(self.model, self.version, self.manifest, self.golden, engines, self.ensembles)
         (self.folder / "carry.json").write_bytes(canonical_json(encode(document)))
 
     def engine(self, node: BundledNode) -> Engine:
-        """The engine of a graph. Raises IntegrityError where its folder does not have it."""
+        """The engine of a graph. Raises IntegrityError if its folder lacks the engine."""
         for entry in self.graphs[node.name].engines:
             if entry.digest == node.engine:
                 return entry
-        raise IntegrityError(f"{self.folder} lacks engine {node.engine} of graph {node.name!r}; carry it anew")
+        raise IntegrityError(f"{self.folder} lacks engine {node.engine} of graph {node.name!r}; copy the folder again")
 
     @classmethod
     def load(cls, folder: Path) -> "OfflineBundle":
-        """Read a folder and check its engines' digests. Raises IntegrityError for other or damaged files."""
+        """Read a folder and check its engines' digests. Raises IntegrityError for changed or damaged files."""
         try:
             document = decode(parsing.load_json((folder / "carry.json").read_bytes()), _BundleDocument)
             engines = tuple(_check_engine(entry, folder) for entry in document.engines)
@@ -189,7 +187,7 @@ class OfflineBundle:
             return cls(*header_fields, engines, folder, document.ensembles, graphs)
         except (OSError, ValueError, IntegrityError, ModelError, RecursionError) as error:
             error_prefix = f"{folder} cannot be read as a folder of `enginesmith validate --carry`"
-            raise document_error(error_prefix, error, "carry it anew") from error
+            raise document_error(error_prefix, error, "copy the folder again") from error
 
 
 def _check_engine(entry: _Entry, folder: Path) -> Engine:
@@ -202,22 +200,22 @@ def _check_engine(entry: _Entry, folder: Path) -> Engine:
     return Engine(entry.request, path, entry.digest, path.stat().st_size, path.suffix)
 
 
-# What a session answers to the calls of its proof, as text that travels to another machine, to be judged there.
+# The answers of a session to the calls of its proof, as text, so that another machine can judge them.
 #
-# Answers are kept by the digest of the inputs (names, types, shapes and bytes), so that none counts for other inputs;
-# each is the bytes of the array, packed by zlib, in base64. A model with state is followed through its sequences in the
-# same way: what it answered to a step gives the inputs of the next one.
+# Answers are stored by the digest of the inputs (names, types, shapes and bytes), so that none counts for other inputs;
+# each is the array's bytes, packed by zlib, in base64. A model with state runs its sequences likewise: the answer to
+# one step gives inputs of the next one.
 
-# Bytes of one unpacked array at most: a small text could unpack to more than memory holds.
+# The most bytes of one unpacked array: a small text could unpack to more than memory holds.
 MAX_BYTES = 256 << 20
 _KINDS = "biuf"
 
 
 class RecordingSession(Session):
-    """A session that keeps the first answer to each call, in `answers`.
+    """A session that records the first answer to each call in `answers`.
 
-    scope: whose answers these are, where several sessions' are kept together.  follow: whether a call that was answered
-    before gets that answer, so that a sequence goes on from what is on record where a device does not repeat its bits.
+    scope: name of the session if `answers` holds those of several.  follow: whether a repeated call returns the stored
+    answer, so that a sequence continues from the record even if the device does not repeat its bits.
     """
 
     def __init__(
@@ -233,7 +231,7 @@ class RecordingSession(Session):
         self._session, self._follow, self._scope = session, follow, scope
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
-        """Run, and keep the outputs."""
+        """Run, and record the outputs."""
         question_key = question(inputs, self._scope)
         if self._follow and question_key in self.answers:
             return {name: unpack(value) for name, value in self.answers[question_key].items()}
@@ -243,10 +241,10 @@ class RecordingSession(Session):
 
 
 class ReplaySession(Session):
-    """A session that gives recorded answers. Running it raises IntegrityError for inputs without an answer, and for a
+    """A session that returns recorded answers. `run` raises IntegrityError for inputs without an answer, and for a
     damaged answer.
 
-    outputs: of the engine.  scope: tells answers of several graphs apart; '' for one.
+    outputs: of the engine.  scope: as in `RecordingSession`.
     """
 
     def __init__(
@@ -255,7 +253,7 @@ class ReplaySession(Session):
         self.inputs, self.outputs, self._answers, self._scope = inputs, outputs, answers, scope
 
     def run(self, inputs: Tensors) -> dict[str, Array]:
-        """The answer that was recorded for these inputs. Raises IntegrityError where none was, or for a damaged one."""
+        """The recorded answer to these inputs. Raises IntegrityError if there is none, or if it is damaged."""
         answer = self._answers.get(question(inputs, self._scope))
         if answer is None:
             remedy = "carry the version anew, and run the kit with that folder"
@@ -264,8 +262,8 @@ class ReplaySession(Session):
 
 
 def record_answers(session: Session, golden: GoldenSet, answers: dict[str, dict[str, PackedArray]]) -> None:
-    """Fill `answers` with those that `replay_session` gives at a proof: to the golden cases, and to the sequences of a
-    model with state on its own states. Raises what the session raises.
+    """Fill `answers` with all that `replay_session` needs for a proof: the answers to the golden cases and, for a model
+    with state, to its sequences with its own states. Raises the session's errors.
     """
     recorder = RecordingSession(session, answers)
     for case in golden.cases:
@@ -277,12 +275,12 @@ def record_answers(session: Session, golden: GoldenSet, answers: dict[str, dict[
 
 
 def replay_session(request: BuildRequest, answers: Answers, scope: str = "") -> Session:
-    """The engine of a request as `discovery.open_engine` opens it, with the answers that were recorded of it."""
+    """A stand-in for the session of `discovery.open_engine`, which returns the engine's recorded answers."""
     return ReplaySession(request.inputs, request.outputs, answers, scope)
 
 
 def question(inputs: Tensors, scope: str = "") -> str:
-    """The digest of inputs, by which their answer is kept. scope: as in `RecordingSession`."""
+    """The digest of inputs, which is the key of their answer. scope: as in `RecordingSession`."""
     hasher = hashlib.sha256(f"{scope}\0".encode() if scope else b"")
     for name in sorted(inputs):
         array = np.ascontiguousarray(inputs[name])

@@ -1,5 +1,5 @@
-"""A run of the kit: published engines, roofs, every backend, other generations' engines, PyTorch; one after the other,
-so that nothing is measured while something else runs."""
+"""A run of the kit: published engines, roofs, every backend, engines for other generations, and PyTorch. They run one
+after the other, so that no measurement disturbs another."""
 
 import tempfile
 import time
@@ -46,7 +46,7 @@ from validation.latency.roofline.breakdown import count_crossing_bytes
 from validation.latency.roofline.costs import graph_costs
 from validation.limits.noise_floor import DoubleSession
 
-# Names of the roofs by what a model computes in; TF32 is off in engines.
+# The name of the roof for each precision of a model; TF32 is off in engines.
 _KINDS = {"fp32": "float32", "fp16": "float16"}
 _MEMORY_MIB = 1 << 20
 Result = TypeVar("Result")
@@ -55,11 +55,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class KitOptions:
-    """What to run. backends: names; empty for all.  seconds: of each latency.
+    """The options of a run. backends: names; empty for all.  seconds: per latency.
 
-    peers: ways of PyTorch to run a model; engines are compared with the first and the last.  carry: folders of
-    published engines.  timeout_s: of each try.
-    device: 'cuda' or 'cpu'.  size: of the kit's models.  peaks: whether peak rates are measured.
+    peers: ways in which PyTorch runs a model; engines are compared with the first and the last.  carry: folders of
+    published engines.  timeout_s: per try.
+    device: 'cuda' or 'cpu'.  size: of the kit's models.  peaks: whether to measure peak rates.
     """
 
     device: str
@@ -95,7 +95,7 @@ class _Bench:
     count: int = 0
 
     def run(self, name: str, request: Request[Result]) -> Result | TrialOutcome:
-        """The request's result, from a process of its own; a trial without result where that ended without one."""
+        """The request's result, from a process of its own; if that ends without a result, the outcome that says why."""
         self.count += 1
         workdir = self.folder / f"try{self.count}"
         workdir.mkdir()
@@ -115,7 +115,7 @@ class _Bench:
         return replace(trial_outcome, name=name, took_s=round(time.perf_counter() - started_s, 3))
 
     def add(self, rows: list[T], row: T) -> None:
-        """Add a row, and hand the results so far to `keep`."""
+        """Add a row, and pass the results so far to `keep`."""
         rows.append(row)
         self.keep(self.results())
 
@@ -136,14 +136,14 @@ class _Bench:
         )
 
     def terms(self, peers: Sequence[Peer] = ()) -> TrialTerms:
-        """How a try is measured. peers: to compare it with."""
+        """How a try is measured. peers: ways of PyTorch to compare the engine with."""
         return TrialTerms(self.device.device, self.asked.seconds, self.folder / "inductor", tuple(peers))
 
 
 def _describe_end(error: EnginesmithError) -> TrialOutcome:
     """The outcome of a try whose process gave no result: 'crashed' if a signal ended it, as engines and drivers cause.
 
-    Time, memory and missing packages are matters of this machine: 'not finished'.
+    It is 'not finished' if the machine lacked time, memory or packages.
     """
     log = error.log.strip().splitlines()[-3:] if isinstance(error, StepError) else []
     is_crash = isinstance(error, StepError) and error.kind == "crash"
@@ -154,7 +154,7 @@ def _describe_end(error: EnginesmithError) -> TrialOutcome:
 def run_kit(terms: KitOptions, say: Callable[[str], None], keep: Callable[[Results], None] = lambda _: None) -> Results:
     """Run the kit. say: receives a line on each try.
 
-    keep: receives the results so far, first and after each try, so that nothing is lost when the process ends.
+    keep: receives the results at the start and after each try, so that nothing is lost if the process ends early.
     Raises UnavailableError without the device, UnknownNameError for a backend that is not registered, IntegrityError
     for a damaged folder; all of them before the first try.
     """
@@ -196,7 +196,7 @@ def _try_all(bench: _Bench, bundles: Sequence[OfflineBundle]) -> None:
 
 
 def _models(bench: _Bench) -> Iterator[KitModel]:
-    """Write the models, and for each a set of golden cases, answered in float64, that all precisions share."""
+    """Write the models, and for each a golden set with float64 outputs, which all its precisions share."""
     for name in bench.asked.models:
         kit_models = [write(name, precision, bench.asked.size, bench.folder) for precision in bench.asked.precisions]
         folder = bench.folder / f"cases-{name}"
@@ -256,7 +256,7 @@ def _try_engine(bench: _Bench, kind: str, task: BuildTask) -> KitTrial:
 
 
 def _prove_folder(bench: _Bench, bundle: OfflineBundle) -> Iterator[OfflineTrial]:
-    """Try a folder's engines, those of an ensemble's graphs first; those that cannot run here are skipped, with why."""
+    """Try a folder's engines, those of an ensemble's graphs first; skip those that cannot run here, with the reason."""
     for graph in bundle.graphs.values():
         yield from _prove_folder(bench, graph)
     _, golden = load_cases(bundle.folder)
@@ -286,7 +286,7 @@ def _prove_one(
     reason: str,
     proof: Request[TrialOutcome],
 ) -> OfflineTrial:
-    """The try of one engine, given by its digest, build key and unit. reason: why it is skipped; '' where it is not."""
+    """The try of one engine, given by its digest, build key and unit. reason: why it is skipped; '' if it is not."""
     name, started_at = f"{bundle.model}@{bundle.version} {engine[2]}", now()
     if reason:
         bench.say(f"{name}: skipped, {reason}")
@@ -307,7 +307,7 @@ def _prove_one(
 
 
 def _cannot(engine: Engine, own_target: Target) -> str:
-    """Why an engine cannot run on this device; '' where it can."""
+    """Why an engine cannot run on this device; '' if it can."""
     try:
         backend = backends.configure(engine.request.backend, dict(engine.request.options))
     except EnginesmithError as error:

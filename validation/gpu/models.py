@@ -1,4 +1,4 @@
-"""The models of the GPU kit, and the work on each."""
+"""The models of the GPU kit, and the tasks for each."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -57,7 +57,7 @@ class KitModel:
 def write(name: str, precision: Precision, size: Size, folder: Path) -> KitModel:
     """Write `folder`/NAME.PRECISION.onnx. The same arguments give the same bytes everywhere.
 
-    precision: that it computes in.  size: 'real', or a small one for tests.
+    precision: of its computation.  size: 'real', or a small size for tests.
     """
     network = _Drawn(_DTYPES[precision])
     shape, batch = MODELS[name](network, size)
@@ -207,15 +207,15 @@ MODELS: Mapping[str, Callable[[_Drawn, Size], tuple[tuple[int, ...], Dim]]] = {
 
 # The tasks of the kit: every backend on every model of the kit, and engines that were built for other generations.
 #
-# Backends are found by discovery. A task that a backend cannot do is `Skipped` with the reason: not installed, not this
-# kind of target, or refused.
+# Discovery lists the backends. If a backend cannot do a task, the task is `Skipped` with the reason: not installed, not
+# for this kind of target, or refused.
 
 
 @dataclass(frozen=True)
 class BuildTask:
-    """An engine to build and run. request: its target may be another one than this machine's.
+    """An engine to build and run. request: its target may differ from this machine's.
 
-    options: of the backend, those that are not the defaults.
+    options: of the backend, without those at their defaults.
     """
 
     name: str
@@ -231,7 +231,7 @@ def own_tasks(models: Sequence[KitModel], device: KitDevice, only: Sequence[str]
         if reason := explain_absence(backend, device.target):
             yield Skipped(name, "", name, "", device.target.name, reason)
             continue
-        # The defaults, and with CUDA graphs switched where the backend has that option.
+        # One task with the defaults, and one with CUDA graphs switched if the backend has that option.
         variants: list[dict[str, Scalar]] = [{}]
         if (option := backend.capabilities.options.cuda_graphs) and not device.is_cpu:
             variants.append({option: not dict(discovery.options_of(backend))[option]})
@@ -241,9 +241,9 @@ def own_tasks(models: Sequence[KitModel], device: KitDevice, only: Sequence[str]
 
 
 def other_tasks(model: KitModel, device: KitDevice, only: Sequence[str] = ()) -> Iterator[BuildTask | Skipped]:
-    """Engines for other generations, to see which of them run on this GPU; none where the device is the CPU.
+    """Engines for other generations, to test which of them run on this GPU; none if the device is the CPU.
 
-    Of those backends alone that build without their target's GPU.
+    Only of backends that build without their target's GPU.
     """
     if device.is_cpu:
         return
@@ -264,7 +264,7 @@ def choose_backends(only: Sequence[str]) -> list[str]:
 
 
 def explain_absence(backend: Backend, target: Target) -> str:
-    """Why a backend builds nothing for this target on this machine; '' where it does."""
+    """Why a backend cannot build for this target on this machine; '' if it can."""
     if not backend.serves(target):
         return f"builds no engines for {target.name}"
     return "" if backend.versions() else f"not installed; {backend.install}"

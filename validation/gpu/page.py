@@ -1,6 +1,6 @@
 """The page docs/reference/gpu-check.md from the kit's results: `python -m validation.gpu page RESULTS.json ...`.
 
-Without results it says that there are none. Nothing is added by hand.
+Without results the page says that there are none. Nothing is added by hand.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,6 +1,6 @@
-"""PyTorch as the peer of engines: the same graph run by PyTorch itself, op by op or through torch.compile.
+"""PyTorch for comparison with engines: it runs the same graph, op by op or through torch.compile.
 
-`builders.onnx_torch` turns the graph into an exported program, so that PyTorch runs no interpreter in between.
+`builders.onnx_torch` turns the graph into an exported program, so that no interpreter slows PyTorch down.
 """
 
 from collections.abc import Callable, Mapping
@@ -61,8 +61,8 @@ class TorchSession(FunctionSession):
 def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> "Module":
     """The graph as a callable of PyTorch, which compiles at its first call for each shape.
 
-    peer: the way that PyTorch runs it.  request: shapes and precision.  device: as torch names it.
-    Raises EnginesmithError with torch's message where PyTorch cannot run it.
+    peer: how PyTorch runs it.  request: shapes and precision.  device: as torch names it.
+    Raises EnginesmithError with torch's message if PyTorch cannot run it.
     """
     import torch
 
@@ -71,9 +71,9 @@ def make_peer(peer: Peer, model: Path, request: BuildRequest, device: str) -> "M
     try:
         module = to_program(model, request).module().to(device)
         if peer in _MODES:
-            # Compiled for each size, as where speed matters; with dynamic sizes max-autotune leaves CUDA graphs out.
+            # Compiled for each size, for the best speed; with dynamic sizes max-autotune does not use CUDA graphs.
             return torch.compile(module, mode=_MODES[peer], dynamic=False)
     except (RuntimeError, AssertionError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise EnginesmithError(f"{PEERS[peer]} does not take {model.name}: {reason}") from error
+        raise EnginesmithError(f"{PEERS[peer]} cannot run {model.name}: {reason}") from error
     return module

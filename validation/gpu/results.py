@@ -1,4 +1,4 @@
-"""Results of the GPU kit, beside the peaks of chips."""
+"""Results of the GPU kit, and peak rates of devices."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 # Peak rates of a device, measured by torch: the roofs of a roofline (Williams, Waterman & Patterson, 2009).
 #
-# Bytes a second: one large array copied to another (one is read, one is written). Operations a second: a product of
-# square matrices in each type, of random numbers, as a GPU multiplies ones at a higher clock. The cost of a launch: an
+# Bytes per second: one large array copied to another (one is read, one is written). Operations per second: a product of
+# square matrices of random numbers in each type (a GPU multiplies ones at a higher clock). The cost of a launch: an
 # addition to one number. Each is the best of several tries, timed by CUDA events, or by the clock on the CPU.
 
 
 def seconds_of(run: Callable[[], object], device: str, runs: int) -> list[float]:
-    """Seconds of each of `runs` calls, after one that is not counted. device: 'cuda' or 'cpu', as in torch."""
+    """Seconds of each of `runs` calls, after one call that does not count. device: 'cuda' or 'cpu', as in torch."""
     import torch
 
     run()
@@ -43,7 +43,7 @@ def seconds_of(run: Callable[[], object], device: str, runs: int) -> list[float]
     return [start_event.elapsed_time(end_event) / 1e3 for start_event, end_event in pairs]
 
 
-# Elements of a copied array and sides of multiplied matrices, by device; the CPU's are only to run the same code.
+# Elements of the copied array and sides of the matrices, by device; on the CPU they only have to run the same code.
 _COPIED = {"cuda": 1 << 28, "cpu": 1 << 20}
 _SIDE = {"cuda": 8192, "cpu": 128}
 _SECONDS = {"cuda": 0.5, "cpu": 0.01}
@@ -62,7 +62,7 @@ class Peaks:
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def least_s(self, operations: float, moved_bytes: float, kind: str) -> float | None:
-        """The least time of so many operations of a type and bytes: the longer of the two; None without that type."""
+        """The least seconds for operations of a type and bytes: the longer of the two times; None if it has no rate."""
         rate = self.operations_per_s.get(kind)
         return None if rate is None else max(operations / rate, moved_bytes / self.bytes_per_s)
 
@@ -119,7 +119,7 @@ def _products(device: str) -> dict[str, Callable[[], Callable[[], object]]]:
 
 
 def _with_tf32(is_allowed: bool, measure: Callable[[], float]) -> float:
-    """`measure` with TF32, which rounds float32 inputs, allowed or not; the setting is restored."""
+    """The result of `measure` with TF32, which rounds float32 inputs, on or off; restores the setting."""
     import torch
 
     settings = torch.backends.cuda.matmul
@@ -132,7 +132,7 @@ def _with_tf32(is_allowed: bool, measure: Callable[[], float]) -> float:
 
 
 def _best(run: Callable[[], object], device: str) -> float:
-    """The least time of as many calls as take about `_SECONDS`, from 3 to 2000."""
+    """The least seconds of a call, over the 3 to 2000 calls that take about `_SECONDS`."""
     run_s = min(seconds_of(run, device, 3))
     return min(seconds_of(run, device, max(3, min(2000, int(_SECONDS[device] / max(run_s, 1e-9))))))
 
@@ -151,7 +151,7 @@ def _best(run: Callable[[], object], device: str) -> float:
 # Fields that were not measured are left out. `enginesmith.core.codec` writes and reads all of it.
 
 KIND, FORMAT = "enginesmith-gpu-results", 1
-# Answers of carried engines are in it.
+# The greatest size of a file of results, which contains the answers of carried engines.
 MAX_BYTES = 1 << 30
 Outcome = Literal[
     "passed", "wrong", "recorded", "build failed", "load failed", "run failed", "crashed", "not finished", "skipped"
@@ -170,10 +170,10 @@ class DeviceLatency:
 
 @dataclass(frozen=True)
 class BatchLatency:
-    """Latency at one size, copies included. shapes: of each input.  steady: whether the warm-up came to an end.
+    """Latency at one size, copies included. shapes: of each input.  steady: whether the warm-up ended.
 
-    busy: why the machine counts as busy meanwhile.  device: None where the session does not give its device's time.
-    batch: samples of a run.  quantiles: with intervals.
+    busy: why the machine counted as busy.  device: None if the session does not measure its device's time.
+    batch: samples per run.  quantiles: with intervals.
     """
 
     batch: int
@@ -188,9 +188,9 @@ class BatchLatency:
 
 @dataclass(frozen=True)
 class PeerComparison:
-    """A paired benchmark of an engine and PyTorch (`validation.latency.measurement.paired`), or why there was none.
+    """A paired benchmark of an engine and PyTorch (`validation.latency.measurement.paired`), or why there is none.
 
-    peer: the way that PyTorch ran it.  reason: why there was none; None where there was.  batch: samples of a run.
+    peer: how PyTorch ran the graph.  reason: why there is no benchmark, or None.  batch: samples per run.
     verdict, ratios, medians_s, runs, openings: as in `PairedTimes`.
     """
 
@@ -206,10 +206,10 @@ class PeerComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialOutcome:
-    """The outcome of one try. load_s, load_again_s: of the first opening and the next.
+    """The outcome of one try. load_s, load_again_s: seconds of the first and the second opening.
 
-    took_s: of its process in all.  races: comparisons with PyTorch.  answers: of a carried engine.
-    reason: why it is not finished.  checks: against the golden cases.  latency: at each size.
+    took_s: seconds of its process in all.  races: comparisons with PyTorch.  answers: of a carried engine.
+    reason: why the try did not finish.  checks: against the golden cases.  latency: at each size.
     """
 
     outcome: str = "not finished"
@@ -242,8 +242,8 @@ class KitTrial(TrialOutcome):
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineTrial(TrialOutcome):
-    """A try of a published engine. manifest, golden, engine: digests.  model, version, unit: what was tried.
-    created_at: of the trial, ISO 8601, UTC."""
+    """A try of a published engine. manifest, golden, engine: digests.  model, version, unit: names of the engine.
+    created_at: time of the try, ISO 8601, UTC."""
 
     model: str
     version: str
@@ -257,7 +257,7 @@ class OfflineTrial(TrialOutcome):
 
 @dataclass(frozen=True)
 class Skipped:
-    """A try that was not made. refused: by the backend; else the backend is not installed, or not for this target."""
+    """A try that was not made. refused: whether the backend refused; else it is missing, or not for this target."""
 
     name: str
     model: str
@@ -271,7 +271,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class BatchCosts:
-    """The costs of a run at one batch. least_s: the least time by the roofs; None without roofs."""
+    """The costs of a run at one batch. least_s: the least seconds by the roofs; None without roofs."""
 
     batch: int
     operations: int
@@ -289,8 +289,8 @@ class ModelCosts:
 
 @dataclass(frozen=True)
 class Results:
-    """All results, as the module describes. seconds: of each latency.  size: of the kit's models.  created_at: ISO
-    8601, UTC.  device, host, software: what was measured on.  peaks: None where they were not measured."""
+    """All results, as the comment above lists them. seconds: per latency.  size: of the kit's models.  created_at: ISO
+    8601, UTC.  device, host, software: where the results were measured.  peaks: None if they were not measured."""
 
     created_at: str
     device: KitDevice

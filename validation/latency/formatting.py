@@ -12,38 +12,29 @@ from enginesmith.core.reports.breakdown import TimeBreakdown
 from enginesmith.core.reports.latency import BucketLatency, LatencyReport, PairedBenchmark, Quantile
 from enginesmith.core.text import format_plain, join_first
 from validation.latency.measurement.quantiles import LEAST_PROCESSES
-from validation.plotting import (
-    QUARTERS,
-    draw_svg,
-    seconds_text,
-    series,
-    set_axis,
-    shorten,
-    span,
-    tag,
-)
+from validation.plotting import QUARTERS, draw_svg, seconds_text, series, set_axis, shorten, span, tag
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Where the level of a series of latencies changed, by ruptures (docs/decisions/0018-change-points.md).
 #
-# The series is segmented by the least sum of squares around the segments' means, with a penalty for each change
+# The segments are those with the least sum of squares around their means, plus a penalty for each change
 # (Killick, Fearnhead & Eckley, "Optimal detection of changepoints with a linear computational cost", JASA 107, 2012;
 # ruptures' KernelCPD with a linear kernel, in C). It is run on logarithms in units of their own noise, so that the
-# penalty is the square of the least z that a change must have: PENALTY is chosen for a series that is looked at after
-# every point, all year (`python -m benchmarks.bench_trend`).
+# penalty is the square of the least z that a change must have. PENALTY suits a series that is tested after every point
+# for a year (`python -m benchmarks.bench_trend`).
 
-# Points of a level at least, so that single slow days are none; and of a series before it says anything.
+# The least points of a level, so that single slow days are no level; and the least points of a series to be tested.
 LEAST_LEVEL, LEAST_POINTS = 4, 12
 PENALTY = 27.0
-# Of few points the noise is known badly: the penalty is higher by the square of this number over theirs.
+# The noise of few points is uncertain: the penalty grows by the square of this number over the number of points.
 _FEW = 20.0
-# How far a point counts from the middle of its neighbours, in units of the noise, and how many those are.
+# Points are clipped at this distance from the median of their neighbours, in units of the noise; number of neighbours.
 _CLIP, _NEIGHBOURS = 3.0, 9
-# The smallest noise that is believed, as a share: clocks and rounding are not better.
+# The least noise, as a share: clocks and rounding are not more exact.
 _LEAST_NOISE = 1e-3
-# The greatest difference of neighbours that counts for the noise, in units of it: a step of the level is larger.
+# Larger differences of neighbours are clipped for the noise, in units of it: they may be steps of the level.
 _FAR = 5.0
 # The standard deviation of normal noise over the median of its absolute differences from one point to the next.
 _MAD = 1 / (0.6744897501960817 * math.sqrt(2))
@@ -51,9 +42,9 @@ _MAD = 1 / (0.6744897501960817 * math.sqrt(2))
 
 @dataclass(frozen=True)
 class LevelChange:
-    """A change of the level. index: of the first point after it.  ratio: of the levels, after over before.
+    """A change of the level. index: of the first point after the change.  ratio: level after over level before.
 
-    z: how many standard errors that is.  before, after: the levels, in the units of the series.
+    z: size of the change in standard errors.  before, after: the levels, in the units of the series.
     """
 
     index: int
@@ -82,16 +73,16 @@ def find_changes(values: Sequence[float]) -> list[LevelChange]:
 
 
 def noise_of(logs: Array) -> float:
-    """The standard deviation of a point ([n], logarithms), from differences of neighbours, which a change of level
-    touches once; those beyond _FAR times their usual size count as that."""
+    """The standard deviation of a point ([n], logarithms), from the differences of neighbours, of which a change of
+    level affects only one; differences are clipped at _FAR times their usual size."""
     steps = np.abs(np.diff(logs))
     typical_step = max(float(np.median(steps)) * _MAD, _LEAST_NOISE)
     return max(float(np.sqrt(np.mean(np.minimum(steps, _FAR * typical_step) ** 2) / 2)), typical_step)
 
 
 def clip(logs: Array, noise: float) -> Array:
-    """The series with each point at most _CLIP times the noise from the median of the _NEIGHBOURS points around it; at
-    both ends from that of the last so many, so that a slow last day is not its own neighbour."""
+    """The series, clipped to _CLIP times the noise around the median of the _NEIGHBOURS points around each point; near
+    an end, around the median of the outermost _NEIGHBOURS, so that a slow last day is not its own neighbour."""
     half = _NEIGHBOURS // 2
     medians = np.sort(np.lib.stride_tricks.sliding_window_view(logs, _NEIGHBOURS), axis=1)[:, half]
     medians = np.concatenate([medians[:1].repeat(half), medians, medians[-1:].repeat(half)])
@@ -106,13 +97,11 @@ def _change(logs: Array, noise: float, start: int, index: int, end: int) -> Leve
     return LevelChange(int(index), math.exp(log_growth), log_growth / error, math.exp(old_level), math.exp(new_level))
 
 
-# A latency report as text: numbers with units, a row for each bucket, a sentence for the diagnosis.
-
 COLUMNS = ("bucket", "runtime", "p50", "p90", "p99", "p99.9", "items/s", "memory", "runs")
 NODE_COLUMNS = ("node", "op", "time", "share", "GFLOP/s", "GB/s", "bound")
-# Rows of the table of nodes.
+# The number of rows in the table of nodes.
 SHOWN_NODES = 12
-# A mean of so many times the median shows that some runs took far longer.
+# If the mean is at least this many times the median, some runs took far longer.
 HELD_UP = 1.5
 
 
@@ -132,7 +121,7 @@ def format_share(value: float) -> str:
 
 
 def format_quantile(quantile: Quantile) -> str:
-    """'38.1 µs (37.9 to 38.4)', with the units of the limits where they differ; '' where too few runs were made."""
+    """'38.1 µs (37.9 to 38.4)', with units at the limits if they differ; '' if there are too few runs."""
     if quantile.value is None or quantile.low is None or quantile.high is None:
         return ""
     value, low, high = map(seconds_text, (quantile.value, quantile.low, quantile.high))
@@ -147,7 +136,7 @@ def name_quantile(p: float) -> str:
 
 
 def format_bucket(bucket: BucketLatency) -> dict[str, str]:
-    """A row of COLUMNS; remarks on a value stand behind it in brackets."""
+    """A row of the table, by COLUMNS; remarks on a value follow it in brackets."""
     quantiles = {name_quantile(quantile.p): format_quantile(quantile) for quantile in bucket.quantiles}
     rate_text = format_count(bucket.items_per_s)
     if bucket.streams_items_per_s is not None:
@@ -171,7 +160,7 @@ def format_bucket(bucket: BucketLatency) -> dict[str, str]:
 def list_remarks(report: LatencyReport, columns: Collection[str] = COLUMNS) -> Iterator[str]:
     """Remarks on a table of times: quantiles that need more runs, delayed runs, a busy machine.
 
-    columns: of the table; there are no remarks on quantiles without a column.
+    columns: of the table; quantiles without a column get no remarks.
     """
     scarce_names = [
         f"{name_quantile(quantile.p)} at {bucket.name} (made {bucket.runs - bucket.discarded}, needs {quantile.needed})"
@@ -233,13 +222,13 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
 
 
 def join_reasons(reasons: Sequence[str]) -> str:
-    """Reasons in one text; of those that differ by their numbers alone, the last one."""
+    """Reasons as one text; if some differ only by their numbers, the last of them stands for all."""
     distinct_reasons = {"".join(c for c in reason if not c.isdigit() and c != "."): reason for reason in reasons}
     return "; ".join(distinct_reasons.values())
 
 
 def name_bound(breakdown: TimeBreakdown) -> str:
-    """The bound in a few words, or that there is no diagnosis."""
+    """The bound as short text; without a diagnosis, a text that says so."""
     diagnosis = breakdown.diagnosis
     if diagnosis is None:
         return f"no diagnosis at {breakdown.bucket}: the machine's limits are measured for CPU engines only"
@@ -251,7 +240,7 @@ def name_bound(breakdown: TimeBreakdown) -> str:
 
 
 def list_evidence(breakdown: TimeBreakdown) -> str:
-    """The shares that the diagnosis follows from, or why they are not known; '' without a diagnosis."""
+    """The shares behind the diagnosis, or why they are not known; '' without a diagnosis."""
     diagnosis = breakdown.diagnosis
     if diagnosis is None:
         return ""
@@ -276,7 +265,7 @@ def describe_diagnosis(breakdown: TimeBreakdown) -> str:
 
 
 def format_nodes(breakdown: TimeBreakdown) -> list[dict[str, str]]:
-    """Rows of NODE_COLUMNS for the SHOWN_NODES slowest nodes; [] where the runtime shows none."""
+    """Rows by NODE_COLUMNS for the SHOWN_NODES slowest nodes; [] if the runtime reports no nodes."""
     profile, rows = breakdown.profile, []
     if profile is None:
         return []
@@ -310,11 +299,9 @@ def describe_pair(benchmark: PairedBenchmark) -> Iterator[str]:
     yield f"  {benchmark.runs} runs of each in {benchmark.openings} openings, interleaved by seed {benchmark.seed}"
 
 
-# Latency, for the page of a version: from latency reports to texts, rows of tables and pictures (SVG).
-
-# Buckets in one picture.
+# The most buckets in one picture.
 MOST_CURVES = 6
-# The axis ends behind this quantile: the slowest run of thousands would leave no room for the rest.
+# The axis ends after this quantile: the slowest of thousands of runs would leave no room for the others.
 _SEEN = 0.99
 
 
@@ -341,8 +328,8 @@ def distribution_svg(buckets: Sequence[BucketLatency]) -> str:
 
 
 def view_latencies(latencies: Mapping[str, Sequence[LatencyReport]], pictures: bool = True) -> list[dict[str, object]]:
-    """The section of each report, as `latency.html.j2` names its parts. latencies: by the engine's digest, as
-    `evidence.latencies` gives them."""
+    """The values of `latency.html.j2` for each report. latencies: by the engine's digest, as `evidence.latencies`
+    returns them."""
     reports = sorted((report for reports in latencies.values() for report in reports), key=lambda report: report.unit)
     return [_view(report, pictures) for report in reports]
 

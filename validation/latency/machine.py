@@ -1,4 +1,4 @@
-"""The machine that latencies are measured on: its kind, and the load of other processes meanwhile.
+"""The machine on which latencies are measured: its kind, and the load of other processes during a measurement.
 
 Load is read from /proc and /sys/fs/cgroup (Linux); elsewhere it is None. In a container /proc/stat is the host's, so
 that all other processes of the host count.
@@ -30,7 +30,7 @@ class SystemLoadMonitor:
     _begun: tuple[float, dict[str, float], float, int, int | None] = field(default_factory=lambda: _read())
 
     def stop(self) -> SystemLoad:
-        """The load since the creation."""
+        """The load since this object was created."""
         start, ticks_start, own_cpu_s, switches, throttle_start = self._begun
         end, ticks_end, own_end, switches_end, throttled_end = _read()
         seconds, cores = max(end - start, 1e-9), os.cpu_count() or 1
@@ -51,8 +51,8 @@ class SystemLoadMonitor:
 
 def _read() -> tuple[float, dict[str, float], float, int, int | None]:
     """The counters now: time, CPU seconds of all cores by kind of use, own CPU seconds, own involuntary context
-    switches, and how often the container's limit of CPU throttled it; None where that is not known."""
-    # Children that have ended count as this process.
+    switches, and how often the container's CPU limit throttled it; None if that is not known."""
+    # Ended children count as part of this process.
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     own_cpu_s = sum(usage.ru_utime + usage.ru_stime for usage in usages)
     lines = list[str]()
@@ -63,7 +63,7 @@ def _read() -> tuple[float, dict[str, float], float, int, int | None]:
 
 
 def _ticks() -> dict[str, float]:
-    """CPU seconds of all cores by kind of use (proc(5)), those of guests in 'user'; {} where it is not known."""
+    """CPU seconds of all cores by kind of use (proc(5)), with guests in 'user'; {} if not known."""
     names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
     try:
         ticks = Path("/proc/stat").read_text().splitlines()[0].split()[1:]

@@ -143,12 +143,11 @@ def budgets(stage: Stage, precision: Precision, noise: Noise | None, honest: Hon
 
 
 def allow_near_ties(budgets: Budgets, scales: Mapping[str, float], drifts: Mapping[tuple[str, str], Drift]) -> Budgets:
-    """The budgets with those of integers for outputs that are multiples of a scale, as states of int8.
+    """The budgets, changed for outputs that are multiples of a scale, such as int8 states.
 
-    scales: by output.  drifts: of honest rounding, by output and kind of case.  A near tie moves an element by a whole
-    step, and how many there are is chance: one element in `NEAR_TIES` may be a step off, wherever it is, so that slices
-    have no limit of their own. A wrong row, head or channel is far more than that.
-    """
+    scales: output -> scale.  drifts: (output, kind of case) -> drift of honest rounding.  A near tie moves an element
+    by a whole step, and the number of near ties is chance: one element in `NEAR_TIES` may be a step off, anywhere, so
+    slices have no limits. A wrong row, head or channel is a far larger error."""
     tie_budgets, notes = dict(budgets.measured), dict(budgets.notes)
     for (output, kind), drift in drifts.items():
         if output in scales and drift.expected_sq:
@@ -156,8 +155,8 @@ def allow_near_ties(budgets: Budgets, scales: Mapping[str, float], drifts: Mappi
             bound = 10 * math.log10(NEAR_TIES * drift.expected_sq / (drift.count * step**2))
             sqnr_db = round(max(min(bound, budget.sqnr_db or bound), LEAST_DB), 1)
             max_rel = max(budget.max_rel or 0.0, min(1.0, 2 * step / math.sqrt(drift.expected_sq / drift.count)))
-            unlimited = {"slice_sqnr_db": None, "centered_sqnr_db": None, "quartile_sqnr_db": None}
-            tie_budgets[output, kind] = replace(budget, sqnr_db=sqnr_db, max_rel=max_rel, **unlimited)
+            no_limits = {"slice_sqnr_db": None, "centered_sqnr_db": None, "quartile_sqnr_db": None}
+            tie_budgets[output, kind] = replace(budget, sqnr_db=sqnr_db, max_rel=max_rel, **no_limits)
             notes[output, kind] = f"int8: one element in {NEAR_TIES} may be a step of {step:.3g} off"
     return replace(budgets, measured=tie_budgets, notes=notes)
 
@@ -239,8 +238,8 @@ class OutputLimits:
         return cls(Budgets(limits) if isinstance(limits, Budget) else limits)
 
     def at(self, output: str, kind: str, elements: int, case: str = "") -> tuple[Budget, Drift | None]:
-        """The budget of an output of so many elements in a kind of case, and the drift that an honest kernel adds
-        there, where known; of the case itself where that was measured."""
+        """The budget of an output of `elements` elements in a kind of case, and the drift of an honest kernel there or
+        None; of the case itself if it was measured."""
         kind = case if (output, case) in self.honest else kind
         return self.budgets.of(output, kind, elements), self.honest.get((output, kind))
 

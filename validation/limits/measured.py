@@ -10,6 +10,7 @@ engine's precision, neither where an honest kernel's rounding is half of the var
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -76,7 +77,7 @@ class MeasuredDrift:
         """Energy of the variation, at least that of as many elements of the golden cases."""
         return max(self.drift.centered_sq, self._per_count("centered_sq", self.usual))
 
-    @property
+    @cached_property
     def _sized(self) -> Drift:
         """The drift with at least the energy and the peak of the golden cases, since an edge may hold one sample."""
         if self.usual is None:
@@ -158,17 +159,15 @@ def still_share(expected: np.dtype) -> float:
 
 
 def of_golden(drift: Drift) -> Drift:
-    """The drift of the golden cases as it is judged: with the variation within the sample where there is only one."""
+    """The drift of the golden cases for comparison with limits: of a single sample, with the variation within it."""
     if drift.slices is None or drift.slices.samples != 1:
         return drift
     return _with_slices(drift, drift.slices.within())
 
 
 def of_edge(drift: Drift, usual: Drift | None) -> Drift:
-    """The drift of an edge case as it is judged: with its variation about the means of the golden set.
-
-    usual: the drift of the golden cases; without one, the variation is that within the output.
-    """
+    """The drift of an edge case for comparison with limits: with its variation about the means of the golden cases.
+    usual: their drift; None takes the variation within the output."""
     if drift.slices is None:
         return drift
     edge_slices = drift.slices.about(usual.slices) if usual and usual.slices else drift.slices.within()

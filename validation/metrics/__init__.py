@@ -1,1 +1,1 @@
-"""How far outputs are from each other: metrics over arrays whose parts merge."""
+"""Metrics of the distance between outputs, whose parts merge."""

@@ -4,7 +4,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from functools import reduce
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -25,20 +26,20 @@ from validation.metrics.slices import Slices, blocks_of, worst_slice
 #
 # A constant added to a row changes none of them.
 #
-# Of decisions alone: how many rows each class of the expected output names, and how many of these changed. A row is
-# clear where its greatest value is ahead of the next by the row's standard deviation or more: of ten normal numbers
-# one row in nine is, of a trained classifier's most are. A single value decides by its side of 0, or of 0.5 where all
-# lie within 0 and 1. A row of one value or two is clear if its lead is at least a quarter of the root mean square of
-# the leads of all cases: by its own case alone, the only row of a case always would be.
+# For decisions: how many rows name each class in the expected output, and how many of these rows changed. The lead of a
+# row is its greatest value less the next one. A row is clear if its lead is at least the row's standard deviation: this
+# holds for one in nine rows of ten normal numbers, and for most rows of a trained classifier. A single value decides by
+# its side of 0, or of 0.5 if all lie within 0 and 1. A row of one or two values is clear if its lead is at least a
+# quarter of the root mean square of the leads of all cases: relative to its own case, a single row would always be.
 
-# Elements of the rows that are compared at a time.
+# The number of elements that are compared at a time.
 CHUNK = 1 << 16
 TOP_K = 5
 _SUMS = ("count", "agreeing", "shared", "finite", "kl_sum")
-# Rows of an array whose clearness is measured, changed rows of an output whose lead is kept, and distinct integers that
-# count as classes, at most.
+# The most rows of an array whose lead is measured, changed rows of an output whose lead is stored, and distinct
+# integers that count as classes.
 MOST_LOOKED_AT, MOST_AHEAD, MOST_CLASSES = 256, 64, 1 << 16
-# Leads of a class that are kept over all arrays.
+# The most leads of a class that are stored over all arrays.
 MOST_LEADS = 4096
 _TINY = float(np.finfo(np.float32).tiny)
 
@@ -49,10 +50,10 @@ class RowSums:
 
     count: rows.  agreeing: rows with the same decision.  shared: sum of top_k.  finite: rows whose values are all
     finite; kl_sum, kl_max, js_max are over these.  worst: index of the row with the largest js.  k: of top_k,
-    at most the length of a row.  named, changed: rows by the class that is expected, and those of them with another
-    decision.  ahead: of changed rows, by how much the expected greatest value is above the next; of at most
-    `MOST_AHEAD` rows the greatest.  leads: by class, of the first rows of each array; of three values or more, in
-    units of the row's standard deviation.  classes: how many a row has; 0 of integers.
+    at most the length of a row.  named, changed: number of rows by expected class, and of rows among them with another
+    decision.  ahead: the greatest expected leads of changed rows, at most `MOST_AHEAD`.  leads: expected leads by
+    class, of the first rows of each array; for rows of three values or more, in units of the row's standard deviation.
+    classes: number of values in a row; 0 for integers.
     """
 
     count: int = 0
@@ -72,12 +73,12 @@ class RowSums:
 
     @property
     def looked_at(self) -> dict[int, int]:
-        """Rows whose clearness is known, by class."""
+        """The number of rows with a measured lead, by class."""
         return {name: len(leads) for name, leads in self.leads.items()}
 
     @property
     def clear(self) -> dict[int, int]:
-        """How many of these are clear, by class."""
+        """The number of clear rows among those of `looked_at`, by class."""
         least_lead = 1.0
         if self.classes < 3:
             leads = [lead for class_leads in self.leads.values() for lead in class_leads]
@@ -86,7 +87,7 @@ class RowSums:
 
     @property
     def names_classes(self) -> bool:
-        """Whether the rows name one of several classes: several are named, and half of the rows are clear."""
+        """Whether the rows are decisions between classes: they name several, and at least half of them are clear."""
         return len(self.named) > 1 and 2 * sum(self.clear.values()) >= sum(self.looked_at.values())
 
     @property
@@ -96,12 +97,12 @@ class RowSums:
 
     @property
     def flips(self) -> int:
-        """Rows whose decision changed, single values among them, whose argmax cannot."""
+        """The number of changed decisions, including those of single values, whose argmax cannot change."""
         return sum(self.changed.values()) if self.named else self.count - self.agreeing
 
     @property
     def top_k_agreement(self) -> float:
-        """Mean share of the k likeliest that both have; 1 without rows."""
+        """Mean share of the k likeliest classes that both sides have in common; 1 without rows."""
         return self.shared / self.count if self.count else 1.0
 
     @property
@@ -112,7 +113,7 @@ class RowSums:
         return self.kl_sum / self.count if self.count else 0.0
 
     def merge(self, other: "RowSums") -> "RowSums":
-        """The rows of both."""
+        """The sums over the rows of both parts."""
         return RowSums(
             **{name: getattr(self, name) + getattr(other, name) for name in _SUMS},
             kl_max=max(self.kl_max, other.kl_max),
@@ -135,25 +136,27 @@ def measure_rows(
 ) -> RowSums:
     """Compare two floating-point arrays of one shape, row by row along the last axis; a scalar has no rows.
 
-    divergences: without, only decisions are compared, in a fraction of the time, and top_k and kl are NaN.
-    counted: bool, of the rows' shape: decisions of the others are left out.
+    divergences: False compares only decisions, in a fraction of the time; top_k and kl are then NaN.
+    counted: bool, of the rows' shape; decisions of rows with False are left out.
     expected, actual: [.., classes].  k: of the top-k agreement.
     """
     if expected.ndim == 0 or expected.size == 0:
         return RowSums(k=k)
     length, shape = expected.shape[-1], expected.shape[:-1]
-    total, start = RowSums(k=min(k, length)), 0
+    start, k = 0, min(k, length)
+    total = RowSums(k=k) if divergences else None  # whose merge leaves out a divergence that is NaN
     for block in blocks_of(shape, max(1, CHUNK // length)):
         e, a = (array[block].reshape(-1, length) for array in (expected, actual))
         if divergences:
-            total = total.merge(_measure(e, a, start, shape, total.k))
+            sums = _measure(e, a, start, shape, k)
         else:
             if counted is not None:
                 e, a = (flat[counted[block].reshape(-1)] for flat in (e, a))
-            max_rows = max(0, MOST_LOOKED_AT - sum(total.looked_at.values()))
-            total = total.merge(_measure_decisions(e, a, total.k, max_rows))
+            max_rows = max(0, MOST_LOOKED_AT - sum(total.looked_at.values())) if total else MOST_LOOKED_AT
+            sums = _measure_decisions(e, a, k, max_rows)
+        total = total.merge(sums) if total else sums
         start += len(e)
-    return total
+    return total or RowSums(k=k)
 
 
 def _measure(expected: Array, actual: Array, start: int, shape: tuple[int, ...], k: int) -> RowSums:
@@ -171,7 +174,7 @@ def _measure(expected: Array, actual: Array, start: int, shape: tuple[int, ...],
 
 
 def _measure_decisions(e: Array, a: Array, k: int, max_rows: int) -> RowSums:
-    """max_rows: rows whose clearness is measured."""
+    """The decisions of rows [rows, classes]. max_rows: number of rows whose lead is measured."""
     agree_mask, class_count, threshold = _agree(e, a), e.shape[1], 0.0
     if class_count == 1:
         threshold = 0.5 if e.min(initial=0.0) >= 0 and e.max(initial=1.0) <= 1 else 0.0
@@ -182,17 +185,19 @@ def _measure_decisions(e: Array, a: Array, k: int, max_rows: int) -> RowSums:
     with np.errstate(invalid="ignore", over="ignore"):
         lead, lost_leads = _lead(e[:max_rows], threshold), np.sort(_lead(e[~agreement], threshold))[::-1][:MOST_AHEAD]
         lead = lead / np.maximum(e[:max_rows].std(axis=1), _TINY) if class_count > 2 else lead
-    labels = decisions[:max_rows]
+    leads = dict[int, list[float]]()
+    for name, value in zip(decisions[:max_rows].tolist(), lead.tolist(), strict=True):
+        leads.setdefault(name, []).append(value)
     return RowSums(
         len(e), int(agree_mask.sum()), math.nan, k=k, named=count_by_class(decisions),
         changed=count_by_class(decisions[~agreement]), ahead=tuple(lost_leads.tolist()), classes=class_count,
-        leads={name: tuple(lead[labels == name].tolist()) for name in np.unique(labels).tolist()},
+        leads={name: tuple(leads[name]) for name in sorted(leads)},
     )  # fmt: skip
 
 
 def _lead(rows: Array, middle: float) -> Array:
-    """By how much the greatest value of each row is above the next, float64 (rows,); of single values, times the root
-    of 2, as their error is that of one and not of two."""
+    """The greatest value of each row less the next one, float64 (rows,). For single values: the distance from `middle`
+    times the root of 2, as its error is that of one number and not of two."""
     if rows.shape[1] == 1:
         return np.asarray(math.sqrt(2) * np.abs(rows[:, 0].astype(np.float64) - middle))
     top_two = np.partition(rows, -2, axis=1)[:, -2:].astype(np.float64)
@@ -200,7 +205,7 @@ def _lead(rows: Array, middle: float) -> Array:
 
 
 def measure_ids(expected: Array, actual: Array) -> RowSums | None:
-    """The decisions of integers, each of which is the class that it names; None of more than `MOST_CLASSES`."""
+    """The decisions of integers, each of which names a class; None if there are more than `MOST_CLASSES` classes."""
     e, agreement = expected.reshape(-1), (expected == actual).reshape(-1)
     id_counts = count_by_class(e)
     if len(id_counts) > MOST_CLASSES:
@@ -209,20 +214,21 @@ def measure_ids(expected: Array, actual: Array) -> RowSums | None:
 
 
 def count_by_class(classes: Array) -> dict[int, int]:
-    """How often each class comes."""
+    """The number of occurrences of each class."""
+    if not classes.size:
+        return {}
     class_ids, counts = np.unique(classes, return_counts=True)
     return dict(zip(class_ids.tolist(), counts.tolist(), strict=True))
 
 
 def _agree(e: Array, a: Array) -> Array:
-    """Whether the decision of each row is a maximum of what is expected, bool (rows,)."""
-    choices = np.argmax(a, axis=1)[:, None]
-    agreement = np.take_along_axis(e, choices, axis=1)[:, 0] == e.max(axis=1)
-    return np.asarray(agreement & ~np.isnan(np.take_along_axis(a, choices, axis=1)[:, 0]))
+    """Whether the argmax of each row of `a` is also a maximum of the expected row, bool (rows,)."""
+    chosen = np.arange(len(a)), np.argmax(a, axis=1)
+    return np.asarray((e[chosen] == e.max(axis=1)) & ~np.isnan(a[chosen]))
 
 
 def _sum_top_k_share(e: Array, a: Array, k: int) -> float:
-    """Sum over the rows of the share of the k likeliest in `a` that are as likely as the k-th in `e`."""
+    """Sum over the rows of the share of the k greatest values of `a` whose values in `e` are among its k greatest."""
     if k == e.shape[1]:
         return float((~np.isnan(a).any(axis=1)).sum())
     least_values = np.partition(e, -k, axis=1)[:, -k]
@@ -236,14 +242,14 @@ def _divergences(e: Array, a: Array) -> tuple[Array, Array]:
     log_p, log_q = log_softmax(e), log_softmax(a)
     p, q = np.exp(log_p), np.exp(log_q)
     kl = np.einsum("ij,ij->i", p, log_p - log_q)
-    # A mean below the least normal number is raised to that: what it is multiplied by is as small.
+    # A mean below the least normal number is raised to that; its factor is as small, so that the product is negligible.
     log_m = np.log(np.maximum((p + q) / 2, np.finfo(np.float64).tiny))
     js = (np.einsum("ij,ij->i", p, log_p - log_m) + np.einsum("ij,ij->i", q, log_q - log_m)) / 2
     return np.maximum(kl, 0), np.clip(js, 0, math.log(2))  # rounding may leave them a little outside
 
 
 def log_softmax(logits: Array) -> Array:
-    """Logarithms of the probabilities [rows, classes]; NaN in a row with NaN or an infinity above zero."""
+    """Logarithms of the probabilities [rows, classes]; NaN in rows with NaN or +inf."""
     with np.errstate(invalid="ignore", divide="ignore"):
         shifted_logits = logits - logits.max(axis=1, keepdims=True)
         return np.asarray(shifted_logits - np.log(np.exp(shifted_logits).sum(axis=1, keepdims=True)))
@@ -262,10 +268,10 @@ def log_softmax(logits: Array) -> Array:
 # - centered_sqnr_db  10 log10(sum (e - m)^2 / sum (a - e)^2) = -10 log10(1 - R^2), m the mean of that feature over the
 #             samples: an offset, however large, is no signal
 # - slice_sqnr_db     sqnr_db of the worst slice: of one index of one axis (`slices`)
-# - quartile_sqnr_db  centered_sqnr_db that three of four samples have or more: the mean squared error of a sample
-#             against the variation of all. A few with much greater errors do not hide what most have (`SampleErrors`)
+# - quartile_sqnr_db  centered_sqnr_db that three of four samples reach: the mean squared error of a sample against the
+#             variation of all. A few samples with much greater errors do not affect it (`SampleErrors`)
 #
-# The last three need to know the number of samples. On request, since they cost more: decisions along the last axis.
+# The last three need the number of samples. Decisions along the last axis cost more and are measured on request.
 #
 # Sums of squares of float64 that would overflow or underflow are taken in units of a power of two (`exponent`).
 #
@@ -274,17 +280,17 @@ def log_softmax(logits: Array) -> Array:
 #
 # The arrays are read once, in order, and never copied whole.
 
-# Entries of `SampleErrors` for a factor of two: 0.1 dB each.
+# The number of bins of `SampleErrors` for a factor of two: 0.1 dB each.
 STEPS = 32
 
 
 @dataclass(frozen=True)
 class SampleErrors:
-    """How many samples have which mean squared error, as a logarithmic histogram (as HdrHistogram: Tene, 2012).
+    """A logarithmic histogram of the samples' mean squared errors (as HdrHistogram: Tene, 2012).
 
-    counts: samples by floor(STEPS log2(mean squared error)).  exact: samples without an error. A quantile of it does
-    not see the few samples that have a much greater error by right, since an element fell to the other side of a
-    quantization step; a mean would. At most some ten thousand entries, however many samples come.
+    counts: samples by floor(STEPS log2(mean squared error)).  exact: number of samples without an error. A few samples
+    rightly have much greater errors, because an element fell to the other side of a quantization step; they change a
+    mean, but not a quantile. The histogram has at most some ten thousand bins, for any number of samples.
     """
 
     counts: Mapping[int, int] = field(default_factory=dict)
@@ -307,11 +313,11 @@ class SampleErrors:
         return self.exact + sum(self.counts.values())
 
     def merge(self, other: "SampleErrors") -> "SampleErrors":
-        """The samples of both."""
+        """The histogram of both parts' samples."""
         return SampleErrors(Counter(self.counts) + Counter(other.counts), self.exact + other.exact)
 
     def log2_at(self, rank: int) -> float:
-        """log2 of the mean squared error that `rank` samples do not exceed; -inf where they have no error."""
+        """log2 of the mean squared error that `rank` samples do not exceed; -inf if these have no error."""
         if rank <= self.exact:
             return -math.inf
         sample_count = self.exact
@@ -332,9 +338,9 @@ class Drift:
     count: elements compared.  peak: max |e|.  error_sq, expected_sq, actual_sq, dot: sums.  centered_sq: sum of
     (e - m)^2, m the mean of that feature over the samples.  nonfinite: elements that are NaN or an infinity where none
     is expected.  infinite: equal infinities, left out.  worst_index: of max_abs, or of the first non-finite element.
-    mismatches: unequal elements of an integer output; None for floating point.  rows, elements: of
-    decisions, if asked for.  slices, samples: where the number of samples is known.  exponent: sums are in units of
-    2^exponent, those of squares and products in its square.
+    mismatches: unequal elements of an integer output; None for floating point.  rows, elements: decisions of rows and
+    of elements, on request.  slices, samples: if the number of samples is known.  exponent: sums of squares and of
+    products are in units of 2^(2 exponent).
     """
 
     count: int = 0
@@ -367,22 +373,22 @@ class Drift:
 
     @property
     def centered_sqnr_db(self) -> float:
-        """SQNR against the variation over the samples; +inf without error, -inf where nothing varies."""
+        """SQNR against the variation over the samples; +inf without error, -inf without variation."""
         return _decibels(self.centered_sq, self.error_sq)
 
     @property
     def slice_sqnr_db(self) -> float:
-        """SQNR of the worst slice, as `worst_slice` judges it without a limit; +inf without any."""
+        """SQNR of the worst slice by `worst_slice` without a limit; +inf without slices."""
         weakest_slice = worst_slice(self.slices, None) if self.slices else None
         return math.inf if weakest_slice is None else weakest_slice.sqnr_db
 
     @property
     def quartile_sqnr_db(self) -> float:
-        """The SQNR against the variation that three of four samples have or exceed; +inf without an error."""
+        """The SQNR against the variation that three of four samples reach, in decibels; +inf without an error."""
         return self.sample_sqnr_db(-(-3 * self.samples.samples // 4)) if self.samples else math.inf
 
     def sample_sqnr_db(self, rank: int) -> float:
-        """The SQNR against the variation, in decibels, that `rank` samples have or exceed."""
+        """The SQNR against the variation that `rank` samples reach, in decibels."""
         log2 = self.samples.log2_at(rank) if self.samples else -math.inf
         if log2 == -math.inf:
             return math.inf
@@ -397,9 +403,9 @@ class Drift:
 
     @property
     def argmax_agreement(self) -> float:
-        """Share of rows with the same argmax; of integer outputs, share of equal elements. 1 without any.
+        """Share of rows with the same argmax; for integer outputs, share of equal elements. 1 without rows or elements.
 
-        NaN, which passes no limit, for floating point of which decisions were not measured.
+        NaN, which passes no limit, for floating point without measured decisions.
         """
         if self.mismatches is not None:
             return self.agreement
@@ -451,13 +457,13 @@ def measure(
     counted: Array | None = None,
     elements: bool = False,
 ) -> Drift:
-    """The drift of an output from what is expected: two arrays of one shape, which may be memory-mapped.
+    """The drift of an output from the expected one.
 
-    decisions: whether to compare the argmax of rows along the last axis too, or the classes that integers are.
-    counted: as of `measure_rows`.  elements: whether each single value may be a decision; `counted` then names values.
-    threads: how many to use; 0 for as many as pay.  samples: entries along axis 0 that are samples, or 1 where the
-    whole array is one; with it, slices and the variation over the samples are measured.
-    expected, actual: of one shape.
+    decisions: whether to compare also the argmax of rows along the last axis, or the classes that integers name.
+    counted: as in `measure_rows`.  elements: whether each value may be a decision; `counted` then has their shape.
+    threads: number of threads; 0 for as many as pay.  samples: number of samples along axis 0, or 1 if the whole array
+    is one sample; with it, slices and the variation over the samples are measured.
+    expected, actual: arrays of one shape, which may be memory-mapped.
     Raises ValueError when shapes or kinds differ, and for complex numbers.
     """
     expected, actual = np.asanyarray(expected), np.asanyarray(actual)
@@ -471,26 +477,24 @@ def measure(
         raise ValueError(f"expected {expected.dtype}, got {actual.dtype}")
     is_integer = is_exact(expected)
     exponent = exponent_of(expected, actual)
-    total = Drift(mismatches=0 if is_integer else None, exponent=exponent)
-    if samples is None:
-        for fields in flat_parts(expected, actual, exponent, threads):
-            total = total.merge(Drift(**fields))
-    else:
-        sums = SliceSums(expected.shape, samples)
-        energies = np.zeros(sums.samples)
-        for fields in sampled_parts(expected, actual, exponent, threads, sums, energies):
-            total = total.merge(Drift(**fields))
+    pair, more = (expected, actual, exponent, threads), dict[str, Any]()
+    sums = None if samples is None else SliceSums(expected.shape, samples)
+    energies = np.zeros(sums.samples if sums else 0)
+    parts = sampled_parts(*pair, sums, energies) if sums else flat_parts(*pair)
+    total = reduce(_merge, (Drift(**fields) for fields in parts), None)
+    total = total or Drift(mismatches=0 if is_integer else None, exponent=exponent)
+    if sums:
         slices = sums.slices()
         errors = SampleErrors.of(energies * (sums.samples / max(expected.size, 1)), exponent)
-        total = replace(total, slices=slices, centered_sq=slices.centered_sq, samples=errors)
-    if not decisions:
-        return total
-    if is_integer:
-        return replace(total, rows=measure_ids(expected, actual))
-    column_pair = (expected[..., None], actual[..., None])
-    pair = column_pair if expected.ndim == 1 and samples == len(expected) else (expected, actual)
-    rows = measure_rows(*pair, TOP_K, False, None if elements else counted)
-    return replace(total, rows=rows, elements=measure_rows(*column_pair, TOP_K, False, counted) if elements else None)
+        more = {"slices": slices, "centered_sq": slices.centered_sq, "samples": errors}
+    if decisions and is_integer:
+        more["rows"] = measure_ids(expected, actual)
+    elif decisions:
+        column_pair = (expected[..., None], actual[..., None])
+        row_pair = column_pair if expected.ndim == 1 and samples == len(expected) else (expected, actual)
+        more["rows"] = measure_rows(*row_pair, TOP_K, False, None if elements else counted)
+        more["elements"] = measure_rows(*column_pair, TOP_K, False, counted) if elements else None
+    return replace(total, **more)
 
 
 def is_exact(array: Array) -> bool:
@@ -498,7 +502,7 @@ def is_exact(array: Array) -> bool:
     return array.dtype.kind in "biu"
 
 
-Part = TypeVar("Part", Slices, RowSums, SampleErrors)
+Part = TypeVar("Part", Slices, RowSums, SampleErrors, Drift)
 
 
 def _merge(left: Part | None, right: Part | None) -> Part | None:

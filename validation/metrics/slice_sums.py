@@ -11,30 +11,30 @@ import numpy as np
 from enginesmith.arrays import Array
 from validation.metrics.slices import AxisSums, Block, Marginals, Slices, blocks_of, pairs_of
 
-# Running sums over the samples of an output that comes in blocks of features, from which its slices are made.
+# Running sums over the samples of an output that arrives in blocks of features; its slices follow from them.
 
-# Width that narrow rows are folded to, because a loop over ten columns costs more than its sums.
+# The width to which narrow rows are folded, because a loop over ten columns costs more than its sums.
 FOLD = 512
 
 
 class FeatureSums:
-    """Running sums over the samples of a block, for each of its features: of d, d^2, (a - e)^2 and |e|, d = e - shift;
-    and the greatest -e and e.
+    """Running sums over the samples of a block, for each of its features: of d, d^2, (a - e)^2 and |e|, with
+    d = e - shift; and the greatest -e and e.
 
-    shift: the first sample, flat.  rows: the number of all samples.
+    shift: the first sample, flat.  rows: the total number of samples.
     """
 
     def __init__(self, shift: Array, rows: int) -> None:
         self._width, self._rows = shift.size, rows
         fold_rows = max(1, min(FOLD // max(shift.size, 1), rows))
-        self._shift = np.tile(shift, fold_rows) if fold_rows > 1 else shift
+        self._shift = np.concatenate([shift] * fold_rows) if fold_rows > 1 else shift
         self._sums = np.zeros((4, len(self._shift)))
-        self._reach = np.stack([-self._shift, self._shift])
+        self._reach = np.array([-self._shift, self._shift])
 
     def add(self, values_64: Array, error: Array, values: Array) -> tuple[float, float]:
-        """Take whole rows, flat and in float64, which are overwritten. Returns the least and the greatest of them.
+        """Add whole rows, flat and in float64, which are overwritten. Returns the least and the greatest value.
 
-        values: those of `values_64`, flat, of any type.
+        values: the numbers of `values_64` again, flat, of any type.
         """
         row_end = len(values_64) // len(self._shift) * len(self._shift)
         spans = [slice(0, row_end), slice(row_end, len(values_64))]
@@ -58,7 +58,7 @@ class FeatureSums:
         return float(low.min()), float(high.max())
 
     def merge(self, other: "FeatureSums") -> None:
-        """Add the sums of another with the same shift."""
+        """Add the sums of another `FeatureSums` with the same shift."""
         self._sums = self._fold_sums() + other._fold_sums()
         self._reach = np.maximum(self.reach(), other.reach())
         self._shift = self._shift[: self._width]
@@ -93,7 +93,7 @@ class FeatureSums:
 
 
 class SliceSums:
-    """The slices of an output that comes in blocks of features.
+    """The slices of an output that arrives in blocks of features.
 
     samples: the length of axis 0 where its entries are samples; any other number makes the whole output one sample.
     """
@@ -127,12 +127,12 @@ class SliceSums:
 
 # Running sums over chunks of two arrays, in float64 buffers that stay in the cache.
 
-# Elements of one sum of products in BLAS, which wakes other threads for more than 10,000; that does not pay.
+# Elements of one sum of products in BLAS, which wakes other threads for more than 10,000; these do not pay.
 PIECE = 1 << 13
-# Narrower rows are not worth a sum by BLAS each.
+# For narrower rows a sum by BLAS for each row does not pay.
 NARROW = 128
-# Of a = e + (a - e), sum a^2 is computed from the other sums, unless it is less than that share of sum e^2: then too
-# much cancels.
+# sum a^2 is computed from the other sums by a = e + (a - e), unless it is less than this share of sum e^2: then too
+# many digits cancel.
 CANCELLED = 1e-4
 
 Part = dict[str, Any]
@@ -141,7 +141,7 @@ Part = dict[str, Any]
 class ChunkSums:
     """Running sums over chunks, in units of 2^exponent; two buffers hold a chunk in float64.
 
-    features: takes the chunks too, in whole rows of `width` elements, whose squared errors are `energies`.
+    features: receives the chunks too, in whole rows of `width` elements; `energies` has the squared error of each row.
     """
 
     def __init__(self, exponent: int, features: FeatureSums | None = None, width: int = 1) -> None:
@@ -154,7 +154,7 @@ class ChunkSums:
         self.sums = [0.0] * 4
 
     def take_span(self, e: Array, a: Array, chunk: int) -> None:
-        """Add two flat, contiguous arrays: what `take` adds of each `chunk` elements, in a quarter less time."""
+        """Add two flat, contiguous arrays: like `take` for each `chunk` elements, in a quarter less time."""
         chunk_end = len(e) // chunk * chunk
         chunk_pairs = list(zip(e[:chunk_end].reshape(-1, chunk), a[:chunk_end].reshape(-1, chunk), strict=True))
         if not chunk_pairs or e.dtype.kind in "biu" or self._exponent or not self._add_chunks(chunk_pairs, chunk):
@@ -163,10 +163,10 @@ class ChunkSums:
             self.take(e[start : start + chunk], a[start : start + chunk])
 
     def _add_chunks(self, parts: list[tuple[Array, Array]], chunk: int) -> bool:
-        """Add chunks of one size; False, and nothing is added, when one has to be looked at by itself.
+        """Add chunks of one size and return True; return False and add nothing if a chunk needs `take`.
 
-        A call of numpy costs as much as a pass over a thousand elements: sums of pieces and extremes of chunks are kept
-        in arrays, and looked at once for all chunks.
+        A call of numpy costs as much as a pass over a thousand elements: sums of pieces and extremes of chunks are
+        stored in arrays, and evaluated once for all chunks.
         """
         piece = math.gcd(PIECE, chunk)
         squares, products = np.empty((len(parts), 2, chunk // piece)), np.empty((len(parts), chunk // piece))
@@ -206,7 +206,7 @@ class ChunkSums:
         self.taken += e.size
 
     def _add(self, e: Array, a: Array) -> bool:
-        """Add a chunk of finite elements; False, and nothing is added, when it holds NaN or infinities."""
+        """Add a chunk of finite elements and return True; return False and add nothing if it has NaN or infinities."""
         pair = self._widen(e, a)
         rows, error = pair
         np.subtract(error, rows, out=error)
@@ -234,7 +234,7 @@ class ChunkSums:
         return True
 
     def _widen(self, e: Array, a: Array) -> Array:
-        """Both in float64, flat and in units of 2^exponent, as an array of (2, elements) that the next call reuses."""
+        """Both in float64, flat and in units of 2^exponent: an array of (2, elements), which the next call reuses."""
         pair = self._buffer(e.size)
         for row, values in zip(pair, (e, a), strict=True):
             row.reshape(e.shape)[...] = values
@@ -250,9 +250,9 @@ class ChunkSums:
         self.count += elements
 
     def _note_greatest(self, greatest: float, start: int, errors: Callable[[], Array]) -> None:
-        """Keep the greatest magnitude so far, and its place unless that of a non-finite element is kept.
+        """Record the greatest magnitude so far, and its position unless that of a non-finite element is recorded.
 
-        errors: gives those among which it is, which begin `start` elements after what was taken.
+        errors: returns the errors that contain it; they begin `start` elements after the elements added so far.
         """
         if greatest > self.max_abs:
             self.max_abs = greatest
@@ -260,7 +260,7 @@ class ChunkSums:
                 self.worst = self.taken + start + int(np.argmax(np.absolute(errors())))
 
     def _add_masked(self, e: Array, a: Array) -> None:
-        """Add any chunk: NaN and infinities are left out of the sums, and counted where they differ."""
+        """Add any chunk: NaN and infinities are left out of the sums, and counted if the sides differ there."""
         finite_mask = np.isfinite(e) & np.isfinite(a)
         bad_indices = np.flatnonzero(~finite_mask & (e != a))
         if not self._add(np.where(finite_mask, e, 0), np.where(finite_mask, a, 0)):
@@ -274,7 +274,7 @@ class ChunkSums:
         self.infinite += masked_count - len(bad_indices)
 
     def part(self, place: Callable[[int], tuple[int, ...]]) -> Part:
-        """The sums. place: gives the index in the output of the element that was taken after so many others."""
+        """The sums as fields of `Drift`. place: returns the index in the output of the n-th added element."""
         names = ("error_sq", "expected_sq", "actual_sq", "dot")
         with np.errstate(over="ignore"):
             max_abs, peak = np.ldexp([max(self.max_abs, 0.0), self.peak], self._exponent).tolist()
@@ -300,19 +300,19 @@ def _row_energies(error: Array, width: int) -> Array:
     return np.asarray(np.vecdot(rows, rows) if NARROW <= width <= PIECE else np.einsum("ij,ij->i", rows, rows))
 
 
-# The passes over two arrays that a drift is summed up from: chunks in float64 that stay in the cache, on threads.
+# The passes over two arrays that compute a drift: chunks in float64 that stay in the cache, on several threads.
 #
-# Each part is a mapping of fields of `drift.Drift`. Parts come and are added up in order, so that the result does not
-# depend on the number of threads.
+# Each part is a mapping of fields of `drift.Drift`. Parts are returned and added up in order, so that the result does
+# not depend on the number of threads.
 
 # Elements: a chunk of both arrays and its float64 copies take 0.8 MB, which a core's own cache holds.
 CHUNK = 4 * PIECE
-# Elements that one thread takes at a time.
+# The number of elements that one thread processes at a time.
 SPAN = 128 * CHUNK
-# Features that are summed up together where a sample is larger than a chunk: their sums stay in the cache too.
+# The number of features that are summed together if a sample is larger than a chunk; their sums stay in the cache too.
 BLOCK = PIECE // 2
 MOST_THREADS = 4
-# Elements of a thread, at least: with fewer it takes as long to start one as to sum them up.
+# The least elements for a thread: starting a thread takes as long as summing fewer.
 LEAST = SPAN // 8
 # Powers of two between which a float64 can be squared and added up without overflow or underflow.
 _SQUARABLE = 450
@@ -322,7 +322,7 @@ R = TypeVar("R")
 
 
 def exponent_of(*arrays: Array) -> int:
-    """The power of two in whose units arrays are squared: 0, but for float64 whose squares overflow or underflow."""
+    """The exponent of the unit 2^n in which arrays are squared: 0, except if float64 squares overflow or underflow."""
     wide_arrays = [array for array in arrays if array.dtype.kind == "f" and array.dtype.itemsize > 4]
     peak = max((_peak(array[block]) for array in wide_arrays for block in blocks_of(array.shape, CHUNK)), default=0.0)
     exponent = math.frexp(peak)[1]
@@ -361,10 +361,10 @@ def flat_parts(expected: Array, actual: Array, exponent: int, threads: int) -> I
 def sampled_parts(
     expected: Array, actual: Array, exponent: int, threads: int, into: SliceSums, energies: Array
 ) -> Iterator[Part]:
-    """The sums over blocks of features for all samples. `into` takes the sums of the slices, and `energies` (samples,)
-    the squared error of each sample.
+    """The sums over blocks of features for all samples. `into` receives the sums of the slices, and `energies`
+    (samples,) the squared error of each sample.
 
-    expected, actual, exponent, threads: as of `flat_parts`, with samples along axis 0.
+    expected, actual, exponent, threads: as in `flat_parts`, with samples along axis 0.
     """
     e, a = (expected, actual) if into.batched else (expected[None], actual[None])
     is_whole = math.prod(into.shape) <= CHUNK
@@ -413,8 +413,10 @@ def _place(place: int, start: int, block: Block, shape: Sequence[int], is_batche
 
 
 def _in_threads(work: Callable[[T], R], tasks: Sequence[T], threads: int, elements: int) -> Iterator[R]:
-    """The results of all tasks in order. threads: 0 for as many as reduce the cost with so many elements in all."""
-    worker_count = min(threads or min(os.cpu_count() or 1, MOST_THREADS, elements // LEAST), len(tasks))
+    """The results of all tasks in order. threads: 0 for as many as pay.  elements: total number over all tasks."""
+    worker_count = min(threads or min(MOST_THREADS, elements // LEAST), len(tasks))
+    if worker_count > 1 and not threads:  # to count the cores takes as long as to sum a thousand elements
+        worker_count = min(os.cpu_count() or 1, worker_count)
     if worker_count <= 1:
         yield from map(work, tasks)
         return

@@ -9,14 +9,12 @@ import numpy as np
 
 from enginesmith.arrays import Array
 
-# Arrays read in pieces, whatever their layout in memory, without copying them whole.
-
 # A piece of an array: an index of each of its first axes, and a range of the next one.
 Block = tuple[int | slice, ...]
 
 
 def pairs_of(left: Array, right: Array, size: int) -> Iterator[tuple[Array, Array]]:
-    """Flat pieces of two arrays of one shape, in C order, of at most `size` elements; overwritten by the next piece."""
+    """Flat pieces of two arrays of one shape, in C order, with at most `size` elements; the next overwrites them."""
     flags = ["external_loop", "buffered", "zerosize_ok"]
     for pair in np.nditer([left, right], flags, buffersize=size, order="C"):  # type: ignore[call-overload]
         if left.size:
@@ -37,16 +35,15 @@ def blocks_of(shape: Sequence[int], size: int) -> list[Block]:
 # How far each slice of an output moved, and how much the output varies over the samples: sums that merge.
 #
 # A slice is one index of one axis: a channel, a class, a column of a table. The batch axis has no slices: its entries
-# are samples. A feature is one place in a sample, and m below its mean over the samples; e is the expected output, a
-# the actual one. Sums are taken after the first sample is subtracted, and parts are merged by the difference of their
-# means (Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance", 1983), so that an offset costs no
-# digits.
+# are samples. A feature is one position in a sample, and m below is its mean over the samples; e is the expected
+# output, a the actual one. The first sample is subtracted before summing, and parts are merged by the difference of
+# their means (Chan, Golub and LeVeque, "Algorithms for Computing the Sample Variance", 1983), so that an offset costs
+# no digits.
 #
-# Where two parts differ in the size of an axis (sequences of other lengths), their features do not correspond: the
-# means are taken over that axis too. One sample has no variation over the samples; `within` gives its variation within
-# itself.
+# If two parts differ in the size of an axis (sequences of other lengths), their features do not correspond: the means
+# are taken over that axis too. One sample has no variation over the samples; `within` has its variation within itself.
 
-# Elements of the means that are merged at a time.
+# The number of elements of the means that are merged at a time.
 CHUNK = 1 << 15
 
 
@@ -64,7 +61,7 @@ class AxisSums:
     count: Array
 
     def merge(self, other: "AxisSums") -> "AxisSums":
-        """The sums of both; indices that only one has are kept."""
+        """The sums of both, including indices that only one of them has."""
         size = max(len(self.count), len(other.count))
         pairs = ((getattr(self, field.name), getattr(other, field.name)) for field in fields(self))
         return AxisSums(*(fit_length(one, size, 0.0) + fit_length(two, size, 0.0) for one, two in pairs))
@@ -77,11 +74,11 @@ class AxisSums:
 
 @dataclass(frozen=True, eq=False)
 class Slices:
-    """The slices of an output. axes: sums by axis.  centered_sq: over the whole output.  samples: how many.
+    """The slices of an output. axes: sums by axis.  centered_sq: over the whole output.  samples: their number.
 
     mean: m of each feature, of the output's rank, with 1 for each axis that was averaged over (the batch, and axes
     whose sizes differed); None after `without_means`.  weight: elements behind each entry of `mean`.
-    reach: of each feature the greatest -e and the greatest e, as an array of (2, *mean.shape); None where `mean` is.
+    reach: the greatest -e and the greatest e of each feature, as an array of (2, *mean.shape); None if `mean` is None.
     """
 
     axes: Mapping[int, AxisSums]
@@ -93,7 +90,7 @@ class Slices:
 
     @property
     def freedom(self) -> float:
-        """Elements less those that their means take up: 0 for one sample."""
+        """Degrees of freedom: the number of elements less the number of means; 0 for one sample."""
         return 0.0 if self.mean is None else (self.weight - 1) * self.mean.size
 
     def merge(self, other: "Slices") -> "Slices | None":
@@ -131,7 +128,7 @@ class Slices:
         return Slices(dict(sorted(axes.items())), total, self.samples + other.samples, mean, weight, reach)
 
     def pool(self, over: Sequence[int]) -> "Slices":
-        """The slices, which have means, with means that are taken over the axes `over` too."""
+        """The slices with means that are also taken over the axes `over`. The slices must have means."""
         if not over:
             return self
         means = np.asarray(self.mean)
@@ -153,7 +150,7 @@ class Slices:
         return replace(self, axes=axes, centered_sq=self.centered_sq + float(marginals.total[0]))
 
     def within(self) -> "Slices":
-        """The slices with a mean for each index of the last axis; with one for all where each has a single feature."""
+        """The slices with one mean per index of the last axis; with one mean in all if each index has one feature."""
         if self.mean is None:
             return self
         lead_axes = tuple(range(self.mean.ndim - 1))
@@ -173,9 +170,9 @@ class Slices:
 
     @cached_property
     def centered_peaks(self) -> Mapping[int, Array]:
-        """By axis the greatest (e - m)^2 of each slice; none without means.
+        """The greatest (e - m)^2 of each slice, by axis; {} without means.
 
-        Of an axis that was averaged over, the greatest of all is that of each of its slices.
+        All slices of an averaged axis have the greatest value of that axis.
         """
         if self.mean is None or self.reach is None:
             return {}
@@ -187,7 +184,7 @@ class Slices:
         return peaks
 
     def scale(self, factor: float) -> "Slices":
-        """The slices of an output whose elements are times `factor`, a power of two."""
+        """The slices of the same output with all elements times `factor`, a power of two."""
         axis_sums = {axis: sums.scale(factor * factor) for axis, sums in self.axes.items()}
         mean = None if self.mean is None else self.mean * factor
         reach = None if self.reach is None else self.reach * factor
@@ -195,7 +192,7 @@ class Slices:
 
 
 class Marginals:
-    """Sums over each slice of every axis, of several arrays of one shape that come in blocks."""
+    """Sums over each slice of every axis, for several arrays of one shape that arrive in blocks."""
 
     def __init__(self, shape: Sequence[int], arrays: int) -> None:
         self._shape = tuple(shape)
@@ -203,7 +200,7 @@ class Marginals:
         self.total = np.zeros(arrays)
 
     def add(self, block: Block, values: Array) -> None:
-        """Add the arrays' values in a block: (arrays, ...), as indexing with the block gives them."""
+        """Add the arrays' values in a block: (arrays, ...), where each array is indexed by the block."""
         if not values.size:
             return
         array_count, lead_count = len(self.total), len(block) - 1
@@ -218,7 +215,7 @@ class Marginals:
             self._sums[axis][:, block[axis]] += total
 
     def over(self, axis: int, size: int) -> Array:
-        """The sums of an axis: (arrays, size); an equal share each where `size` indices were averaged to one."""
+        """The sums of an axis: (arrays, size); if its `size` indices were averaged to one, equal shares of that sum."""
         sums = self._sums[axis]
         return sums if sums.shape[1] == size else np.repeat(sums.sum(axis=1, keepdims=True) / max(size, 1), size, 1)
 
@@ -229,45 +226,44 @@ def fit_length(values: Array, size: int, filling: float) -> Array:
     return values[:size] if gap <= 0 else np.concatenate([values, np.full(gap, filling, values.dtype)])
 
 
-# Which slice of an output is off most, measured against the error that it is allowed.
+# Finds the worst slice of an output: the one with the greatest error relative to its allowed error.
 #
-# The allowed error energy of a slice is the least of two: its own energy, lowered by the limit in decibels; and half of
-# its variation about the means of its features, since an offset is no signal. Where honest rounding is known, it is at
-# least four times what an honest kernel of the precision adds to the slice (twice the amplitude), and 16 times where a
-# graph is compared with the one that it was made of; the half of the variation is raised so only at the engine stage,
-# because elsewhere the expected output is not rounded and all of its variation is signal, and of a faint slice among
-# `MANY` (`FAINT_OF_MANY` of the output's mean variation: a class of thousands that no sample comes near). Of so many
-# slices the worst, one of `ONE_OF`, may exceed honest rounding further by chance (`CHANCE_MARGIN`). The ratio says
-# nothing in these cases, which are judged otherwise:
+# The allowed error energy of a slice is the lesser of two: its own energy, lowered by the limit in decibels; and half
+# of its variation about the means of its features, since an offset is no signal. If honest rounding is known, the first
+# is at least four times the error of an honest kernel (twice the amplitude), and 16 times if a graph is compared with
+# its source graph. The second has the same lower bound only at the engine stage, because elsewhere the expected output
+# is not rounded and all of its variation is signal; and for a faint slice among `MANY` (up to `FAINT_OF_MANY` of the
+# output's mean variation: one of thousands of classes, to which no sample comes near). Among so many slices the worst,
+# one in `ONE_OF`, may exceed honest rounding further by chance (`CHANCE_MARGIN`). These cases have other rules:
 #
 # - a slice of fewer than `FEWEST` elements is not judged: among a thousand slices of one element, some are near zero.
-# - a slice that is zero or nearly so (`DEAD` of the output's mean energy: a millionth of its amplitude), where
-#   cancellation leaves a rounding of the rest: its error is measured against the output's mean energy.
-# - a slice whose energy is that of fewer than `SEVERAL` elements, as of a column of which Relu leaves one, so that its
-#   energy is chance: its error is measured against the output's mean energy too, where that is more. The number of
-#   elements is the participation ratio (sum |e|)^2 / sum e^2, their count where all that are not zero are equal. At an
-#   edge it is the golden set's.
-# - the variation is not judged of such slices, nor of one to which a single element contributes more than half (a
-#   column that is clamped to the same number but once): that element off is half of the variation.
-# - nor is it of a slice that varies by no more than its rounding or that of the output's peak (a Sigmoid near 0 is off
-#   by units of 1); nor, under a limit below `FINE_DB` without measured rounding, of one that varies by less than
-#   `COARSE` of the output's mean: the logit of a class that no sample shows varies by less than a step of 8 bits.
+# - a slice that is zero or nearly so (up to `DEAD` of the output's mean energy: a millionth of its amplitude) may be
+#   the rest of a cancellation: its error is measured against the output's mean energy.
+# - a slice whose energy is that of fewer than `SEVERAL` elements, such as a column in which Relu leaves one, has a
+#   random energy: its error is measured against the output's mean energy if that is more. The number of elements is
+#   the participation ratio (sum |e|)^2 / sum e^2, which is their count if all elements but zeros are equal. For edges
+#   it is the golden set's.
+# - the variation is not judged for such slices, nor if a single element contributes more than half of it (a column that
+#   is clamped to one number in all but one sample): an error of that element would be half of the variation.
+# - nor is the variation judged if it is at most the rounding of the slice or of the output's peak (a Sigmoid near 0 has
+#   errors in units of 1); nor, under a limit below `FINE_DB` without measured rounding, if it is less than `COARSE` of
+#   the output's mean: the logit of a class that no sample has varies by less than a step of 8 bits.
 #
-# At an index that honest rounding was not measured at, as of an image larger than the golden ones, it counts as the
-# greatest of those that it was.
+# At an index without measured honest rounding, such as in an image larger than the golden ones, honest rounding counts
+# as the greatest at the measured indices.
 
 # The least number of elements of a slice that is judged.
 FEWEST = 16
-# The least number of elements that a slice's energy comes from. Of 48 normal numbers behind Relu, where the error is a
-# tenth of their deviation, 18 % of the sparse slices are within 8 dB of it; of those of eight elements or more 0.004 %.
+# The least number of elements behind a slice's energy. For 48 normal numbers after Relu with an error of a tenth of
+# their deviation, 18 % of the sparse slices are within 8 dB of it; of those with eight elements or more 0.004 %.
 # Sixteen normal numbers count as eight or more in 97 %.
 SEVERAL = 8.0
 # The share of the output's mean energy up to which a slice counts as zero.
 DEAD = 1e-12
-# The least limit under which every variation is judged without measured rounding; and the share of the output's mean
-# variation from which one is judged below (a quarter of its amplitude).
+# From this limit on every variation is judged, even without measured rounding; below, a variation must be at least this
+# share of the output's mean variation (a quarter of its amplitude).
 FINE_DB, COARSE = 15.0, 0.05
-# The share of a slice's variation that its error energy may reach: then half of what varies is explained.
+# The share of a slice's variation that its error energy may reach: half of the variation is then explained.
 VARIATION = 0.5
 # The share of the output's mean variation up to which a slice's may be lost to honest rounding: where it is as small a
 # share of the slice's energy too (a thousandth of its amplitude: a class of padding that is always near -13.7), and
@@ -275,8 +271,8 @@ VARIATION = 0.5
 # the strongest with 3.5e-6, a probability of 1.3e-4 at most. Scores of some eighty classes beside boxes are as faint,
 # vary with their size, and may not.
 FAINT, FAINT_OF_MANY, MANY = 1e-6, 1e-5, 256
-# The factor of energy over the errors of an honest kernel: twice their amplitude; and of a graph that is rounded in one
-# way, which in a few samples may be as far off again.
+# The factor of energy over the errors of an honest kernel (twice the amplitude), and over those of a graph: another way
+# of rounding it may have twice that error again in a few samples.
 HONEST_MARGIN, CAST_MARGIN = 4.0, 16.0
 # The factor for the worst of MANY slices or more, one of so many. Of twenty draws of honest fp16 rounding in a text
 # recogniser (6,625 classes), one exceeds four times the worst of four others in 2 classes (median; 15 in one of a
@@ -291,7 +287,7 @@ EDGE_MARGIN = 10.0
 class WorstSlice:
     """A slice and its SQNR. limit_db: the SQNR that it must have; None without a limit.
 
-    of_variation: whether the limit follows from its variation and is broken: more than half of that is lost.
+    of_variation: whether the limit follows from the slice's variation and is broken: over half of it is lost.
     """
 
     axis: int
@@ -319,10 +315,10 @@ def worst_slice(
     rounded: bool = True,
     peak: float = 0.0,
 ) -> WorstSlice | None:
-    """The slice with the least SQNR beyond its limit; None where no slice can be judged.
+    """The slice with the lowest SQNR relative to its limit; None if no slice can be judged.
 
-    limit: the SQNR in decibels that slices should have; None: only measured.  usual: slices of the golden set, for a
-    case of few samples: a slice has at least its energy there, and its error may be EDGE_MARGIN times as large.
+    limit: the least SQNR of slices in decibels; None: no limit.  usual: slices of the golden set, for a case of few
+    samples: a slice counts with at least its energy there, and its error may be EDGE_MARGIN times as large.
     honest: slices of an honest kernel's errors.  still: share of a slice's energy up to which its variation is
     rounding.  rounded: whether the expected output was rounded to the same precision, so that all of its variation may
     be honest rounding.  peak: the output's greatest magnitude; up to `still` of its square a variation is rounding too.
@@ -358,8 +354,8 @@ def _values(
 ) -> tuple[Array, Array, Array]:
     """For each slice (size,): its SQNR and its limit in decibels, and whether its variation sets the limit and is lost.
 
-    still: the share of its energy, and the energy per element, up to which a slice's variation is rounding.  spread: as
-    `_is_spread` gives it.
+    still: the share of a slice's energy, and the energy per element, up to which its variation is rounding.
+    spread: as `_is_spread` returns it.
     """
     energy = _at_least("expected_sq", sums, usual)
     mean = float(energy.sum() / sums.count.sum())
@@ -393,7 +389,7 @@ def _values(
 
 
 def _is_spread(slices: Slices, axis: int, size: int) -> tuple[Array, Array]:
-    """For each slice, whether its energy and whether its variation is that of several elements; True where unknown."""
+    """For each slice, whether its energy, and whether its variation, comes from several elements; True if unknown."""
     sums, peak = slices.axes.get(axis), slices.centered_peaks.get(axis)
     if sums is None:
         return np.ones(size, bool), np.ones(size, bool)
@@ -403,7 +399,7 @@ def _is_spread(slices: Slices, axis: int, size: int) -> tuple[Array, Array]:
 
 
 def _at_least(name: str, sums: AxisSums, usual: AxisSums | None) -> Array:
-    """The energy of each slice, at least that of as many elements of the golden set."""
+    """The energy of each slice, or that of as many elements of the golden set if this is more."""
     energy: Array = getattr(sums, name)
     return np.asarray(np.maximum(energy, _per_element(name, usual, len(energy)) * sums.count))
 

@@ -1,4 +1,4 @@
-"""Tallies of metrics, along steps of sequences too."""
+"""Tallies of errors over elements and samples, and along the steps of sequences."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,33 +16,33 @@ from validation.metrics.slice_sums import exponent_of
 # - |a - e| over all finite elements of the golden cases, in a histogram whose buckets are the sign, exponent and first
 #   6 bits of a float32's fraction: logarithmic without taking logarithms, as in HdrHistogram (Tene, 2012), with every
 #   quantile within 0.8 %. 101 quantiles of it are kept; the greatest error is exact.
-# - the SQNR of each golden sample, of which up to 101 quantiles are kept, greatest last.
-# - the worst samples of golden and edge cases: the element that is off most, its expected and its actual value.
+# - the SQNR of each golden sample, of which up to 101 quantiles are stored, greatest last.
+# - the worst samples of golden and edge cases: the element with the greatest error, its expected and its actual value.
 #
-# A sample is an entry along axis 0 where the inputs and the output agree on how many there are; else a whole case is
-# one.
+# A sample is an entry along axis 0 if the inputs and the output have the same number of them; else a whole case is one
+# sample.
 
-# Elements that are measured at a time: their float64 copies stay in the processor's cache.
+# The number of elements measured at a time: their float64 copies stay in the processor's cache.
 CHUNK = 1 << 15
-# The number of quantiles and of worst samples that are kept for an output, and of outputs.
+# The most quantiles and worst samples that are stored for an output, and the most outputs.
 QUANTILES, MOST_WORST, MOST_OUTPUTS = 101, 5, 64
-# A float32 without its last 17 bits: of positive numbers 8 bits of exponent and 6 of fraction are left.
+# A float32 without its last 17 bits: positive numbers keep 8 bits of exponent and 6 bits of fraction.
 _SHIFT, _BUCKETS = 17, 1 << 14
 
 
 class Spreads:
-    """The spreads of the first `MOST_OUTPUTS` outputs at one stage, while they are measured."""
+    """Collects the spreads of the first `MOST_OUTPUTS` outputs at one stage."""
 
     def __init__(self) -> None:
         self._tallies: dict[str, OutputTally] = {}
 
     def add(self, output: str, case: str, golden: bool, pair: tuple[Array, Array], samples: int) -> None:
-        """Add an output of a case, given as (expected, actual). golden: otherwise only its worst samples count."""
+        """Add an output of a case. pair: (expected, actual).  golden: if False, only its worst samples count."""
         if output in self._tallies or len(self._tallies) < MOST_OUTPUTS:
             self._tallies.setdefault(output, OutputTally()).add(case, *pair, samples=samples, golden=golden)
 
     def at(self, stage: str) -> tuple[Spread, ...]:
-        """The spread of each output, for a stage."""
+        """The spread of each output so far. stage: name for the result."""
         return tuple(tally.spread(stage, output) for output, tally in self._tallies.items())
 
 
@@ -71,15 +71,17 @@ class OutputTally:
             self.samples += row_count
             self.sqnr += [] if self.exact else quality.tolist()
         order = np.argsort(np.where(np.isnan(quality), -np.inf, quality), kind="stable")[:MOST_WORST]
+        least_bad = self.worst[-1].badness[0] if len(self.worst) == MOST_WORST else -math.inf
         worst_rows = [
-            _at(case, int(row), expected_rows[row], actual_rows[row], float(quality[row]), expected.shape)
-            for row in order
+            _at(case, row, expected_rows[row], actual_rows[row], value, expected.shape)
+            for row, value in zip(order.tolist(), quality[order].tolist(), strict=True)
+            if not -value < least_bad
         ]
         candidates = [*self.worst, *(worst_row for worst_row in worst_rows if not worst_row.fine)]
         self.worst = sorted(candidates, key=lambda row: row.badness, reverse=True)[:MOST_WORST]
 
     def spread(self, stage: str, output: str) -> Spread:
-        """The spread of what was added."""
+        """The spread of all added outputs."""
         sqnr_values = np.sort(np.array([value for value in self.sqnr if not math.isnan(value)]))
         if len(sqnr_values) > QUANTILES:
             sqnr_values = np.quantile(sqnr_values, np.linspace(0, 1, QUANTILES), method="lower")
@@ -88,7 +90,7 @@ class OutputTally:
         return Spread(stage, output, *counts, errors, tuple(sqnr_values.tolist()), tuple(self.worst))
 
     def _take(self, e: Array, a: Array, golden: bool) -> Array:
-        """Count rows; returns the SQNR of each in decibels (rows,), or minus its unequal elements for integers."""
+        """Count rows; returns each row's SQNR in decibels (rows,); for integers, minus its number of unequal ones."""
         if self.exact:
             unequal_counts = np.count_nonzero(e != a, axis=1)
             if golden:
@@ -138,7 +140,7 @@ class OutputTally:
 
 
 def samples_of(inputs: Iterable[Array], output: Array) -> int:
-    """How many samples an output holds: the length of its axis 0 where every input has the same; else 1."""
+    """The number of samples in an output: the length of its axis 0 if every input has the same length; else 1."""
     sizes = {np.shape(value)[0] for value in inputs if np.ndim(value)}
     return int(output.shape[0]) if output.ndim and sizes == {output.shape[0]} else 1
 
@@ -149,7 +151,7 @@ def _parts(rows: int, length: int) -> list[slice]:
 
 
 def _at(case: str, row: int, e: Array, a: Array, quality: float, shape: tuple[int, ...]) -> Worst:
-    """The sample e, a in row `row` of an output of `shape`, with the element that is off most."""
+    """The sample (e, a) of row `row` of an output of `shape`, with the element of the greatest error."""
     is_integer = e.dtype.kind in "biu"
     with np.errstate(invalid="ignore", over="ignore"):
         error = (e != a) * 1.0 if is_integer else np.abs(a.astype(np.float64) - e.astype(np.float64))
@@ -165,22 +167,22 @@ def _at(case: str, row: int, e: Array, a: Array, quality: float, shape: tuple[in
     return Worst(case, row, index, *values, **quality_field)
 
 
-# Measures drift along sequences: of whole ones that each side runs with its own states, and of single steps.
+# Measures drift along sequences: of whole sequences that each side runs with its own states, and of single steps.
 
-# Parts of the sequences that drift is given for.
+# The number of parts of the sequences for which drift is reported.
 PARTS = 8
 
 
 @dataclass
 class _Energies:
-    """Energy of the signal and of the error by step, in float64, and how many rows each step has."""
+    """Energy of the signal and of the error by step, and the number of rows of each step; float64 (steps,) each."""
 
     signal: Array = field(default_factory=lambda: np.zeros(0))
     error: Array = field(default_factory=lambda: np.zeros(0))
     rows: Array = field(default_factory=lambda: np.zeros(0))
 
     def add(self, steps: Array, expected: Array, actual: Array) -> None:
-        """Add rows [n, ...] of steps [n]."""
+        """Add rows [n, ...]. steps: index of each row's step, [n]."""
         e = expected.reshape(len(steps), -1).astype(np.float64)
         residual = actual.reshape(len(steps), -1).astype(np.float64) - e
         missing_count = int(steps.max(initial=-1)) + 1 - len(self.signal)
@@ -193,7 +195,7 @@ class _Energies:
         np.add.at(self.error, steps, (residual * residual).sum(1))
 
     def levels(self, width: int, count: int) -> tuple[float, ...]:
-        """The SQNR in dB of each of `count` parts of `width` steps; NaN of those without any."""
+        """The SQNR in dB of each of `count` parts of `width` steps; NaN for parts without rows."""
         spans = [slice(index * width, (index + 1) * width) for index in range(count)]
         return tuple(
             _level(self.signal[span], self.error[span]) if self.rows[span].any() else math.nan for span in spans
@@ -216,16 +218,16 @@ class _Output:
 
 
 class Along:
-    """The drift of outputs along sequences while it is measured. Takes whole sequences, as `Spreads` takes cases."""
+    """Collects the drift of outputs along sequences. Whole sequences are added as cases are to `Spreads`."""
 
     def __init__(self) -> None:
         self._outputs: dict[str, _Output] = {}
 
     def add(self, output: str, case: str, golden: bool, pair: tuple[Array, Array], samples: int) -> None:
-        """Add what a sequence gave, (expected, actual) along axis 0 of steps; a single entry is what a state was left
-        as, or a sequence of one step, which have no course.
+        """Add an output of a sequence, (expected, actual) with steps along axis 0. Single entries are ignored: a final
+        state, or a sequence of one step, does not change along the steps.
 
-        golden, samples: as of `Spreads.add`.
+        golden, samples: as in `Spreads.add`.
         """
         expected, actual = pair
         if not golden or samples < 2:
@@ -239,27 +241,27 @@ class Along:
         course.sequences.append(SequenceDrift(case, len(steps), level, _first_other(expected, actual, course.decides)))
 
     def add_steps(self, output: str, steps: Sequence[int], pair: tuple[Array, Array]) -> None:
-        """Add rows of single steps, given their places in their sequences; nothing where rows are no steps."""
+        """Add rows of single steps. steps: positions in their sequences; rows that do not fit them are ignored."""
         expected, actual = pair
         rows, remainder = divmod(len(expected) if expected.ndim else 0, max(len(steps), 1))
         if rows and not remainder:
             self._outputs.setdefault(output, _Output()).single.add(np.repeat(steps, rows), expected, actual)
 
     def at(self, stage: str) -> tuple[FreeRunning, ...]:
-        """The drift of each output that sequences gave, for a stage; numbers of four digits."""
+        """The drift of each output with sequences, in decibels with four digits. stage: name for the result."""
         return tuple(_summarize(stage, name, course) for name, course in self._outputs.items() if course.sequences)
 
 
 class StepSpreads(Spreads):
-    """`Spreads` of golden cases whose rows are steps, which `along` takes too. places: for each case, by name, the
-    places of its rows in their sequences."""
+    """`Spreads` of golden cases whose rows are steps; adds them to `along` too. places: by case name, the positions of
+    its rows in their sequences."""
 
     def __init__(self, along: Along, places: Mapping[str, Sequence[int]]) -> None:
         super().__init__()
         self._along, self._places = along, places
 
     def add(self, output: str, case: str, golden: bool, pair: tuple[Array, Array], samples: int) -> None:
-        """See `Spreads`."""
+        """Add an output of a case, as `Spreads.add` does."""
         super().add(output, case, golden, pair, samples)
         if golden and case in self._places:
             self._along.add_steps(output, self._places[case], pair)
@@ -277,7 +279,7 @@ def _summarize(stage: str, name: str, sums: _Output) -> FreeRunning:
 
 
 def _first_other(expected: Array, actual: Array, decides: bool) -> int | None:
-    """The first step with another decision."""
+    """The first step whose decision differs; None if none does, or if there are no decisions."""
     if not decides:
         return None
     label_pair = (expected, actual) if is_exact(expected) else (expected.argmax(-1), actual.argmax(-1))

@@ -35,15 +35,13 @@ from validation.reporting.version_document import VersionDocument
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-# The values that the HTML page of a version shows, from its document: `overview` fills what the template names.
-
 
 @dataclass(frozen=True)
 class EngineRow:
     """An engine and the checks of its report.
 
-    tightest: the check with the least room to its limit, None without one.
-    ran: whether the engine itself was run, and not its graph alone.  entry: in the manifest.
+    tightest: the check closest to its limit, None without one.
+    ran: whether the engine itself ran, and not only its graph.  entry: in the manifest.
     """
 
     entry: EngineEntry
@@ -59,7 +57,7 @@ class EngineRow:
 
     @property
     def counted(self) -> str:
-        """How many checks failed, else how many passed: '1 of 40 failed', '39 passed, 1 not measured', 'none'."""
+        """The number of failed checks, else of passed ones: '1 of 40 failed', '39 passed, 1 not measured', 'none'."""
         if not self.checks or self.failed_checks:
             return f"{self.failed_checks} of {len(self.checks)} failed" if self.checks else "none"
         count = len(find_unmeasured(self.checks))
@@ -68,11 +66,11 @@ class EngineRow:
 
 @dataclass(frozen=True)
 class VersionPage:
-    """The names that the template uses. counts: engines by status.  blind: how many of the unproven golden data does
-    not measure in full.
+    """The names of the template. counts: engines by status.  blind: number of unproven engines whose outputs the golden
+    data does not measure completely.
 
-    precisions: of any engine.  matrix: engines by target and precision.  beside: the three stages of each output side
-    by side.  again: units that failed, each with the command that repeats it.  refusals: units by the reason.
+    precisions: of all engines.  matrix: engines by target and precision.  beside: the three stages of each output side
+    by side.  again: failed units, each with the command that repeats it.  refusals: units by the reason.
     provenance: groups of facts by title.
     """
 
@@ -102,7 +100,7 @@ class VersionPage:
 
 
 def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
-    """What the page shows. pictures: False leaves out the sections that are pictures."""
+    """The content of the page. pictures: whether to include the sections that are pictures."""
     checks = {report.unit: report.checks for report in reversed(version.reports)}
     engines = tuple(_engine(entry, checks.get(entry.unit, ())) for entry in version.engines)
     matrix: dict[str, dict[str, list[EngineRow]]] = {}
@@ -111,7 +109,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
     counts: dict[str, int] = {status: sum(engine.entry.status == status for engine in engines) for status in STATUSES}
     blind_count = sum(engine.entry.status == "unproven" and bool(find_unmeasured(engine.checks)) for engine in engines)
     reports, digest = version.reports, version.sources.get("onnx")
-    # Quantized engines whose graph is the exported model itself: its author quantized it.
+    # Quantized engines whose graph is the exported model itself, because its author quantized it.
     entries = [entry for entry in version.engines if entry.precision in ("int8", "fp8") and entry.status != "refused"]
     plain_precisions = [entry.precision for entry in entries if digest and entry.graph == digest]
     return VersionPage(
@@ -142,7 +140,7 @@ def overview(version: VersionDocument, pictures: bool = True) -> VersionPage:
 
 
 def _headline(counts: Mapping[str, int], blind: int) -> tuple[str, str]:
-    """The status of the whole version (as that of an engine), and the sentence that says so."""
+    """The status of the whole version, by the names of engines' statuses, and a sentence for it."""
     proven_count, unproven_count, failure_count = (counts[status] for status in ("proven", "unproven", "failed"))
     engines_text = pluralize(proven_count + counts[ON_RANDOM] + unproven_count, "engine")
     if failure_count:
@@ -167,7 +165,7 @@ def _engine(entry: EngineEntry, checks: tuple[Check, ...]) -> EngineRow:
 
 
 def _list_commands(reference: str, engines: Sequence[EngineRow]) -> Iterator[tuple[str, str]]:
-    """Units that failed, each with the command that repeats it: the proof of a published engine, else the build."""
+    """Failed units, each with the command that repeats the proof of a published engine, or else the build."""
     for row in engines:
         entry = row.entry
         if entry.status == "failed" and entry.digest:
@@ -180,7 +178,7 @@ def _list_commands(reference: str, engines: Sequence[EngineRow]) -> Iterator[tup
 
 
 def _refusals(engines: Sequence[EngineRow]) -> dict[str, list[str]]:
-    """The units that were refused by each reason, in order."""
+    """The refused units by reason, in order."""
     refusals: dict[str, list[str]] = {}
     for row in engines:
         if row.entry.status == "refused":
@@ -189,9 +187,9 @@ def _refusals(engines: Sequence[EngineRow]) -> dict[str, list[str]]:
 
 
 def _has_room(check: Check) -> bool:
-    """Whether a check can be passed more or less narrowly.
+    """Whether a check's value has a distance from its limit.
 
-    Not one of a count that has to be 0, not the overlap of samples, and none of the contract, which have other scales.
+    False for counts that must be 0, for the overlap of samples, and for the contract, whose scales differ.
     """
     is_count = check.limit == check.value == 0 or check.name == OVERLAP
     return check.limit is not None and not is_count and not check.name.startswith("contract ")
@@ -214,7 +212,7 @@ def headroom_db(check: Check) -> float:
 
 
 def _tasks(version: VersionDocument, engines: Sequence[EngineRow]) -> Iterator[Row]:
-    """Each task metric of each graph and of each engine that was run, in the order in which these name them.
+    """A row for each task metric of each graph and of each engine that ran, in the order of their checks.
 
     limit: the lowest value that passes (`side` floor) or the highest (ceiling); None where the spec has none.
     """
@@ -252,8 +250,8 @@ def _provenance(version: VersionDocument) -> dict[str, dict[str, object]]:
 
 # The HTML page of a model version: one self-contained file, without scripts or network.
 #
-# A page shows texts from specs and compilers' logs, which anybody may have written. So the templates escape everything,
-# control characters too, and no such text becomes an address, a class or an id.
+# A page contains texts from specs and compilers' logs, which anybody may have written. So the templates escape all of
+# them, also control characters, and no such text becomes an address, a class or an id.
 
 
 def render(version: VersionDocument) -> str:
@@ -290,7 +288,7 @@ def templates() -> "Environment":
 
 
 def _show(value: object) -> object:
-    """What an expression of a template writes: control characters in plain text become visible; markup stays."""
+    """The output of a template's expression: control characters in plain text become visible; markup is unchanged."""
     return visible(value) if type(value) is str else value
 
 

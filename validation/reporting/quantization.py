@@ -20,18 +20,18 @@ from validation.plotting import decibels_text as db
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# SQNR below this is drawn at this: noise ten times the signal is as bad as any other.
+# A lower SQNR is drawn at this value: noise above ten times the signal makes no difference.
 LEAST_DB = -10.0
-# SQNR in the JSON of a search, of outputs that hold NaN or infinities, or noise where zeros were expected.
+# The SQNR in a search's JSON for outputs with NaN or infinities, or with noise instead of zeros.
 BROKEN_DB = -100.0
-# Rows shown at once, and in all; histograms.
+# The number of rows to show at first and in all, and the number of histograms.
 SHOWN, MOST, DRAWN = 20, 400, 6
 
 
 def histogram_svg(tensor: QuantizedTensor, histogram: TensorHistogram) -> str:
     """SVG of the histogram `histogram` of a tensor's values, on a log scale, with the range that its format holds.
 
-    What lies outside of that range, and is clipped, has another colour.
+    Values outside that range, which are clipped, have another colour.
     """
     (low, high), counts = histogram.span, histogram.counts
     (start, end), (least_value, greatest_value) = tensor.range, tensor.seen or histogram.span
@@ -52,7 +52,7 @@ def histogram_svg(tensor: QuantizedTensor, histogram: TensorHistogram) -> str:
             axes.stairs(histogram, edges, fill=True, color=COLOURS[colour], gid=tag(kind))
         set_axis(axes, "x", (edges[0], edges[-1]))
         set_axis(axes, "y", (0.0, 1.14), ticks=())
-        # A line with its value at each end of the format's range, as far as the axis has it.
+        # A line with its value at each end of the format's range, or at the axis's end if the range reaches beyond it.
         bounds = (edges[0], edges[-1])
         width, ink = bounds[1] - bounds[0], COLOURS["ink"]
         for value in dict.fromkeys((start, end)):
@@ -70,8 +70,8 @@ def histogram_svg(tensor: QuantizedTensor, histogram: TensorHistogram) -> str:
 def frontier_svg(search: RecordedSearch, precision: str, standalone: bool = False) -> str:
     """SVG of SQNR against the share of the multiplications in a precision.
 
-    A line for what single groups predict, dots for what was run, a ring around what was chosen. standalone: for a file
-    of its own, with its own colours.
+    A line for the prediction from single groups, dots for graphs that were run, a ring around the chosen one.
+    standalone: for a file of its own, with its own colours.
     """
     choice, floor_db = search.chosen, search.floor_db
     predictions = [(point.share, point.predicted_db) for point in search.frontier if point.predicted_db is not None]
@@ -111,7 +111,7 @@ def _describe(point: SearchPoint, precision: str) -> str:
 
 
 def decibels_text(sqnr_db: float | None) -> str:
-    """SQNR of a model's outputs, as the JSON of a search has it, as text: '38.2 dB', 'no loss' for None, 'broken'."""
+    """An SQNR from the JSON of a search as text: '38.2 dB', 'no loss' for None, or 'broken'."""
     if sqnr_db is None:
         return "no loss"
     return "broken" if sqnr_db <= BROKEN_DB else f"{sqnr_db:.1f} dB"
@@ -121,8 +121,8 @@ POINT_COLUMNS = ("share of the multiplications", "SQNR", "answers", "latency", "
 
 
 def point_rows(search: RecordedSearch) -> Iterator[tuple[str, ...]]:
-    """The Pareto table of a search, the fastest first, by `POINT_COLUMNS`. The last column has 'chosen', 'front' (no
-    other point is as fast and better), or nothing. answers: task accuracy, or the share of decisions that stay."""
+    """The rows of a search's Pareto table by `POINT_COLUMNS`, the fastest first. The last column has 'chosen', 'front'
+    (no other point is as fast and better), or nothing. answers: task accuracy, or the share of unchanged decisions."""
     best_db = -math.inf
     for point in search.table:
         sqnr_db = math.inf if point.sqnr_db is None else point.sqnr_db
@@ -135,8 +135,8 @@ def point_rows(search: RecordedSearch) -> Iterator[tuple[str, ...]]:
 
 
 def quantizations(records: Mapping[str, QuantizationRecord], untouched: Iterable[str] = ()) -> list[dict[str, object]]:
-    """One section per quantized graph, as `quantization.html.j2` names its parts: those with a record, by name, and
-    those that came with Q/DQ of their own, of which nothing else is known."""
+    """The values of `quantization.html.j2` for each quantized graph: graphs with a record, by name, and graphs whose
+    model already had Q/DQ nodes, about which nothing else is known."""
     sections = [_section(name, record) for name, record in records.items()]
     return [*sections, *({"name": name, "untouched": True} for name in untouched)]
 
@@ -174,7 +174,7 @@ def _section(name: str, record: QuantizationRecord) -> dict[str, object]:
 
 
 def facts(record: QuantizationRecord) -> Iterator[tuple[str, str]]:
-    """The headline figures of a record: (value, what it is)."""
+    """The headline figures of a record: (value, its meaning)."""
     if record.macs_share is not None:
         yield f"{100 * record.macs_share:.1f} %", f"of the multiplications with weights in {record.precision}"
     verb = "node computes" if record.quantized == 1 else "nodes compute"
@@ -200,7 +200,7 @@ def row(tensor: QuantizedTensor) -> dict[str, str]:
 
 
 def sqnr_text(tensor: QuantizedTensor) -> str:
-    """A tensor's SQNR in dB; with '≈' where it was measured on some rows only."""
+    """A tensor's SQNR in dB; with '≈' if only some rows were measured."""
     if tensor.sqnr_db is None:
         return "no loss" if tensor.measured else "not measured"
     return f"{'≈ ' if tensor.measured == 'rows' else ''}{tensor.sqnr_db:.1f} dB"

@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 # Drift, for the page of a version: the three stages of each output side by side, and all checks of each stage.
 #
-# Many units share a graph, so equal results are shown once, with the units that have them.
+# Many units share a graph, so equal results are shown once, with the names of their units.
 
 STAGES = {
     "export": "the ONNX model against the original framework",
     "quantization": "the quantized or cast graph against the fp32 graph",
     "engine": "the compiled engine against the graph it was built from",
 }
-# The full width of a bar: float32 tells no higher SQNR apart (24 bits of 6.02 dB are 144 dB).
+# The SQNR of a full bar: float32 cannot show a higher one (24 bits of 6.02 dB are 144 dB).
 _BAR_DB = 140.0
-# A stage whose SQNR is lower than that of the others by so much is named as the cause of the drift.
+# A stage is named as the cause of the drift if its SQNR is this many decibels below that of the others.
 _APART_DB = 6.0
-Row = Mapping[str, object]  # what a template names of one thing
+Row = Mapping[str, object]  # the values of one row by a template's names
 Measured = TypeVar("Measured", Spread, FreeRunning)
-# Metrics with a least value; `format_bound` needs them where a value is exactly its limit.
+# Metrics with a lower limit; `format_bound` needs them if a value equals its limit.
 AT_LEAST = (*(name for name, _ in Budget().items() if not at_most(name)), "agreement")
 
 
 @dataclass(frozen=True)
 class StageCell:
-    """The checks of one output at one stage. worst: the worst one with a number; None where none has one."""
+    """The checks of one output at one stage. worst: the worst check with a number, or None."""
 
     worst: Check | None
     checks: tuple[Check, ...]
@@ -54,9 +54,9 @@ Cells = Mapping[str, StageCell | None]
 
 @dataclass(frozen=True)
 class DriftRow:
-    """One output of the units that have these results. cells: by stage, None where nothing was measured.
+    """One output of the units with equal results. cells: by stage, None without a measurement.
 
-    cause: the stage that caused the drift, in words; '' where none stands out.
+    cause: the stage that caused the drift, as text; '' if none stands out.
     """
 
     output: str
@@ -105,7 +105,7 @@ def side_by_side(reports: Sequence[Report]) -> list[DriftRow]:
 
 
 def _cells(report: Report) -> Iterator[tuple[str, Cells]]:
-    """Each output that has a number at some stage, with its cell at every stage."""
+    """Each output with a number at any stage, and its cell at every stage."""
     checks = [check for check in report.checks if check.stage in STAGES]
     for output in dict.fromkeys(check.output for check in checks):
         output_checks = [check for check in checks if check.output == output]
@@ -117,20 +117,20 @@ def _cells(report: Report) -> Iterator[tuple[str, Cells]]:
 def _cell(checks: Sequence[Check]) -> StageCell | None:
     """The cell of these checks; None without any.
 
-    It shows the worst SQNR (of integers, agreement). Where that passed and another check failed, it shows the latter.
+    It shows the worst SQNR (for integers, agreement). If that passed and another check failed, it shows the latter.
     """
     failures = [check for check in checks if not check.passed]
     worst_check = _worst(checks, "sqnr_db") or _worst(checks, "agreement")
     if failures and (worst_check is None or worst_check.passed):
-        # Drift before checks of the contract, whose values are on other scales.
+        # Checks of drift come before checks of the contract, whose values have other scales.
         worst_check = min(failures, key=lambda check: check.name.startswith("contract "))
     return StageCell(worst_check, tuple(checks)) if checks else None
 
 
 def format_bound(check: Check) -> str:
-    """'≤' or '≥', whichever side of its limit a check's value must be on.
+    """'≤' or '≥': the side of its limit on which a check's value must be.
 
-    It follows from value and verdict; where value and limit are equal, from the metric's name (`AT_LEAST`).
+    It follows from value and verdict; if value and limit are equal, from the metric's name (`AT_LEAST`).
     """
     if check.value is None or check.limit is None or math.isnan(check.value) or check.value == check.limit:
         is_at_least = check.name in AT_LEAST or (check.stage == "task" and not at_most(check.name))
@@ -143,7 +143,7 @@ def _find_failed_stage(cells: Cells) -> str | None:
 
 
 def _cause(cells: Cells) -> str:
-    """The first stage that fails, in words, or the one whose SQNR is `_APART_DB` below all others; '' for none."""
+    """The first stage that fails, as text, or the one whose SQNR is `_APART_DB` below all others; '' for none."""
     if stage := _find_failed_stage(cells):
         return f"fails at {stage}"
     checks = {stage: cell.worst for stage, cell in cells.items() if cell and cell.worst}
@@ -155,7 +155,7 @@ def _cause(cells: Cells) -> str:
 
 
 def group_checks(stage: str, reports: Sequence[Report]) -> Iterator[Row]:
-    """Each distinct set of checks of a stage, the units that have it, and its worst check of each metric."""
+    """A row for each distinct set of checks of a stage: the units with it, and its worst check of each metric."""
     groups: dict[str, tuple[tuple[Check, ...], list[Report]]] = {}
     for report in reports:
         if checks := tuple(check for check in report.checks if check.stage == stage):
@@ -176,8 +176,8 @@ def group_checks(stage: str, reports: Sequence[Report]) -> Iterator[Row]:
 
 
 def _worst(checks: Sequence[Check], name: str) -> Check | None:
-    """The worst check of the metric `name`, failed ones first, then those whose limit a task metric lifts; None where
-    none has a value."""
+    """The worst check of the metric `name`, failed ones first, then those whose limit a task metric lifts; None if no
+    check has a value."""
 
     def goodness(check: Check) -> float:
         value = -math.inf if check.value is None or math.isnan(check.value) else check.value
@@ -188,19 +188,17 @@ def _worst(checks: Sequence[Check], name: str) -> Check | None:
 
 
 def bar_percent(sqnr_db: float) -> float:
-    """How far a bar reaches, in percent of its full width."""
+    """The length of an SQNR's bar, in percent of its full width."""
     return 0.0 if math.isnan(sqnr_db) else round(100 * min(max(sqnr_db, 0.0), _BAR_DB) / _BAR_DB, 2)
 
 
-# Errors in detail, for the page of a version: distribution functions of each output, and the worst samples.
-
-# Outputs with pictures, curves in a picture, and rows of worst cases.
+# The most outputs with pictures, curves in a picture, and rows of worst cases.
 MOST_OUTPUTS, MOST_CURVES, MOST_ROWS = 4, 10, 60
 
 
 @dataclass(frozen=True)
 class _SharedSpread:
-    """A spread of errors that some units share, and its name and colour in pictures."""
+    """A spread of errors that several units share, with its name and colour in pictures."""
 
     spread: Spread
     name: str
@@ -209,7 +207,7 @@ class _SharedSpread:
 
 @dataclass(frozen=True)
 class WorstRow:
-    """A sample with an error. off: its SQNR as text, or why there is none."""
+    """A sample with an error. off: its SQNR, or the kind of its error, as text."""
 
     name: str
     output: str
@@ -220,7 +218,7 @@ class WorstRow:
 def distributions(reports: Sequence[Report]) -> list[Row]:
     """The errors of the `MOST_OUTPUTS` worst outputs, the one with the lowest median SQNR first.
 
-    pictures: SVG.  omitted: curves that they leave out.  exact: names of curves without error.
+    pictures: SVG.  omitted: number of curves left out.  exact: names of the curves without error.
     """
     outputs: dict[str, list[_SharedSpread]] = {}
     for shared_spread in _collect_spreads(reports):
@@ -244,9 +242,9 @@ def worst_cases(reports: Sequence[Report]) -> list[WorstRow]:
 
 
 def courses(reports: Sequence[Report]) -> list[Row]:
-    """The drift along sequences of models with state, by stage; what several engines share is shown once.
+    """The drift along the sequences of models with state, by stage; equal results of several engines are one row.
 
-    parts: (first step, free running dB, dB of single steps) of each part.
+    parts: (first step, dB in free running, dB step by step) of each part.
     """
     rows: list[Row] = []
     for course, units in _group_equal((report, course) for report in reports for course in report.free_running):
@@ -268,7 +266,7 @@ def _collect_spreads(reports: Sequence[Report]) -> list[_SharedSpread]:
     """Each distinct spread of the reports, in the order of the stages."""
     spread_groups = _group_equal((report, spread) for report in reports for spread in report.spreads)
     name_counts = Counter((spread.output, _name(spread, units)) for spread, units in spread_groups)
-    # Units of one graph have one colour, so that an engine is seen beside its graph.
+    # Units of one graph have the same colour, which relates an engine to its graph.
     graphs = {
         report.unit: repr((report.precision, [spread for spread in report.spreads if spread.stage == "quantization"]))
         for report in reports

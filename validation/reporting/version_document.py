@@ -1,6 +1,6 @@
-"""The document that a version's page is drawn from: its manifest, and the records that the registry has of it.
+"""The document behind a version's page: its manifest, and the registry's records of it.
 
-A copy for reading: nothing is proven or published from it.
+It is only for reading: nothing is proven or published from it.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,10 @@ KIND = "enginesmith-version"
 
 @dataclass(frozen=True, kw_only=True)
 class VersionDocument(Manifest):
-    """A manifest with the reports of its engines, and the builds that failed. A run that published nothing has no
-    version ('').
+    """A manifest with the reports of its engines, and the failed builds. If a run published nothing, its version is ''.
 
-    quantization: records by the name of the graph.  latencies: by the digest of the engine.  canaries: None where they
-    were not asked for.  failures: builds without an engine.  attributions: which nodes drifted, by graph or engine.
+    quantization: records by the name of the graph.  latencies: by the digest of the engine.  canaries: None if they
+    were not requested.  failures: builds without an engine.  attributions: which nodes drifted, by graph or engine.
     """
 
     version: Annotated[str, Predicate(lambda text: not text or is_name(text)), doc("a version, or '' for none")]
@@ -41,5 +40,5 @@ class VersionDocument(Manifest):
 
     @property
     def reference(self) -> str:
-        """'name@3'; of a run that published nothing the model's name."""
+        """'name@3', or the model's name alone if the run published nothing."""
         return f"{self.model}@{self.version}" if self.version else self.model

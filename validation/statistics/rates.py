@@ -26,9 +26,9 @@ from validation.statistics.serial_dependence import (
 class Side:
     """One engine's requests: an entry for each in every array.
 
-    time: arrival in seconds.  latency: seconds from arrival to answer, without meaning where it failed.  ok: bool,
-    whether it was answered.  score: quality as the owner measures it.  size: of the request, in any unit.  Both are NaN
-    where there is none; size is None where no request has one.
+    time: arrival in seconds.  latency: seconds from arrival to answer, meaningless for failed requests.  ok: bool,
+    whether it was answered.  score: quality as the owner measures it.  size: of the request, in any unit.  Score and
+    size are NaN if unknown; size is None if it is unknown for all requests.
     """
 
     time: Array
@@ -50,16 +50,16 @@ class Side:
 class CanaryEvidence:
     """Both sides' requests. paired: whether entry i of both sides is the same request.
 
-    differs, flipped: bool [requests that both answered], whether the candidate's answer, or its argmax, is another one;
-    None where that was not observed.  noise: the share of answers that would differ if the distance of all answers were
-    distributed as that of most is.
-    died: how the candidate's process ended, where that was observed; else ''.  growing: whether the logs are still
+    differs, flipped: bool [requests that both answered], whether the candidate's answer, or its argmax, differs from
+    the baseline's; None if not observed.  noise: the share of answers that would differ if the distances of all answers
+    had the distribution of the middle half.
+    died: how the candidate's process ended, if that was observed; else ''.  growing: whether the logs are still
     written to.
-    stopped: why the end of a log may hide that an engine died, which rules out a PASS.  unlike: why the sides do not
-    compare, which rules out a PASS. Both are sentences with a remedy, or ''.  lighter: whether they do not because the
-    candidate had less load, which excuses no failure.
+    stopped: why the end of a log may hide that an engine died, which rules out a PASS.  unlike: why the sides cannot be
+    compared, which rules out a PASS. Both are sentences with a remedy, or ''.  lighter: whether the reason in `unlike`
+    is less load on the candidate, which excuses no failure.
     design_block: how many successive requests are independent of all others by design, as regards the machine: those of
-    two segments of a replay in segments, in the two orders of the engines (`validation.canary.replay`; randomised
+    two segments of a concurrent replay, in the two orders of the engines (`validation.canary.replay`; randomised
     blocks: Fisher, The Design of Experiments, 1935). 1 for any other evidence.
     """
 
@@ -83,7 +83,7 @@ class CanaryEvidence:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds from the baseline's first arrival to its last; None where that is 0 or not known."""
+        """Seconds from the baseline's first arrival to its last; None if that is 0 or not known."""
         finite_times = self.baseline.time[np.isfinite(self.baseline.time)]
         duration_s = float(np.ptp(finite_times)) if len(finite_times) else 0.0
         return duration_s if duration_s > 0.0 else None
@@ -91,22 +91,22 @@ class CanaryEvidence:
 
 # Bounds on shares of requests, such as those that failed: exact ones, not asymptotic.
 #
-# A canary sees few failures or none, where normal approximations are far too narrow. The bound on one share is Clopper
-# & Pearson's (Biometrika 26, 1934), whose coverage holds for every share and every count. A difference of two shares is
-# bounded by their bounds at half the level each (Bonferroni), which holds whatever their dependence, and loses little
-# where failures are rare; the unconditional tests after Barnard (1945) are sharper and cost O(n^2) sums. Where requests
-# went to both sides, only those count that one side answered and the other failed.
+# A canary has few failures or none, for which normal approximations are far too narrow. The bound on one share is that
+# of Clopper & Pearson (Biometrika 26, 1934), which holds for every share and every count. A difference of two shares is
+# bounded by their bounds at half the level each (Bonferroni), which holds for any dependence, and loses little if
+# failures are rare; the unconditional tests after Barnard (1945) are sharper and cost O(n^2) sums. If requests went to
+# both sides, only requests count that one side answered and the other failed.
 #
-# Single failures and other answers may come in bursts, and a burst of five is not five pieces of evidence. The variance
+# Failures and different answers may come in bursts, and a burst of five is not five pieces of evidence. The variance
 # between blocks of requests, over that of independent requests, is the design effect; the bounds are those of the count
 # and the number of requests, each divided by it (Korn & Graubard, Survey Methodology 24, 1998). Long stretches of
 # failures are facts and are not counted here (`judging.judge`).
 
 # The usual power of a test (Cohen, Statistical Power Analysis for the Behavioral Sciences, 1988).
 POWER = 0.8
-# The number of requests for which normal bounds that hold at any time are tuned.
+# The number of requests for which the anytime-valid normal bounds are tightest.
 MIXTURE_AT = 1000.0
-# Of fewer flags two may well fall into one block by chance.
+# Fewer flags need a greater design effect to count: two of them may fall into one block by chance.
 FEW = 10
 
 
@@ -127,8 +127,8 @@ def lower(count: float, total: float, level: float) -> float:
 
 
 def estimate_design_effect(values: np.ndarray, block: int) -> float:
-    """The design effect of values ([requests]): variance of the mean by blocks of consecutive requests, over that of
-    independent ones; at least 1."""
+    """The design effect of values ([requests]): variance of the mean from blocks of consecutive requests, over the
+    variance for independent requests; at least 1."""
     block_count, variance = len(values) // block, float(values.var()) if len(values) else 0.0
     if block_count < 2 or variance == 0.0:
         return 1.0
@@ -137,14 +137,14 @@ def estimate_design_effect(values: np.ndarray, block: int) -> float:
 
 
 def effective(flags: np.ndarray) -> tuple[float, float]:
-    """The count of flags and their total, each divided by the size of the bursts in which they come."""
-    # The greatest design effect of blocks of several lengths, if it is more than chance gives. Several lengths, as
-    # blocks that are shorter than a burst show only a part of it.
+    """The count of true flags and the number of flags, each divided by the size of the bursts of true flags."""
+    # The greatest design effect of blocks of several lengths, if it is more than chance gives. Blocks that are shorter
+    # than a burst show only a part of the effect.
     values, size = flags.astype(float), 1.0
     for block_count in (100, 20):
         if 20 <= block_count <= len(flags):
             effect = estimate_design_effect(values, len(flags) // block_count)
-            # Few flags, or few blocks, vary by chance: chi-squared over its degrees of freedom is beyond this in 1 %.
+            # Few flags, or few blocks, vary by chance: chi-squared over its degrees of freedom exceeds this in 1 %.
             chance_bound = 1.0 + NORMAL.inv_cdf(0.99) * math.sqrt(2.0 / (block_count - 1))
             is_rare = float(values.sum()) < FEW
             if effect > (max(chance_bound, 1.6) if is_rare else chance_bound) or (block_count == 100 and not is_rare):
@@ -154,8 +154,8 @@ def effective(flags: np.ndarray) -> tuple[float, float]:
 
 @lru_cache(maxsize=8192)
 def lower_anytime(count: float, total: float, level: float) -> float:
-    """A lower bound of a share that is wrong at any number of requests, of all at which one looks, with probability
-    `level`: the beta-binomial mixture (Robbins 1970; Howard & Ramdas, Annals of Statistics 49, 2021)."""
+    """A lower bound of a share for repeated looks: with probability `level` at most it is wrong at any number of
+    requests. A beta-binomial mixture (Robbins 1970; Howard & Ramdas, Annals of Statistics 49, 2021)."""
     if count <= 0:
         return 0.0
     # Of Beta(1/2, 1/2), whose normalization is pi.
@@ -170,7 +170,7 @@ def lower_anytime(count: float, total: float, level: float) -> float:
 
 
 def anytime_level(total: float, level: float) -> float:
-    """The one-sided level at which a normal bound is wrong at any of all numbers of requests with probability `level`.
+    """The one-sided level of a normal bound for repeated looks, at any number of requests, with total error `level`.
 
     The normal mixture of Howard, Ramdas, McAuliffe & Sekhon (Annals of Statistics 49, 2021); for quantiles it bounds
     the share of requests below them (Howard & Ramdas, Bernoulli 28, 2022).
@@ -182,9 +182,9 @@ def anytime_level(total: float, level: float) -> float:
 
 @lru_cache(maxsize=1024)
 def detectable(total: int, margin: float, level: float, halves: bool) -> float | None:
-    """The smallest true share that `total` requests would have shown to be over the margin with power 0.8; None: none.
+    """The smallest true share that `total` requests show to be over the margin with power 0.8; None if there is none.
 
-    halves: whether the bound is that of a difference, whose other side saw no failure.
+    halves: whether the bound is that of a difference from a side without failures.
     level: error of the bound.
     """
     own_level = level / 2 if halves else level
@@ -199,21 +199,21 @@ def detectable(total: int, margin: float, level: float, halves: bool) -> float |
 
 
 def count_needed(margin: float, level: float) -> int | None:
-    """The number of requests that give a PASS when none of them fails; None: no number does."""
+    """The number of requests that gives a PASS if none of them fails; None if no number does."""
     return math.ceil(math.log(level) / math.log1p(-margin)) if 0 < margin < 1 else None
 
 
 # The slowdown of a quantile of latency, and its uncertainty.
 #
-# There are two intervals, and the wider end of the two counts. The bootstrap of the logarithm of the ratio takes any
-# distributions, but needs latencies near the quantile, and fails where there are hardly any: between two modes, or
+# There are two intervals, and the wider end of the two counts. The bootstrap of the logarithm of the ratio works for
+# any distribution, but needs latencies near the quantile, and fails if there are hardly any: between two modes, or
 # between the steps of a clock. So the rank of the quantile is also moved by the uncertainty of the share of requests
 # below it, and the latencies at those ranks are compared (Woodruff, JASA 47, 1952; for two samples Mathisen, Annals of
-# Mathematical Statistics 14, 1943). That assumes no density, and a gap gives a wide interval.
+# Mathematical Statistics 14, 1943). This assumes no density, and a gap gives a wide interval.
 
-# `serial_dependence.LEVELS` for a single quantile, after all latencies together were tested.
+# `serial_dependence.LEVELS` for a single quantile, after the test of all latencies together.
 _ALONE = (0.01, 0.01)
-# Below this many requests beyond it a quantile is hardly more than the greatest value seen.
+# A quantile needs this many requests beyond it; with fewer it is hardly more than the greatest value.
 LEAST_BEYOND = 10
 
 
@@ -239,7 +239,7 @@ class Effect:
 
 
 def select_answered(evidence: CanaryEvidence) -> tuple[Array, Array]:
-    """Latencies of both sides' answered requests; of pairs, of those that both answered."""
+    """Latencies of both sides' answered requests; for pairs, only of requests that both sides answered."""
     candidate, baseline = evidence.candidate, evidence.baseline
     if evidence.paired:
         ok_mask = candidate.ok & baseline.ok
@@ -248,7 +248,7 @@ def select_answered(evidence: CanaryEvidence) -> tuple[Array, Array]:
 
 
 def pair_by_order(ours: Array, theirs: Array) -> tuple[Array, Array]:
-    """Two series of the same time with as many entries in each: of the longer one some are left out, evenly."""
+    """Two series of the same period with equal length: entries of the longer one are left out, evenly spaced."""
     count = min(len(ours), len(theirs))
     first_values, second_values = (values[np.arange(count) * len(values) // max(count, 1)] for values in (ours, theirs))
     return first_values, second_values
@@ -258,7 +258,7 @@ def quantile_effects(
     sides: tuple[Array, Array], probabilities: list[float], seed: int, replicates: int, design_block: int = 1
 ) -> list[Effect]:
     """The effect on each quantile. sides: latencies of candidate and baseline, [requests] each, of the same requests or
-    of the same time in order, so that what slowed both cancels.
+    of the same period in order, so that common slowdowns cancel.
 
     seed, replicates: of the bootstrap, which draws the same blocks on both sides.  design_block: as in
     `CanaryEvidence`.
@@ -268,7 +268,7 @@ def quantile_effects(
     if (count := len(sides[0])) < 2 * LEAST_BLOCKS:
         return [Effect(math.nan, math.nan, 0, count, 0.0) for _ in probabilities]
     # All latencies show a slowly changing load better than the few in a tail.
-    # They are ranked, as ranks have no tail that hides small shifts.
+    # Ranks are tested, because they have no tail that hides small shifts.
     ranks = [mean_ranks(values)[0] / count for values in sides]
     least_block = memory_of_difference(ranks, design_block=design_block).block
     return [_effect(sides, p, least_block, seed, replicates, design_block) for p in probabilities]
@@ -310,15 +310,15 @@ def quantile_of(values: Array, p: float) -> float:
 
 
 def mean_ranks(values: Array) -> tuple[Array, Array]:
-    """Ranks of the values from 1, [n], of which equal values share their mean; and how often each value comes."""
+    """The ranks of the values from 1, [n], with the mean rank for equal values; and how often each value occurs."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2.0)[inverse], counts
 
 
 def rank_bounds(sides: tuple[Array, Array], p: float, lower_share: float, upper_share: float) -> tuple[float, float]:
-    """The least and the greatest logarithm of the ratio of quantiles, when the rank of either side moves.
+    """The least and the greatest logarithm of the ratio of quantiles if the rank of one of the sides is moved.
 
-    lower_share, upper_share: by which share of the requests it moves for the least and for the greatest.
+    lower_share, upper_share: shift of the ranks for the least and for the greatest, as a share of the requests.
     sides: as of `quantile_effects`.
     """
     candidate_values, baseline_values = (np.sort(values) for values in sides)

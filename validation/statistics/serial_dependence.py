@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-# Quantiles of the normal, Student's t and beta distributions, without SciPy, which a bare serving node lacks.
+# Quantiles of the normal, Student's t and beta distributions without SciPy, which a bare serving node does not have.
 
 NORMAL = NormalDist()
 
@@ -28,22 +28,22 @@ def t_quantile(p: float, df: float) -> float:
 
 
 def beta_cdf(x: float, a: float, b: float) -> float:
-    """The regularized incomplete beta function I_x(a, b), by its continued fraction (DLMF 8.17.22, modified Lentz)."""
+    """The regularized incomplete beta function I_x(a, b), by its continued fraction (DLMF 8.17.22, Lentz)."""
     if x <= 0.0 or x >= 1.0:
         return 0.0 if x <= 0.0 else 1.0
     if x > (a + 1) / (a + b + 2):
         return 1.0 - beta_cdf(1.0 - x, b, a)
     log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
-    # 1 + d1/(1 + d2/(1 + ...)), whose inverse belongs to the front factor.
-    tiny, value, c, d = 1e-300, 1.0, 1.0, 0.0
+    # 1 + d1/(1 + d2/(1 + ...)), whose inverse belongs to the front factor; no denominator is below 2 / (a + b + 2).
+    value, c, d = 1.0, 1.0, 0.0
     for step in range(1, 20_000):
         half_step = step // 2
         if step % 2:
             term = -(a + half_step) * (a + b + half_step) * x / ((a + 2 * half_step) * (a + 2 * half_step + 1))
         else:
             term = half_step * (b - half_step) * x / ((a + 2 * half_step - 1) * (a + 2 * half_step))
-        d = 1.0 / ((1.0 + term * d) or tiny)
-        c = (1.0 + term / c) or tiny
+        d = 1.0 / (1.0 + term * d)
+        c = 1.0 + term / c
         value *= c * d
         if abs(c * d - 1.0) < 1e-14:
             break
@@ -62,8 +62,8 @@ def beta_quantile(p: float, a: float, b: float) -> float:
 
 # Serial dependence of requests: the block bootstrap of quantiles, and the variance of the mean of a dependent series.
 #
-# Latencies of neighbouring requests resemble each other (a queue, other load on the machine, a clock that throttles),
-# so that resampling single requests would give too narrow intervals. Blocks of consecutive requests are resampled
+# Latencies of neighbouring requests depend on each other (a queue, other load on the machine, a throttled clock), so
+# that resampling single requests would give too narrow intervals. Blocks of consecutive requests are resampled
 # instead. They do not overlap (Carlstein, Annals of Statistics 14, 1986). Their length follows from the data by Politis
 # & White (Econometric Reviews 23, 2004, with the correction of Patton, Politis & White, 28, 2009), doubled: blocks that
 # are too long widen the interval a little, blocks that are too short make it wrong. There are at most 400, which keeps
@@ -82,13 +82,13 @@ def beta_quantile(p: float, a: float, b: float) -> float:
 
 MOST_BLOCKS = 400
 LEAST_BLOCKS = 20
-# Blocks of so many autocorrelation times have means that are correlated by some 5 %; fewer than so many of these blocks
-# do not show the variance of their means.
+# Means of blocks of this many autocorrelation times are correlated by some 5 %; the variance of their means needs at
+# least the second number of blocks.
 BLOCK_TIMES = 5.0
 LEAST_INDEPENDENT = 16
-# Levels of the test for a level that moves: at the first longer blocks are taken, at the second no variance is given.
+# Significance of the test for a moving level: at the first, blocks become longer; at the second, there is no variance.
 LEVELS = (0.05, 0.02)
-# The number of cosine waves that it tests is at most _WAVES, and at most one for each _BLOCKS_A_WAVE blocks.
+# The test uses at most _WAVES cosine waves, and at most one for each _BLOCKS_A_WAVE blocks.
 _WAVES, _BLOCKS_A_WAVE = 8, 4
 
 
@@ -137,7 +137,7 @@ def autocovariance(deviations: np.ndarray, lags: int) -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def draw_block_counts(blocks: int, replicates: int, seed: int) -> np.ndarray:
-    """How often each block is drawn in each bootstrap replicate: float32 [replicates, blocks], read-only."""
+    """The number of draws of each block in each bootstrap replicate: float32 [replicates, blocks], read-only."""
     block_indices = np.random.default_rng((seed, 0)).integers(blocks, size=(replicates, blocks))
     block_indices += np.arange(replicates)[:, None] * blocks
     block_counts = np.bincount(block_indices.ravel(), minlength=replicates * blocks).reshape(replicates, blocks)
@@ -151,9 +151,9 @@ def quantile_replicates(
 ) -> np.ndarray:
     """Bootstrap replicates of quantiles of `values` ([requests]): float64 [replicates, probabilities].
 
-    drawn_blocks: as of `draw_block_counts`. Requests behind the last whole block do not count.
-    No replicate is sorted: the number of values of each block up to each of some 100 order statistics, dense around the
-    quantile, is counted once; a replicate's distribution function there is one row of a matrix product.
+    drawn_blocks: from `draw_block_counts`. Requests after the last whole block do not count.
+    No replicate is sorted: for each block, the values up to each of some 100 order statistics, dense around the
+    quantile, are counted once; a replicate's distribution function there is one row of a matrix product.
     """
     block_count = drawn_blocks.shape[1]
     whole_blocks = values[: block_count * block]
@@ -180,14 +180,14 @@ def quantile_replicates(
 class SeriesMemory:
     """The memory of a series. block: about how many requests make one independent observation.
 
-    variance: of the mean; infinite where there are fewer than LEAST_INDEPENDENT such blocks, so that it is not known.
+    variance: of the mean; infinite (unknown) if there are fewer than LEAST_INDEPENDENT such blocks.
     """
 
     block: int
     variance: float
 
     def design_effect(self, series: np.ndarray) -> float:
-        """How many consecutive requests count as one; at least 1."""
+        """How many consecutive requests count as one independent request; at least 1."""
         variance = float(series.var())
         return max(1.0, self.variance * len(series) / variance) if variance > 0.0 else 1.0
 
@@ -195,7 +195,7 @@ class SeriesMemory:
 def memory_of(
     series: np.ndarray, least_block: int = 1, levels: tuple[float, float] = LEVELS, design_block: int = 1
 ) -> SeriesMemory:
-    """The memory of a series, by its autocorrelation, that of means of ever longer blocks, and a test for drift.
+    """The memory of a series, from its autocorrelation, that of means of ever longer blocks, and a test for drift.
 
     least_block: the shortest block.  levels: as LEVELS.  design_block: as in `CanaryEvidence`.
     """
@@ -215,10 +215,10 @@ def memory_of(
 def memory_of_difference(
     sides: Sequence[np.ndarray], least_block: int = 1, levels: tuple[float, float] = LEVELS, design_block: int = 1
 ) -> SeriesMemory:
-    """The memory by which two series of equal length compare: that of their difference.
+    """The memory of the difference of two series of equal length, for comparing them.
 
-    What moves both slowly cancels in it. Where it does not, because the difference has a long memory too and a variance
-    like that of both sides together, the longer memory of the two sides counts.
+    Slow movements of both sides cancel in the difference. If they do not, so that the difference also has a long memory
+    and as much variance as both sides together, the longer memory of the two sides counts.
 
     sides: series of equal length.  least_block: the shortest block.  levels: as LEVELS.  design_block: as in
     `CanaryEvidence`.
@@ -237,8 +237,8 @@ def memory_of_difference(
 def _independent(series: np.ndarray, design_block: int = 1) -> int:
     """A length of blocks whose means are nearly independent: BLOCK_TIMES integrated autocorrelation times.
 
-    A weak and slow component is hidden by the noise of single requests, but not by that of means of blocks, so these
-    are tested too. Blocks that are independent by design (`design_block`) are tested by their means alone.
+    The noise of single requests hides a weak, slow component, but the noise of block means does not, so these are
+    tested too. For blocks that are independent by design (`design_block`) only the means are tested.
     """
     count, block = len(series), design_block
     for mean_count in (math.inf, 400, 160):
@@ -254,7 +254,7 @@ def _independent(series: np.ndarray, design_block: int = 1) -> int:
 
 
 def autocorrelation_time(series: np.ndarray) -> tuple[float, int]:
-    """1 + 2 * the sum of autocorrelations, and over how many lags it is: up to five such times (Sokal 1989)."""
+    """1 + 2 * the sum of autocorrelations, and the number of lags: up to five times that sum (Sokal 1989)."""
     deviations = series - series.mean()
     covariance = autocovariance(deviations, len(series) // 2)
     if not covariance[0] > 0.0:
@@ -268,7 +268,7 @@ def autocorrelation_time(series: np.ndarray) -> tuple[float, int]:
 
 
 def _bias(lags: Any, count: int) -> Any:
-    """The factor by which a mean that is estimated from the same series reduces a sum of autocovariances."""
+    """The factor by which a mean from the same series reduces a sum of autocovariances."""
     return 1.0 - (2.0 * lags + 1.0) / (count + 2.0)
 
 
@@ -280,12 +280,12 @@ def _means(series: np.ndarray, block: int) -> np.ndarray:
 
 
 def variance_of_mean(series: np.ndarray, block: int) -> float:
-    """Variance of the mean of a series, by the means of its blocks."""
+    """Variance of the mean of a series, from the means of its blocks."""
     return float(_means(series, block).var(ddof=1)) * block / len(series)
 
 
 def drifts(series: np.ndarray, block: int, level: float) -> bool:
-    """Whether the slowest waves hold more of the variance of blocks' means than in 1 - `level` of steady series."""
+    """Whether the slowest waves have a greater share of block means' variance than in 1 - `level` of steady series."""
     means = _means(series, block)
     deviations = means - means.mean()
     energy = float(deviations @ deviations)
@@ -298,6 +298,6 @@ def drifts(series: np.ndarray, block: int, level: float) -> bool:
 
 @lru_cache(maxsize=64)
 def _cosines(blocks: int) -> np.ndarray:
-    """The slowest cosine waves over so many blocks, orthonormal: float64 [waves, blocks]."""
+    """The slowest cosine waves over a number of blocks, orthonormal: float64 [waves, blocks]."""
     orders = np.arange(1, min(_WAVES, (blocks - 1) // _BLOCKS_A_WAVE) + 1)
     return math.sqrt(2.0 / blocks) * np.cos(math.pi * np.outer(orders, (np.arange(blocks) + 0.5) / blocks))

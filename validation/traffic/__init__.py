@@ -1,1 +1,1 @@
-"""What requests ask of a server and how it would answer them: traces, times of a run by size, a simulated batcher."""
+"""Traffic of requests: recorded traces, run times by size, and a simulated batcher."""

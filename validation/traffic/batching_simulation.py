@@ -1,4 +1,4 @@
-"""A dynamic batcher before one engine, simulated: how long each request waits and how long its batch runs.
+"""Simulates a dynamic batcher in front of one engine: the wait of each request and the run time of its batch.
 
 The policy is that of `enginesmith.Batcher` (and, for one bucket, of Triton's dynamic batcher with `max_queue_delay`):
 requests are queued by bucket; a queue is ready once it holds `most` samples or its oldest request has waited
@@ -18,8 +18,8 @@ from enginesmith.arrays import Array
 
 @dataclass(frozen=True)
 class BatchPolicy:
-    """most: samples in a batch at most; a larger request runs alone.  wait_s: the longest that the oldest request waits
-    for others while the worker is free."""
+    """The policy of a batcher. most: samples in a batch at most; a larger request runs alone.  wait_s: how long the
+    oldest request waits for others at most while the worker is free."""
 
     most: int = 1
     wait_s: float = 0.0
@@ -27,10 +27,10 @@ class BatchPolicy:
 
 @dataclass(frozen=True, eq=False)
 class SimulatedService:
-    """What the simulation gave. waited_s, service_s: of each request, float64 [requests], in the order of arrival.
+    """The result of a simulation. waited_s, service_s: seconds of each request, float64 [requests], by arrival.
 
     batches: samples in each batch, int64 [batches].  batch_of: index of each request's batch, int64 [requests].
-    busy_s: seconds that the worker ran.  seconds: from the first arrival to the last answer.
+    busy_s: seconds in which the worker ran.  seconds: from the first arrival to the last answer.
     """
 
     waited_s: Array
@@ -47,20 +47,20 @@ class SimulatedService:
 
     @property
     def utilization(self) -> float:
-        """Share of the time that the worker ran."""
+        """Share of the time in which the worker ran."""
         return self.busy_s / self.seconds if self.seconds else 0.0
 
 
 def simulate_batching(
     at: Array, samples: Array, buckets: Array, curves: Sequence[Sequence[Array]], policy: BatchPolicy, seed: int = 0
 ) -> SimulatedService:
-    """The waits and services of requests before one worker.
+    """The simulation of requests that one worker serves.
 
-    at: arrival in seconds, [requests], rising.  samples: in each request, [requests], from 1 up.  buckets: index of
+    at: arrival in seconds, [requests], rising.  samples: of each request, [requests], 1 or more.  buckets: index of
     each request's bucket, [requests].
-    curves: of each bucket, of a batch of 1, 2, ... samples, its run times in seconds as quantiles at equal steps from 0
-    to 1; a batch of more samples than there are curves takes the last. Curves of a bucket have one length. A run time
-    is drawn for each batch.
+    curves: by bucket, the run times in seconds of a batch of 1, 2, ... samples, each as quantiles at equal steps from 0
+    to 1; the last curve is for all larger batches. Curves of a bucket have one length. Each batch draws its run time at
+    random.
     """
     if len(curves) == 1:
         return (_simulate_alone if policy.most == 1 else _simulate_one_queue)(at, samples, curves[0], policy, seed)
@@ -98,8 +98,8 @@ def simulate_batching(
 def _simulate_alone(
     at: Array, samples: Array, curves: Sequence[Array], _policy: BatchPolicy, seed: int
 ) -> SimulatedService:
-    """The same of one bucket where each request runs alone, in whole arrays (Lindley, Proc. Cambridge Philosophical
-    Society 48, 1952): it begins when it arrives or the one before ends, whichever is later."""
+    """`simulate_batching` for one bucket if each request runs alone, on whole arrays (Lindley, Proc. Cambridge
+    Philosophical Society 48, 1952): a request begins on arrival or at the end of the one before, whichever is later."""
     rows = np.stack(curves)[np.minimum(samples, len(curves)) - 1]
     low, fractions = _places(np.random.default_rng(seed).random(len(at)), len(curves[0]))
     bounds = np.take_along_axis(rows, np.stack([low, np.minimum(low + 1, len(curves[0]) - 1)], 1), 1)
@@ -116,12 +116,12 @@ def _simulate_alone(
 def _simulate_one_queue(
     at: Array, samples: Array, curves: Sequence[Array], policy: BatchPolicy, seed: int
 ) -> SimulatedService:
-    """The same of one bucket, some times faster: one step for each batch, whose requests are consecutive."""
+    """`simulate_batching` for one bucket, a few times faster: one step per batch, whose requests are consecutive."""
     table = [[*curve.tolist(), float(curve[-1])] for curve in curves]
     cumulative_samples = np.concatenate([[0], np.cumsum(samples)])
     limits = cumulative_samples[:-1] + policy.most
     full_indices = np.minimum(np.searchsorted(cumulative_samples, limits) - 1, len(at))
-    filled_s = np.maximum(at, np.append(at, np.inf)[full_indices])  # inf: so many requests never come
+    filled_s = np.maximum(at, np.append(at, np.inf)[full_indices])  # inf: these requests never arrive
     ready_s = np.minimum(at + policy.wait_s, filled_s).tolist()
     last_fitting = (np.searchsorted(cumulative_samples, limits, "right") - 1).tolist()
     arrivals, sample_totals = at.tolist(), cumulative_samples.tolist()
@@ -148,14 +148,14 @@ def _simulate_one_queue(
 
 
 def _places(shares: Array, size: int) -> tuple[Array, Array]:
-    """Where shares lie in a curve of `size` quantiles: the index below each, and the part of the way to the next."""
+    """The position of each share in a curve of `size` quantiles: the index below, and the fraction up to the next."""
     positions = shares * (size - 1)
     low_indices = np.minimum(positions.astype(np.int64), max(size - 2, 0))
     return low_indices, positions - low_indices
 
 
 def _quantile(curve: Sequence[float], share: float) -> float:
-    """The value of a curve of quantiles at equal steps, between two of them linearly."""
+    """The value of a curve of quantiles at a share from 0 to 1, with linear interpolation."""
     position = share * (len(curve) - 1)
     low = min(int(position), max(len(curve) - 2, 0))
     high = min(low + 1, len(curve) - 1)
@@ -165,7 +165,7 @@ def _quantile(curve: Sequence[float], share: float) -> float:
 def _choose(
     queues: Sequence[deque[int]], counts: Sequence[int], arrivals: Sequence[float], policy: BatchPolicy, now: float
 ) -> tuple[int | None, float]:
-    """The ready queue whose oldest request is the oldest, or None; and when the first of the others will be ready."""
+    """The ready queue whose oldest request is the oldest of all, or None; and the time at which the next is ready."""
     queue_index, oldest_arrival, wake_s = None, np.inf, np.inf
     for index, queue in enumerate(queues):
         if not queue:

@@ -1,10 +1,10 @@
-"""The time of a run of an engine as a function of the sizes of its dims, from the sizes at which it was measured.
+"""The run time of an engine as a function of the sizes of its dims, from the sizes at which it was measured.
 
 Between measured sizes the logarithm of the median is interpolated by universal kriging over the logarithms of the
-sizes: a linear trend (t is about a * size^b) and a Gaussian process on what it leaves, whose scale and length are
-those of the greatest likelihood, on a grid (Cressie, Statistics for Spatial Data, 1993, 3.4; Rasmussen & Williams,
-Gaussian Processes for Machine Learning, 2006, 2.7 and 5.4). It gives a standard deviation with each value. Beyond the
-measured sizes nothing is predicted.
+sizes: a linear trend (t is about a * size^b) and a Gaussian process on the residuals, whose scale and length are those
+of the greatest likelihood on a grid (Cressie, Statistics for Spatial Data, 1993, 3.4; Rasmussen & Williams,
+Gaussian Processes for Machine Learning, 2006, 2.7 and 5.4). Each value has a standard deviation. There are no
+predictions outside the measured sizes.
 """
 
 import math
@@ -19,16 +19,16 @@ from enginesmith.arrays import Array
 from enginesmith.core.errors import DataError
 from enginesmith.core.reports.latency import BucketLatency
 
-# Standard deviation of a measured median's logarithm where only one process measured it.
+# Standard deviation of a measured median's logarithm if only one process measured it.
 _ONE_PROCESS = 0.02
-# Tried scales (of the logarithm of seconds) and lengths (of the logarithm of sizes) of the Gaussian process.
+# The grid of scales (of the logarithm of seconds) and lengths (of the logarithm of sizes) of the Gaussian process.
 _SCALES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
 _LENGTHS = (0.35, 0.7, 1.4, 2.8)
 
 
 @dataclass(frozen=True, eq=False)
 class ServiceTimes:
-    """What was measured of an engine. sizes: int64 [points, dims], at least one point.
+    """The measured run times of an engine. sizes: int64 [points, dims], at least one point.
 
     curves: run times in seconds as quantiles at equal steps from 0 to 1, float64 [points, steps].
     log_sd: standard deviation of the logarithm of each point's median, float64 [points].
@@ -41,7 +41,7 @@ class ServiceTimes:
 
     @classmethod
     def of_buckets(cls, buckets: Sequence[BucketLatency], dims: Sequence[str]) -> "ServiceTimes":
-        """The times of a latency report's buckets. Raises DataError where there are none."""
+        """The run times of a latency report's buckets. Raises DataError if there are none."""
         if not buckets:
             raise DataError("no bucket was timed; `enginesmith profile` times them")
         sizes = np.array([[bucket.sizes[dim] for dim in dims] for bucket in buckets], np.int64)
@@ -81,7 +81,7 @@ class ServiceTimes:
 
 
 def _log_sd(process_medians_s: Sequence[float]) -> float:
-    """Standard deviation of the logarithm of the median of several processes."""
+    """Standard deviation of the logarithm of a median, given each process's median in seconds."""
     if len(process_medians_s) < 2:
         return _ONE_PROCESS
     log_std = float(np.std(np.log(process_medians_s), ddof=1))
@@ -108,7 +108,7 @@ class _Kriging:
 
     @classmethod
     def _at(cls, at: Array, values: Array, noise: Array, scale: float, length: float) -> tuple[float, "_Kriging"]:
-        """The logarithm of the (restricted) likelihood, but for a constant, and the fit."""
+        """The logarithm of the (restricted) likelihood up to a constant, and the fit."""
         covariance = _kernel(at, at, scale, length) + np.diag(noise**2)
         inverse = np.linalg.inv(covariance)
         design = _design(at, len(at) > at.shape[1])
@@ -130,7 +130,7 @@ class _Kriging:
 
 
 def _design(at: Array, has_slope: bool) -> Array:
-    """1 and, where there are enough points, the logarithms of the sizes: [rows, terms]."""
+    """The terms of the trend, [rows, terms]: 1 and, if there are enough points, the logarithms of the sizes."""
     ones = np.ones((len(at), 1))
     return np.hstack([ones, at]) if has_slope else ones
 

@@ -13,9 +13,9 @@ from enginesmith.recording.traffic import RecordedTraffic
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Requests in the order of their arrival. at: seconds since the first, float64 [requests], rising; all 0 where the
-    traffic has no times.  sizes: named dim -> its size in each request, int64 [requests].  start: when the first one
-    came, in seconds since the epoch where that was recorded; 0 without times."""
+    """Requests in the order of their arrival. at: seconds since the first, float64 [requests], rising; all 0 if the
+    traffic has no times.  sizes: named dim -> its size in each request, int64 [requests].  start: arrival of the first,
+    in seconds since the epoch if that was recorded; 0 without times."""
 
     at: Array
     sizes: Mapping[str, Array]
@@ -26,7 +26,7 @@ class Trace:
 
     @property
     def timed(self) -> bool:
-        """Whether it has times of arrival."""
+        """Whether the trace has times of arrival."""
         return len(self.at) > 1 and bool(self.at[-1] > 0)
 
     @property
@@ -40,8 +40,8 @@ class Trace:
 
 
 def trace_of(traffic: RecordedTraffic, inputs: Sequence[TensorSpec]) -> Trace:
-    """The trace of recorded traffic. inputs: of the model, which name the dims. Raises DataError for a dim that has two
-    sizes in one request."""
+    """The trace of recorded traffic. inputs: the model's, with named dims. Raises DataError if a dim has two sizes in
+    one request."""
     axes = [
         (spec.name, axis, dim)
         for spec in inputs

@@ -100,8 +100,8 @@ class AotInductor:
         return {**package_versions, "cpu": self._level(), **({"c++": compiler} if compiler else {})}
 
     def refuses(self, request: BuildRequest) -> str | None:
-        """FP8 on CPUs, GPUs where torch has no CUDA, I/O types that torch lacks, machines that are not x86-64, and
-        everything without torch or a C++ compiler."""
+        """Why a request cannot be built: FP8 on a CPU, a block format, an I/O type, shape or CPU that is not supported,
+        a GPU if torch has no CUDA, a machine without AVX2, no torch or no C++ compiler. None if it can."""
         versions = self.versions()
         if not versions:
             return f"torch is not installed; {self.install}"
@@ -127,15 +127,17 @@ class AotInductor:
         return cpu_kinds.refusal(request, "AOTInductor") or request_checks.refusal(request, "AOTInductor")
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
-        """The torch that built it, and the CPU's instructions; nothing of the C++ compiler."""
+        """The target's processor, the CPU's instructions (for a GPU too), and the torch that built the engine; the C++
+        compiler is not required."""
         torch = same_versions(dict(request.toolchain), "torch")
         return (for_target(request.target), *torch, Instructions(level_of(request)))
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
         """Compile `model` into WORKDIR/engine.pt2.
 
-        Raises ModelError, naming node and operator, for what the conversion to torch does not know, and
-        EnginesmithError with the compiler's words where the compilation fails; and as `require_plain` does.
+        Raises ModelError, naming node and operator, for what the conversion to torch does not support (an operator, an
+        attribute, a type), EnginesmithError with the compiler's message if the compilation fails, or with the reason if
+        the target is a GPU whose engines cannot run here, and as `require_plain` does.
         """
         if not request.target.is_cpu and (reason := self.runs(request.target)):
             raise EnginesmithError(f"AOTInductor compiles on the GPU it builds for: {reason}")
@@ -164,7 +166,7 @@ class AotInductor:
         return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
-        """True for CPUs. For GPUs: whether this machine has that compute capability, and torch has CUDA."""
+        """Why engines for a GPU cannot run here: no CUDA in torch, or no such GPU. None if they can, and for CPUs."""
         if target.is_cpu:
             return None
         if "+cpu" in self.versions().get("torch", "+cpu"):
@@ -204,7 +206,7 @@ class AotInductor:
 
 
 def compiler_version(command: str) -> str | None:
-    """The C++ compiler's own version, '12.2.0'; None where there is none of that name."""
+    """The version that a C++ compiler reports, such as '12.2.0'; None if there is no `command`, or it reports none."""
     compiler_path = shutil.which(command)
     return None if compiler_path is None else _compiler_version(compiler_path, Path(compiler_path).stat().st_mtime_ns)
 
@@ -224,10 +226,10 @@ def check_members(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
     except DAMAGED as error:
-        raise EnginesmithError(f"{path.name} is no AOTInductor package: {error}; build it again") from error
+        raise EnginesmithError(f"{path.name} is not an AOTInductor package: {error}; build it again") from error
     for name in names:
         if not _MEMBERS.fullmatch(name):
-            raise EnginesmithError(f"{path.name} holds {name!r}, which no engine of AOTInductor does; do not open it")
+            raise EnginesmithError(f"{path.name} holds {name!r}, which no AOTInductor engine contains; do not open it")
 
 
 @contextmanager

@@ -55,7 +55,7 @@ class PackageSession(Session):
         return tensors if self._device.type == "cpu" else [tensor.to(self._device) for tensor in tensors]
 
     def prepare_call(self, inputs: Tensors) -> Callable[[], object]:
-        """The package's own call on tensors of its device."""
+        """A function that calls the package on tensors of `inputs`, which were put on its device before."""
         self.run(inputs)
         tensors = self._place(inputs)
 
@@ -73,7 +73,7 @@ class PackageSession(Session):
 
 
 def _share_as_tensor(array: np.ndarray) -> torch.Tensor:
-    """The array as a tensor, without a copy where torch can read it as it lies."""
+    """The array as a tensor; without a copy if it is C-contiguous and of a boolean, integer or floating dtype."""
     if array.dtype.kind not in "biuf" or not array.flags.c_contiguous:
         return to_tensor(array)
     if array.flags.writeable:

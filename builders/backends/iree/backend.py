@@ -70,7 +70,7 @@ class Iree:
         return {**package_versions, "cpu": host_level()} if package_versions and self.cpu == HOST else package_versions
 
     def refuses(self, request: BuildRequest) -> str | None:
-        """GPU generations and precisions that IREE lacks, shapes without bounds, and all where it is not installed."""
+        """Why a request cannot be built: a GPU, CPU, precision or shape not supported, or no IREE. None if it can."""
         return (
             _target_refusal(request)
             or request_checks.refusal(request, _TITLE)
@@ -79,7 +79,7 @@ class Iree:
         )
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
-        """The very versions that built it, and of the CPU the instructions of its level."""
+        """The target's processor, a CPU's instructions, and exactly the versions that built the engine."""
         instructions = (Instructions(level_of(request)),) if request.target.is_cpu else ()
         return (for_target(request.target), *same_versions(dict(request.toolchain), *_DISTRIBUTIONS), *instructions)
 
@@ -104,7 +104,7 @@ class Iree:
         return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
-        """True for CPUs. For GPUs: whether this machine has that compute capability."""
+        """Why engines for a GPU cannot run here: no GPU of that compute capability. None if they can, and for CPUs."""
         return cuda.explain_missing_gpu(target)
 
     @contextmanager

@@ -31,8 +31,8 @@ _BEYOND = 2**31 - 1
 def rewrite_for_iree(graph: "onnx.GraphProto", opset: int) -> None:
     """Rewrite a graph whose shapes are inferred, inner graphs included, in place.
 
-    The values that a Loop's body hands to its next turn get the shapes that it takes them in. Shape inference finds
-    none for them, as a turn may change them, and IREE, whose loops cannot, takes a tensor without one for a scalar.
+    The values that a Loop's body hands to the next iteration get the shapes of the body's inputs. Shape inference finds
+    none, since ONNX lets an iteration change them. IREE does not, and takes a value without a shape for a scalar.
     """
     loops = (node for node in walk_nodes(graph) if node.op_type == "Loop")
     for body in (body for loop in loops for body in list_bodies(loop)):
@@ -45,7 +45,7 @@ def rewrite_for_iree(graph: "onnx.GraphProto", opset: int) -> None:
 
 
 def _slice(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
-    """Backwards from beyond the end it reads memory in front of the tensor: it begins at the last entry instead."""
+    """Let a backward Slice whose start is beyond the end begin at the last entry: IREE reads before the tensor."""
     tensor, starts_name, _, axes, steps = (*write.node.input, "", "")[:5]
     step, start = scope.array(steps), scope.array(starts_name)
     if not steps or (step is not None and (step > 0).all()) or (start is not None and (start < 0).all()):
@@ -91,7 +91,7 @@ def _computed_begin(write: Writer, scope: Scope, data: str, starts: str, axes: s
 
 
 def _clip(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":  # noqa: ARG001 - the same of all types
-    """It takes NaN for the lower bound, and unsigned numbers for signed: as Max and Min it does not, in this order."""
+    """Write Clip as Max, then Min: IREE's Clip turns NaN into the lower bound, and reads unsigned numbers as signed."""
     value, low, high = (*write.node.input, "", "")[:3]
     if not low and not high:
         return None
@@ -141,7 +141,7 @@ def _power(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
 
 
 def _multiply_integers(write: Writer, scope: Scope) -> "list[onnx.NodeProto] | None":
-    """Without zero points it takes unsigned numbers for signed where both are unsigned."""
+    """Add zero points of 0 to a MatMulInteger of two uint8 inputs: without them, IREE reads both as signed."""
     if len(write.node.input) > 2 or any(scope.dtype(name) != np.uint8 for name in write.node.input):
         return None
     zeros = [write.constant(np.zeros((), np.uint8)) for _ in range(2)]
@@ -186,13 +186,13 @@ def compile_model(model: Path, workdir: Path, flags: list[str]) -> Path:
     return engine
 
 
-def reason(said: str, names: Names) -> str:
-    """The first error that the compiler printed, with the node's own name and operator where it names the node."""
-    match = _ERROR.search(said)
+def reason(text: str, names: Names) -> str:
+    """The first error that the compiler printed, with the model's names of nodes (and their operators) and values."""
+    match = _ERROR.search(text)
     if match is None:
-        return " ".join(names.restore(said).split())[-_LONGEST:] or "it gave no reason"
-    node_name, said = match.groups()
-    message = _AFTER.sub("", said)[:_LONGEST]
+        return " ".join(names.restore(text).split())[-_LONGEST:] or "it gave no reason"
+    node_name, text = match.groups()
+    message = _AFTER.sub("", text)[:_LONGEST]
     return names.restore(f"{node_name}: {message}" if node_name else message)
 
 

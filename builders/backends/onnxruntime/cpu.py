@@ -106,7 +106,8 @@ class OnnxRuntime:
         return replace(self.scheme, weight_levels=level_count)
 
     def refuses(self, request: BuildRequest) -> str | None:
-        """GPU targets, bf16, narrow floats, arrays of types that numpy lacks, and all where it is not installed."""
+        """Why a request cannot be built: a GPU, a saved layout for another kind of CPU, bf16, a narrow float, an input
+        or output of a type that numpy lacks, no onnxruntime. None if it can."""
         if not self.serves(request.target):
             return f"onnxruntime compiles for the CPU here, not for {request.target.name}; use tensorrt-rtx or tensorrt"
         if self.graph_optimization == "all" and (reason := why_no_proof(request)):
@@ -123,10 +124,8 @@ class OnnxRuntime:
         return None
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
-        """A CPU, for a saved layout one of the same kind; for other releases a remark: later ones read every file.
-
-        Whether sums in 32 bits are required too depends on the file, and is added by `build`.
-        """
+        """A CPU (of the same kind, if the layout is saved), and a remark about other releases of ONNX Runtime: later
+        ones read every file. `build` adds the requirement of sums in 32 bits, which depends on the file."""
         toolchain = dict(request.toolchain)
         cpu_kind = toolchain.get("cpu", "") if self.graph_optimization == "all" else ""
         remarks = later_versions(toolchain, "onnxruntime", strict=False, remark="saved by onnxruntime")
@@ -169,9 +168,9 @@ class OnnxRuntime:
         return Engine.of_file(self, request, path, notes, (WideSums(),) if is_saturating else ())
 
     def _opens_as_written(self, model: Path) -> str:
-        """The remedy for a graph that ONNX Runtime's optimizer does not take, where it opens without; '' elsewhere.
+        """The remedy for a graph that opens only without ONNX Runtime's optimizer; '' if it does not open.
 
-        A branch of an If can be wrong for sizes that are fixed and never taken at them: the optimizer looks into it.
+        A branch of an If that is never taken at the fixed sizes can be invalid for them; the optimizer reads it.
         """
         try:
             open_model(model, session_options("ORT_DISABLE_ALL", self.intra_op_threads, of=model))
@@ -183,7 +182,7 @@ class OnnxRuntime:
         )
 
     def runs(self, target: Target) -> str | None:
-        """A CPU is always at hand."""
+        """Why engines for a GPU cannot run; None for a CPU."""
         return None if target.is_cpu else f"onnxruntime runs on the CPU here, not on {target.name}"
 
     @contextmanager

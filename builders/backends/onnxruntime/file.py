@@ -24,8 +24,8 @@ _INDICES = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 
 
 def settle_weights(path: Path, folder: Path) -> tuple[str, ...]:
-    """Make the weights of an engine file independent of `folder`, where those of its source lie: they move into `path`,
-    or into shards beside it where the source had shards. Returns a note where fp16 operators compute in fp32."""
+    """Copy the weights that the engine file `path` reads from `folder`, its source's, into the file, or into shards
+    beside it if the source had shards. Returns a note if fp16 operators compute in fp32."""
     engine = load_graph(path, folder) if list_weight_files(path) else load_outline(path)
     if in_shards(engine):
         save_graph(engine, path)
@@ -44,10 +44,10 @@ def settle_weights(path: Path, folder: Path) -> tuple[str, ...]:
 
 
 def embed_shapes(model: onnx.ModelProto, folder: Path) -> None:
-    """Take the integer vectors of a model whose weights are in files in `folder` into the model, in place.
+    """Load integer scalars and vectors from files in `folder` into the model, in place.
 
-    They may be shapes, lengths or indices, which ONNX's shape inference reads from the model alone: where ONNX Runtime
-    makes one Split of 128 Slices, its lengths are 1024 bytes, and a file that has them outside does not open.
+    They may be shapes, lengths or indices. ONNX's shape inference reads these only from the model itself: if ONNX
+    Runtime makes one Split of 128 Slices, its lengths take 1024 bytes, and a file with external lengths does not open.
     """
     for graph in walk_graphs(model.graph):
         for tensor in graph.initializer:
@@ -99,7 +99,7 @@ _FLOAT = int(TensorProto.FLOAT)
 
 
 def keep_narrow_weights(path: Path, source: Path) -> tuple[str, ...]:
-    """Put narrow constants back into the optimized model `path`, which was made from `source`; a note where it did."""
+    """Put narrow constants of `source` back into `path`, the optimized model made from it; returns a note if it did."""
     if not find_widened(load_outline(source)):
         return ()
     model = load_graph(source)
@@ -118,7 +118,7 @@ def keep_narrow_weights(path: Path, source: Path) -> tuple[str, ...]:
 
 
 def note_widened(source: Path) -> tuple[str, ...]:
-    """The note on an engine whose graph is not optimized again when it is opened, so that nothing narrow is kept."""
+    """A note on narrow weights, stored as fp32 because the graph is not optimized again when it is opened; or ()."""
     chains = find_widened(load_outline(source)).values()
     count = len({chain[0].output[0] for chain in chains})  # a chain's beginning is one too
     if not count:
@@ -128,7 +128,7 @@ def note_widened(source: Path) -> tuple[str, ...]:
 
 
 def find_widened(model: ModelProto) -> dict[str, tuple[NodeProto, ...]]:
-    """Float32 tensor -> the nodes that make it out of constants, in order, where it is larger than those."""
+    """Name of a float32 tensor -> the nodes, in order, that compute it from constants of at most 3/4 of its bytes."""
     constants = _constants(model)
     producers = {name: node for node in model.graph.node for name in node.output}
     chains = dict[str, tuple[NodeProto, ...]]()
@@ -140,7 +140,7 @@ def find_widened(model: ModelProto) -> dict[str, tuple[NodeProto, ...]]:
 
 
 def restore_chains(engine: ModelProto, source: ModelProto, chains: Mapping[str, tuple[NodeProto, ...]]) -> int:
-    """Replace the engine's constants that chains of the source give, in place; gives how many."""
+    """Replace constants of the engine by chains of nodes of `source` that compute them, in place; returns how many."""
     constants, tensors = _constants(source), {tensor.name: tensor for tensor in engine.graph.initializer}
     engine_names = {value.name for value in engine.graph.input}.union(*(node.output for node in engine.graph.node))
     nodes, restored_names = dict[str, NodeProto](), list[str]()
@@ -249,7 +249,7 @@ _READERS = ("MatMul", "FusedMatMul")
 
 
 def rewrite_optimized(path: Path, *, faster: bool) -> tuple[str, ...]:
-    """Rewrite an optimized model on disk; notes on what was done. faster: whether with the rewrites for speed."""
+    """Rewrite an optimized model on disk; returns a note if Casts were moved. faster: with the rewrites for speed."""
 
     def rewrite(model: ModelProto) -> tuple[int, int]:
         return cast_first(model), fuse_bias(model) + split_convolutions(model) if faster else 0
@@ -268,7 +268,7 @@ def rewrite_optimized(path: Path, *, faster: bool) -> tuple[str, ...]:
 
 
 def fuse_bias(model: ModelProto) -> int:
-    """Give each integer MatMul the bias that is added behind it, in place; gives how many."""
+    """Move the bias of an Add after an integer MatMul into the MatMul, in place; returns how many were moved."""
     graph = model.graph
     producers = {name: node for node in graph.node for name in node.output}
     read_counts = Counter(name for node in graph.node for name in node.input)
@@ -300,7 +300,7 @@ def _takes(node: NodeProto, bias: TensorProto | None, constants: dict[str, Tenso
 
 
 def split_convolutions(model: ModelProto) -> int:
-    """Split the large integer convolutions, in place; gives how many."""
+    """Split the large integer convolutions, in place; returns how many were split."""
     constants = {tensor.name: tensor for tensor in model.graph.initializer}
     nodes, split_count = list[NodeProto](), 0
     for node in model.graph.node:
@@ -357,7 +357,7 @@ def file_moves_first_axis(path: Path) -> bool:
 
 
 def cast_first(model: ModelProto) -> int:
-    """Swap the Transpose and Cast before a MatMul, in place; gives how many."""
+    """Swap the Transpose and the Cast before a MatMul, in place; returns how many pairs were swapped."""
     read_counts = Counter(name for node in walk_nodes(model.graph) for name in node.input)
     read_counts.update(value.name for graph in walk_graphs(model.graph) for value in graph.output)
     return sum(_swap(graph, read_counts) for graph in walk_graphs(model.graph))

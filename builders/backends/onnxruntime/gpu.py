@@ -75,7 +75,7 @@ def write_whole(model: Path, path: Path) -> None:
 
 
 def left_over(path: Path) -> tuple[str, ...]:
-    """A note on the operators of a compiled model that are in no TensorRT engine, if there are any."""
+    """A note with the number and types of a compiled model's operators outside of TensorRT's engines; () for none."""
     import onnx
 
     graph = onnx.load(path, load_external_data=False).graph
@@ -89,8 +89,8 @@ def left_over(path: Path) -> tuple[str, ...]:
 class GpuSession(OrtSession):
     """An engine opened on a GPU provider, which takes shapes within its profiles only.
 
-    providers: with their options, the engine's own first.  cpu_operators: whether more than shapes may be computed on
-    the CPU. Raises EnginesmithError when ONNX Runtime falls back to another device, ModelError when it cannot read the
+    providers: (name, options), the engine's provider first.  cpu_operators: whether the CPU may compute more than
+    shapes. Raises EnginesmithError when ONNX Runtime falls back to another device, ModelError when it cannot read the
     engine.
     """
 
@@ -281,7 +281,7 @@ class OnnxRuntimeCuda(_OnnxRuntimeGpu):
         check_not_negative(self, "memory_mib")
 
     def versions(self) -> dict[str, str]:
-        """Version of either wheel: a build writes a graph and needs no GPU provider."""
+        """The version of onnxruntime-gpu, else of onnxruntime: a build writes a graph and needs no GPU provider."""
         packages = versions_of("onnxruntime-gpu", "onnxruntime")
         return {"onnxruntime": next(iter(packages.values()))} if packages else {}
 
@@ -300,7 +300,7 @@ class OnnxRuntimeCuda(_OnnxRuntimeGpu):
         return None if self.versions() else "onnxruntime is not installed; pip install onnxruntime"
 
     def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:  # noqa: ARG002
-        """CUDA alone; ONNX Runtime adds the CPU for what computes shapes."""
+        """The CUDA provider and its options; ONNX Runtime adds the CPU for operators that compute shapes."""
         options = {
             "device_id": str(device),
             "use_tf32": str(int(self.tf32)),
@@ -346,7 +346,7 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
         return versions_of("onnxruntime-gpu") and versions_of("onnxruntime-gpu", *_TENSORRT_WHEELS)
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
-        """The very versions that built it, and a driver for their CUDA."""
+        """The target's GPU, exactly the versions that built the engine, and a driver for their CUDA."""
         toolchain = dict(request.toolchain)
         runtimes = same_versions(toolchain, "onnxruntime-gpu", *_TENSORRT_WHEELS)
         return (for_target(request.target), *runtimes, *driver_for(toolchain))
@@ -360,7 +360,9 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
         import onnxruntime as ort
 
         if reason := cuda.explain_missing_gpu(request.target):
-            raise EnginesmithError(f"TensorRT tunes on the GPU it builds for: {reason}; build on a node that has one")
+            raise EnginesmithError(
+                f"TensorRT tunes on the GPU it builds for: {reason}; build on a node that has this GPU"
+            )
         device = cuda.index_of(request.target.compute_capability)
         check_available(ort.get_available_providers(), TENSORRT)
         options = ort.SessionOptions()
@@ -377,7 +379,7 @@ class OnnxRuntimeTensorRT(_OnnxRuntimeGpu):
         return Engine.of_file(self, request, path, left_over(path))
 
     def providers(self, request: BuildRequest, device: int) -> list[tuple[str, ProviderOptions]]:
-        """TensorRT, and CUDA for what it does not take."""
+        """The TensorRT provider, and the CUDA provider for operators that TensorRT does not support."""
         options = {
             "device_id": str(device),
             "trt_builder_optimization_level": str(self.optimization_level),

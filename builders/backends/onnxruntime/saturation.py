@@ -50,9 +50,9 @@ _UNREADABLE = (Error, ValueError, OSError, ModelError)
 
 
 def exact_source(path: Path) -> str | bytes:
-    """What to open for a file that runs as it is written so that no sum saturates: its path, the bytes of a rewritten
-    model, or the path of one beside it where its weights lie in shards. For a file that cannot be read it is the path,
-    and ONNX Runtime raises the reason."""
+    """The path or the bytes of a model that computes the same as the file `path`, and in which no sum saturates: `path`
+    if none can, else a rewritten model: its bytes, or a file beside `path` if its weights lie in shards. `path` if the
+    file cannot be read: ONNX Runtime then raises the reason."""
     try:
         if not file_may_saturate(path):
             return str(path)
@@ -72,7 +72,7 @@ def exact_source(path: Path) -> str | bytes:
 
 
 def rewrite_exact(path: Path) -> tuple[str, ...]:
-    """Rewrite an engine's file, in place, so that no sum saturates on any CPU; a note where that changed it."""
+    """Rewrite an engine's file, in place, so that no sum saturates on any CPU; returns a note if that changed it."""
     model = load_graph(path)
     count = make_exact(model)
     if not count:
@@ -83,13 +83,14 @@ def rewrite_exact(path: Path) -> tuple[str, ...]:
 
 
 def file_may_saturate(path: Path) -> bool:
-    """Whether an integer sum may saturate on a CPU without VNNI. Of external data int8 tensors alone are read."""
+    """Whether an integer sum may saturate on a CPU without VNNI. Reads only the int8 tensors of external data."""
     return next(_find_saturating(_Scope.of(load_outline(path).graph)), None) is not None
 
 
 def make_exact(model: ModelProto) -> int:
-    """Make uint8 of each int8 factor beyond 64, in place, in all graphs of a model; gives how many nodes read one. A
-    constant that several nodes read, of whatever graph, is shifted once."""
+    """Turn int8 factors that are beyond -64..64, or computed at run time, into uint8, in place, in all graphs of a
+    model; returns how many times nodes read one. A constant that several nodes read, in any of the graphs, is shifted
+    once."""
     scope = _Scope.of(model.graph)
     saturating_count = len(list(_find_saturating(scope)))
     if saturating_count:

@@ -112,11 +112,11 @@ class OrtSession(Session):
 
 
 def session_options(level: str, threads: int, without: Sequence[str] = (), of: Path | None = None) -> Untyped:
-    """Options of a session. level: ONNX Runtime's own name.  threads: of one operator; 0 is one per core.
+    """Options of a session. level: ONNX Runtime's name of the optimization level.
 
-    without: names of optimizers to leave out, besides those that make a graph slower.  of: the graph whose libraries of
-    operators are opened, which are checked before. Raises ModelError for one that ONNX Runtime does not take, and as
-    `find_library`.
+    threads: per operator; 0 is one per core.  without: optimizers to leave out, besides those that make a graph slower.
+    of: a graph whose libraries of operators are checked and opened. Raises ModelError for a library that ONNX Runtime
+    does not accept, and as `find_library` does.
     """
     import onnxruntime as ort
 
@@ -249,9 +249,9 @@ _EMPTY_NODES, _EMPTY_RUNS = 16, 20
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """An event of the trace. name, category: as the runtime writes them.  begun, taken: in microseconds.
+    """An event of the trace. name, category: as the runtime writes them.  begun, taken: start, duration (microseconds).
 
-    operator: type of the node, '' where it is about none.
+    operator: type of the node; '' for an event without a node.
     """
 
     name: str
@@ -318,10 +318,10 @@ def _empty(workdir: Path, options: Untyped) -> RunProfile:
 
 
 def read_trace(path: Path, graph_path: Path, inputs: Mapping[str, TensorType], discard: int) -> RunProfile:
-    """Mean times over the quicker half of the runs, the first `discard` left out: slow ones were interrupted.
+    """Mean times over the quicker half of the runs after the first `discard`: slow runs were interrupted.
 
-    graph_path: the optimized graph, as the session wrote it.  inputs: types and shapes of the run's.
-    Raises ModelError for a trace without a run, which means that this version of the runtime writes another form.
+    graph_path: the optimized graph that the session wrote.  inputs: types and shapes of the run's inputs.
+    Raises ModelError for a trace that cannot be read, or has no run: this version of the runtime writes another form.
     """
     try:
         trace_events = [TraceEvent.from_json(event) for event in json.loads(path.read_bytes()) if "ts" in event]
@@ -330,7 +330,9 @@ def read_trace(path: Path, graph_path: Path, inputs: Mapping[str, TensorType], d
     events = sorted(trace_events, key=lambda event: event.begun)
     runs = [event for event in events if event.name == "model_run"][discard:]
     if not runs:
-        raise ModelError("onnxruntime's profile holds no run; this version of onnxruntime writes another form of it")
+        raise ModelError(
+            "onnxruntime's profile contains no run; this version of onnxruntime writes profiles in another form"
+        )
     kernels = [event for event in events if event.category == "Node" and event.name.endswith(_END)]
     quickest_runs = sorted(runs, key=lambda event: event.taken)[: max(1, round(_QUICKER * len(runs)))]
     node_events = [

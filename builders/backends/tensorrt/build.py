@@ -12,14 +12,7 @@ from builders.backends.discovery import check_compatible, find_compatible_gpu, l
 from builders.backends.installed_versions import versions_of
 from builders.backends.optional_methods import GIVEN, GROWN, RunProfile
 from builders.backends.request_checks import check_choice, check_not_negative
-from builders.backends.tensorrt.library import (
-    Opening,
-    builder_reason,
-    clean,
-    parser_reason,
-    ran_out_of_memory,
-    recorder,
-)
+from builders.backends.tensorrt.library import Opening, builder_reason, clean, failure_kind, parser_reason, recorder
 from builders.execution.process import enter_phase, heed_stop
 from builders.onnx_graphs.bodies import check_model
 from enginesmith.core.capabilities import Capabilities, SharedOptions
@@ -58,7 +51,7 @@ MAX_BYTES = 64 << 20
 _DECLINED = (RuntimeError, ValueError, TypeError, AttributeError)
 
 
-def parse_network(trt: Untyped, said: Untyped, builder: Untyped, model: Path, edition: tuple[str, str]) -> Untyped:
+def parse_network(trt: Untyped, logger: Untyped, builder: Untyped, model: Path, edition: tuple[str, str]) -> Untyped:
     """A strongly typed network of the model. edition: title and name of the backend, for errors.
 
     Raises ModelError naming node, operator and reason. The parser gets the path, so that it finds external data; for
@@ -67,7 +60,7 @@ def parse_network(trt: Untyped, said: Untyped, builder: Untyped, model: Path, ed
     # Strong typing is a choice in TensorRT 10. Later releases and RTX have nothing else and deprecate the flag.
     has_flag = trt.__version__.startswith("10.")
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED) if has_flag else 0)
-    parser = trt.OnnxParser(network, said)
+    parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(model)) or parser.num_errors:
         problems = [parser.get_error(index) for index in range(parser.num_errors)]
         raise ModelError(parser_reason(*edition, problems))
@@ -160,22 +153,22 @@ def _set(config: Untyped, data: bytes) -> str:
 
 
 def kept_layers(
-    trt: Untyped, said: Untyped, engine: Path, prepare: Callable[[Untyped], None]
+    trt: Untyped, logger: Untyped, engine: Path, prepare: Callable[[Untyped], None]
 ) -> tuple[Path | None, str]:
     """The engine inspector's JSON in a file beside the engine (names, types, formats, tactics), or why there is none.
 
-    The inspector needs a loaded engine, hence the GPU, and room on it beside what the builder still holds. An engine is
-    as good without it, so that a failure is a reason and no error. prepare: called with the runtime first.
+    The inspector needs a loaded engine, hence the GPU, and memory on it beside the builder's. An engine without the
+    JSON is as good, so a failure is returned as a reason. prepare: called with the runtime first.
     """
-    message_count = len(said.messages)
-    runtime = trt.Runtime(said)
+    message_count = len(logger.messages)
+    runtime = trt.Runtime(logger)
     prepare(runtime)
     runtime.engine_host_code_allowed = True  # it was built in this process
     cuda_engine = runtime.deserialize_cuda_engine(engine.read_bytes())
     inspector = cuda_engine and cuda_engine.create_engine_inspector()
     text = inspector.get_engine_information(trt.LayerInformationFormat.JSON) if inspector else ""
-    errors = [clean(message) for level, message in said.messages[message_count:] if "ERROR" in level]
-    del said.messages[message_count:]
+    errors = [clean(message) for level, message in logger.messages[message_count:] if "ERROR" in level]
+    del logger.messages[message_count:]
     if not text:
         return None, "; ".join(dict.fromkeys(errors)) or "TensorRT tells nothing"
     if len(text) > MAX_BYTES:
@@ -199,7 +192,7 @@ _SUPPORTED_IO = {"float32", "float16", "bfloat16", "int64", "int32", "int8", "ui
 
 
 def wheels(api: str) -> tuple[str, ...]:
-    """Distributions that an edition may consist of: its API, and bindings and libraries by CUDA version."""
+    """Names of the distributions that may make up an edition: `api`, and bindings and libraries by CUDA version."""
     return (api, *(f"{api}-{tag}-{kind}" for tag in ("cu12", "cu13") for kind in ("bindings", "libs")))
 
 
@@ -238,7 +231,7 @@ class TensorRTEdition:
         check_not_negative(self, "workspace_mib")
         check_not_negative(self, "weight_budget_mib")
         if self.weight_budget_mib and not self.weight_streaming:
-            raise self._bad("weight_budget_mib", "there is nothing to keep within it; set weight_streaming: true")
+            raise self._bad("weight_budget_mib", "it limits streamed weights only; set weight_streaming: true")
 
     def serves(self, target: Target) -> bool:
         """Whether the target is a GPU."""
@@ -267,7 +260,7 @@ class TensorRTEdition:
 
         Raises ModelError when the model is invalid or an operator is not supported (node, operator, reason), and
         EnginesmithError with TensorRT's words and a remedy when the build itself fails: StepError of kind 'memory' when
-        that is what was short, 'cancelled' when it was asked to end.
+        memory was short, 'no-node' when it needs a GPU and this host has none, 'cancelled' when it was asked to end.
         """
         from builders.onnx_graphs.weights import with_dequantized_weights
 
@@ -285,7 +278,7 @@ class TensorRTEdition:
         return Engine.of_file(self, request, path, (*fault_notes, *notes))
 
     def runs(self, target: Target) -> str | None:
-        """Why no engine for that target runs on this machine: a CPU target, or no GPU of its compute capability."""
+        """Why engines for that target cannot run here: a CPU, or no GPU of its compute capability. None if they can."""
         if target.is_cpu:
             return f"{self.name} engines run on GPUs"
         return cuda.explain_missing_gpu(target)
@@ -298,7 +291,7 @@ class TensorRTEdition:
         request = engine.request
         gpu = find_compatible_gpu(self.requires(request), request.target, cuda.gpus())
         if gpu is None:
-            raise EnginesmithError(f"{engine.path.name}: the GPU that it was to run on is gone; run it again")
+            raise EnginesmithError(f"{engine.path.name}: the GPU chosen for it is no longer available; run it again")
         opening = self._configure_opening(Opening(gpu.index))
         return open_engine(load_runtime(self), recorder(self.runtime), engine, opening)
 
@@ -317,11 +310,11 @@ class TensorRTEdition:
         release = next((toolchain[name] for name in (self.name, *packages) if name in toolchain), "")
         return Runtime(self.name, release, self.title, packages=packages)
 
-    def _plan(self, trt: Untyped, said: Untyped, request: BuildRequest, model: Path, workdir: Path) -> bytes:
-        """The serialized engine. said: the logger, with the messages of this build."""
-        builder = trt.Builder(said)
+    def _plan(self, trt: Untyped, logger: Untyped, request: BuildRequest, model: Path, workdir: Path) -> bytes:
+        """The serialized engine. logger: TensorRT's, with the messages of this build."""
+        builder = trt.Builder(logger)
         self._prepare(builder, model)
-        network = parse_network(trt, said, builder, model, (self.title, self.name))
+        network = parse_network(trt, logger, builder, model, (self.title, self.name))
         build_monitor = monitor(trt, heed_stop(), enter_phase)
         config = builder.create_builder_config()
         config.progress_monitor = build_monitor
@@ -332,15 +325,15 @@ class TensorRTEdition:
             for name, low, opt, high in shapes.inputs:
                 profile.set_shape(name, low, opt, high)
             config.add_optimization_profile(profile)
-        said.messages += self._begin(config, workdir)
+        logger.messages += self._begin(config, workdir)
         plan = builder.build_serialized_network(network, config)
         self._end(config, workdir)
         if plan is not None:
             return bytes(plan)
         if build_monitor.stopped:
             raise StepError(f"{self.title} was asked to end the build", "cancelled")
-        reason = builder_reason(self.title, self.name, said.messages)
-        raise StepError(reason, "memory") if ran_out_of_memory(said.messages) else EnginesmithError(reason)
+        reason = builder_reason(self.title, self.name, logger.messages)
+        raise StepError(reason, kind) if (kind := failure_kind(logger.messages)) else EnginesmithError(reason)
 
     def _prepare(self, builder: Untyped, model: Path) -> None:
         """Set up the builder before the model is parsed; for editions."""

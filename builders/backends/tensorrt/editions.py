@@ -95,7 +95,7 @@ class TensorRT(TensorRTEdition):
         return super().refuses(request) or self._options_refusal(request)
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
-        """As the base class, by its options, with the weights that a stripped engine leaves out.
+        """The requirements of the base class, changed by the options; plus the weights that a stripped engine lacks.
 
         Sources: NVIDIA, TensorRT 11.4 documentation, "Engine Compatibility" and "Support Matrix"; the documentation of
         `HardwareCompatibilityLevel` in the bindings. Not tried on a GPU.
@@ -108,7 +108,7 @@ class TensorRT(TensorRTEdition):
         return (*requirements, *([Weights(request.model)] if self.strip_weights else []))
 
     def build(self, request: BuildRequest, model: Path, workdir: Path) -> Engine:
-        """As the base class, with the engine inspector's account of the layers as an extra file, or a note why none."""
+        """The base class's engine, with the inspector's JSON on its layers as an extra file, or a note why not."""
         engine = super().build(request, model, workdir)
         path, reason = None, "layer_information was none"
         if self.layer_information != "none":
@@ -207,7 +207,9 @@ class TensorRT(TensorRTEdition):
 
     def _check_host(self, target: Target) -> None:
         if reason := self.runs(target):
-            raise EnginesmithError(f"TensorRT tunes on the GPU it builds for: {reason}; build on a node that has one")
+            raise EnginesmithError(
+                f"TensorRT tunes on the GPU it builds for: {reason}; build on a node that has this GPU"
+            )
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,11 @@ from functools import cache
 from pathlib import Path
 
 from enginesmith.core.errors import EnginesmithError
+from enginesmith.core.hardware import cuda
 from enginesmith.core.requirements import Library, Requirement
 from enginesmith.core.text import join_first
 from enginesmith.core.types import Engine, Untyped
 from enginesmith.descriptions import find_library
-
-# Makes one message of what TensorRT's parser and logger say: what, which node, TensorRT's own words, the remedy.
 
 # Problems that an error names, and remedies.
 _MAX_PROBLEMS = 5
@@ -26,6 +25,9 @@ _NO_MEMORY = r"[Oo]ut of memory|OutOfMemory"
 # "Could not find any implementation for node" and does not mention memory.
 _NO_IMPLEMENTATION = r"[Cc]ould not find any implementation"
 _TACTIC_LACKS_MEMORY = rf"{_NO_MEMORY}|insufficient memory|memory is insufficient|Requested amount of GPU memory"
+_OLD_DRIVER = r"cudaError 35|driver version is insufficient"
+# TensorRT-RTX 1.4 needs a GPU, of any kind, to build int8; later releases need none. "Cuda Runtime": any CUDA error.
+_CUDA_ERROR = rf"{_OLD_DRIVER}|Cuda Runtime"
 # TensorRT's messages and their remedies. The first match applies.
 _REMEDIES: tuple[tuple[str, str], ...] = (
     (r"FP32 GEMM is not supported", "use fp16"),
@@ -48,7 +50,7 @@ _REMEDIES: tuple[tuple[str, str], ...] = (
         "no kernel has this operator with these types and shapes: quantization.overrides leaves its node in fp32, or "
         "raise backends.{backend}.workspace_mib, which some kernels need more of",
     ),
-    (r"cudaError 35|driver version is insufficient", "update the NVIDIA driver, or use a node with a GPU"),
+    (_OLD_DRIVER, "update the NVIDIA driver, or use a node with a GPU"),
     (r"version|[Ii]ncompatible|magicTag", "build the engine again with the installed version"),
 )
 _REWRITE = "rewrite those operators, or use another backend (backends: {onnxruntime: {}})"
@@ -57,7 +59,7 @@ _NO_REMEDY = "leave that part of the model in another precision, or report it wi
 
 def clean(text: str) -> str:
     """A message of TensorRT without places in its source code, on one line."""
-    return _SOURCE.sub("", " ".join(text.split())).strip()
+    return _SOURCE.sub("", " ".join(text.split())).replace(" ()", "").strip()
 
 
 def builder_reason(title: str, backend: str, messages: Iterable[tuple[str, str]]) -> str:
@@ -68,16 +70,21 @@ def builder_reason(title: str, backend: str, messages: Iterable[tuple[str, str]]
     if _find_disguised_error(log):
         memory_message = next(clean(text) for _, text in log if re.search(_TACTIC_LACKS_MEMORY, text))
         message, remedy = f"{message} (no kernel fits the memory: {memory_message})", dict(_REMEDIES)[_NO_MEMORY]
+    elif failure_kind(log) == "no-node":
+        remedy = dict(_REMEDIES)[_OLD_DRIVER]
     else:
         remedy = next((cure_text for pattern, cure_text in _REMEDIES if re.search(pattern, message)), _NO_REMEDY)
     return f"{title} failed: {message}; remedy: {remedy.format(backend=backend)}"
 
 
-def ran_out_of_memory(messages: Iterable[tuple[str, str]]) -> bool:
-    """Whether a build failed for want of memory, the GPU's or the host's: TensorRT says so, or it found no kernel after
-    it had left out some for that."""
+def failure_kind(messages: Iterable[tuple[str, str]]) -> str:
+    """The `StepError.kind` of a failed build: 'memory' (TensorRT says that the GPU or the host lacked it, or it found
+    no kernel after it had left out some for that), 'no-node' (a CUDA error, and this host has no GPU), or ''."""
     log = [*messages]
-    return _find_disguised_error(log) or any(re.search(_NO_MEMORY, text) for level, text in log if "ERROR" in level)
+    error_text = "\n".join(text for level, text in log if "ERROR" in level)
+    if _find_disguised_error(log) or re.search(_NO_MEMORY, error_text):
+        return "memory"
+    return "no-node" if re.search(_CUDA_ERROR, error_text) and not cuda.gpus() else ""
 
 
 def _find_disguised_error(messages: Sequence[tuple[str, str]]) -> bool:
@@ -137,14 +144,9 @@ def recorder(module: str) -> Untyped:
     return LogRecorder()
 
 
-# What comes before a TensorRT engine runs: the options of opening it, its plugins, and its weights where they are new.
-#
-# Plugins are shared libraries with further operators. A library is code that runs in the builder's and the server's
-# process, so it comes with the graph and the engine, named by its digest, which is checked before it is loaded.
-#
-# New weights come from an ONNX model; TensorRT finds them by the names of the model's initializers. A refittable engine
-# takes them in the place of its own, a stripped one has none and gets them whenever it is opened. That another model is
-# the same but for its weights is checked before, by `builders.onnx_graphs.structure`. Refitting was never run on a GPU.
+# A plugin library is code that runs in the builder's and the server's process: it comes with the graph and the engine,
+# named by its digest, which is checked before it is loaded. TensorRT finds new weights by the names of the ONNX model's
+# initializers, after `builders.onnx_graphs.structure` found nothing else different. Refitting was never run on a GPU.
 
 # One of these a library with plugins must have: `IPluginRegistry::loadLibrary` of NvInferRuntime.h.
 ENTRIES = ("getCreators", "getPluginCreators")
@@ -153,12 +155,12 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Opening:
-    """How an engine is to be opened. gpu: index of the GPU.
+    """How to open an engine. gpu: index of the GPU.
 
-    streamed_budget_bytes: how much of streamed weights the GPU keeps; 0 is TensorRT's choice, None for an engine that
-    does not stream.  cuda_graphs: replay a CUDA graph for each shape.  own_graphs: have TensorRT-RTX do that.
+    streamed_budget_bytes: bytes of streamed weights that the GPU keeps; 0 is TensorRT's choice, None for an engine
+    without streaming.  cuda_graphs: replay a CUDA graph for each shape.  own_graphs: TensorRT-RTX does so itself.
     host_code: whether the engine has code for the host (version-compatible ones do).  stripped: whether its weights
-    come from the ONNX model.  prepare: called with the runtime and the engine before that is loaded (plugins).
+    come from the ONNX model.  prepare: called with runtime and engine before the engine is loaded (for plugins).
     """
 
     gpu: int
@@ -171,8 +173,8 @@ class Opening:
 
 
 def load(owner: Untyped, libraries: Iterable[Requirement], folder: Path) -> None:
-    """Load the libraries among requirements, which lie in a folder by digest, into the plugin registry of a builder or
-    a runtime. Raises EnginesmithError naming the one that cannot be, and as `find_library`."""
+    """Load the plugin libraries among `libraries`, which lie in `folder` by digest, into the registry of `owner`, a
+    builder or a runtime. Raises EnginesmithError, naming a library that cannot be loaded, and as `find_library`."""
     plugins = [library for library in libraries if isinstance(library, Library) and library.entry in ENTRIES]
     for library in plugins:
         if owner.get_plugin_registry().load_library(str(find_library(folder, library))) is None:
@@ -182,32 +184,32 @@ def load(owner: Untyped, libraries: Iterable[Requirement], folder: Path) -> None
             )
 
 
-def refit(trt: Untyped, said: Untyped, cuda_engine: Untyped, model: Path) -> None:
+def refit(trt: Untyped, logger: Untyped, cuda_engine: Untyped, model: Path) -> None:
     """Give a loaded engine the weights of an ONNX model. Raises EnginesmithError naming what lacks or does not fit."""
-    refitter = trt.Refitter(cuda_engine, said)
-    parser = trt.OnnxParserRefitter(refitter, said)
+    refitter = trt.Refitter(cuda_engine, logger)
+    parser = trt.OnnxParserRefitter(refitter, logger)
     if not parser.refit_from_file(str(model)):
         problems = [clean(parser.get_error(index).desc()) for index in range(parser.num_errors)]
         raise EnginesmithError(
-            f"the weights of {model.name} do not fit: {_reason(problems, said)}; build the engine again"
+            f"the weights of {model.name} do not fit: {_reason(problems, logger)}; build the engine again"
         )
     missing_names = refitter.get_missing_weights()
     if missing_names or not refitter.refit_cuda_engine():
-        reason = f"{model.name} lacks {join_first(missing_names, _SHOWN)}" if missing_names else _reason([], said)
-        raise EnginesmithError(f"the engine did not take the new weights: {reason}; build it again")
+        reason = f"{model.name} lacks {join_first(missing_names, _SHOWN)}" if missing_names else _reason([], logger)
+        raise EnginesmithError(f"the engine did not accept the new weights: {reason}; build it again")
 
 
-def serialize_engine(trt: Untyped, cuda_engine: Untyped, said: Untyped) -> bytes:
+def serialize_engine(trt: Untyped, cuda_engine: Untyped, logger: Untyped) -> bytes:
     """A loaded engine as bytes, with its weights, refittable as before. Raises EnginesmithError with its reason."""
     config = cuda_engine.create_serialization_config()
     config.clear_flag(trt.SerializationFlag.EXCLUDE_WEIGHTS)
     config.set_flag(trt.SerializationFlag.INCLUDE_REFIT)
     host_memory = cuda_engine.serialize_with_config(config)
     if host_memory is None:
-        raise EnginesmithError(builder_reason("the refitted engine", "tensorrt", said.messages))
+        raise EnginesmithError(builder_reason("the refitted engine", "tensorrt", logger.messages))
     return bytes(host_memory)
 
 
-def _reason(problems: list[str], said: Untyped) -> str:
-    errors = [clean(text) for level, text in said.messages if "ERROR" in level]
+def _reason(problems: list[str], logger: Untyped) -> str:
+    errors = [clean(text) for level, text in logger.messages if "ERROR" in level]
     return "; ".join(dict.fromkeys([*problems, *errors])) or "TensorRT gives no reason"

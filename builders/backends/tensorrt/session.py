@@ -29,7 +29,7 @@ Key = tuple[int, tuple[tuple[int, ...], ...]]
 class Lane:
     """One execution context and its bindings.
 
-    place: prefix of the names of its buffers.  captures: whether it replays a CUDA graph, and so runs at one shape.
+    place: prefix of its buffers' names.  captures: whether it replays a CUDA graph, so that it runs at one shape only.
     on_host: inputs whose values stay in the host's memory.  must: raises EnginesmithError for False.
     """
 
@@ -123,7 +123,7 @@ class Lanes:
         return iter(self._lanes.values())
 
     def at(self, key: Key) -> Lane:
-        """The lane of this profile and these shapes."""
+        """The lane for a profile and shapes, made if it is not there."""
         if key not in self._lanes:
             if len(self._lanes) >= MOST_LANES:
                 self._lanes.popitem(last=False)[1].close()
@@ -146,35 +146,35 @@ class Lanes:
 
 
 @contextmanager
-def open_engine(trt: Untyped, said: Untyped, engine: Engine, opening: Opening) -> Iterator[Session]:
-    """Load `engine` with the module `trt` and its logger `said`.
+def open_engine(trt: Untyped, logger: Untyped, engine: Engine, opening: Opening) -> Iterator[Session]:
+    """Load `engine` with the module `trt` and its logger `logger`.
 
     Raises EnginesmithError with TensorRT's words when it does not fit, UnavailableError without a driver.
     """
     with Device(opening.gpu) as device:
-        said.messages.clear()
-        runtime = trt.Runtime(said)
-        cuda_engine = load(runtime, said, engine, opening)
+        logger.messages.clear()
+        runtime = trt.Runtime(logger)
+        cuda_engine = load(runtime, logger, engine, opening)
         if opening.stripped:
             if engine.weights is None:
                 reason = f"{engine.path.name} has no weights of its own"
                 raise EnginesmithError(f"{reason}; open it with the ONNX model it was made from")
-            refit(trt, said, cuda_engine, engine.weights)
+            refit(trt, logger, cuda_engine, engine.weights)
         if opening.streamed_budget_bytes is not None:
             budget = opening.streamed_budget_bytes or cuda_engine.get_weight_streaming_automatic_budget()
             cuda_engine.weight_streaming_budget_v2 = min(budget, cuda_engine.streamable_weights_size)
-        with closing(EngineSession(trt, engine.request, cuda_engine, device, said, opening)) as session:
+        with closing(EngineSession(trt, engine.request, cuda_engine, device, logger, opening)) as session:
             yield session
 
 
-def load(runtime: Untyped, said: Untyped, engine: Engine, opening: Opening) -> Untyped:
+def load(runtime: Untyped, logger: Untyped, engine: Engine, opening: Opening) -> Untyped:
     """The engine, deserialized. Raises EnginesmithError with TensorRT's words."""
     opening.prepare(runtime, engine)
     if opening.host_code:
         runtime.engine_host_code_allowed = True
     cuda_engine = runtime.deserialize_cuda_engine(engine.path.read_bytes())
     if cuda_engine is None:
-        raise EnginesmithError(builder_reason(engine.path.name, engine.request.backend, said.messages))
+        raise EnginesmithError(builder_reason(engine.path.name, engine.request.backend, logger.messages))
     return cuda_engine
 
 
@@ -183,11 +183,11 @@ class EngineSession(Session):
     EnginesmithError for CUDA graphs of an engine whose inputs give shapes by their values."""
 
     def __init__(
-        self, trt: Untyped, request: BuildRequest, loaded: Untyped, device: Device, said: Untyped, opening: Opening
+        self, trt: Untyped, request: BuildRequest, loaded: Untyped, device: Device, logger: Untyped, opening: Opening
     ) -> None:
         self.inputs: Sequence[TensorSpec] = request.inputs
         self.outputs: Sequence[TensorSpec] = request.outputs
-        self._trt, self._request, self._loaded, self._device, self._said = trt, request, loaded, device, said
+        self._trt, self._request, self._loaded, self._device, self._logger = trt, request, loaded, device, logger
         self._graphs, self._own_graphs = opening.cuda_graphs, opening.own_graphs
         # TensorRT reads the values of these inputs to know the shapes of others: they stay in the host's memory.
         host_location = trt.TensorLocation.HOST
@@ -198,7 +198,7 @@ class EngineSession(Session):
         shape_inputs = [spec.name for spec in self.inputs if self._graphs and loaded.is_shape_inference_io(spec.name)]
         if shape_inputs:
             raise EnginesmithError(
-                f"input {shape_inputs[0]!r} says shapes by its values, which a CUDA graph would keep from its first "
+                f"input {shape_inputs[0]!r} decides shapes by its values, which a CUDA graph would keep from its first "
                 f"run; set backends.{request.backend}.cuda_graphs: false"
             )
 
@@ -234,7 +234,7 @@ class EngineSession(Session):
     def _bind_inputs(self, inputs: Tensors) -> Lane:
         """The lane for these shapes, its inputs on the GPU."""
         profile = self._check(inputs).profile
-        self._said.messages.clear()
+        self._logger.messages.clear()
         shapes = tuple(inputs[spec.name].shape for spec in self.inputs) if self._graphs else ()
         lane = self._lanes.at((profile, shapes))
         lane.bind(inputs, self.outputs)
@@ -243,7 +243,7 @@ class EngineSession(Session):
     def _new_lane(self, key: tuple[int, Untyped], number: int) -> Lane:
         context = self._new_context()
         if context is None:
-            raise EnginesmithError(builder_reason("an execution context", self._request.backend, self._said.messages))
+            raise EnginesmithError(builder_reason("an execution context", self._request.backend, self._logger.messages))
         if self._profiler is not None:
             context.profiler = self._profiler
         if self._request.profiles:
@@ -264,15 +264,13 @@ class EngineSession(Session):
 
     def _must(self, is_done: bool) -> None:
         if not is_done:
-            raise EnginesmithError(builder_reason("the engine", self._request.backend, self._said.messages))
+            raise EnginesmithError(builder_reason("the engine", self._request.backend, self._logger.messages))
 
 
 def profile_layers(trt: Untyped, session: EngineSession, inputs: Tensors, runs: int) -> RunProfile:
-    """Mean times of each layer over `runs` runs, after a fifth as many (2 at least) that are not counted.
+    """Mean time of each layer over `runs` runs, after a warm-up of a fifth as many runs (at least 2).
 
-    TensorRT tells neither types nor shapes of a layer.
-
-    Raises as `session.run` does.
+    TensorRT reports neither types nor shapes of a layer. Raises as `session.run` does.
     """
 
     class Listener(trt.IProfiler):  # type: ignore[misc]

@@ -58,7 +58,7 @@ class Tvm:
         return {**package_versions, "cpu": host_level()} if package_versions and self.cpu == HOST else package_versions
 
     def refuses(self, request: BuildRequest) -> str | None:
-        """Precisions that TVM lacks, shapes that it is not held to; a missing compiler."""
+        """Why a request cannot be built: a precision, CPU or shape not supported, no TVM, no linker. None if it can."""
         return (
             _REFUSED_PRECISIONS.get(request.precision)
             or request_checks.refusal(request, _TITLE)
@@ -70,7 +70,7 @@ class Tvm:
         )
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:
-        """The very versions that built it, and the CPU's instructions."""
+        """The target's processor with its instructions, and exactly the versions that built the engine."""
         runtimes = same_versions(dict(request.toolchain), *_DISTRIBUTIONS)
         return (for_target(request.target), *runtimes, Instructions(level_of(request)))
 
@@ -81,7 +81,7 @@ class Tvm:
         return Engine.of_file(self, request, compile_model(request, model, workdir))
 
     def runs(self, target: Target) -> str | None:
-        """CPUs, of which one is always at hand."""
+        """Why engines for a GPU cannot run; None for a CPU."""
         return None if target.is_cpu else "TVM's engines are for CPUs alone; choose another backend"
 
     @contextmanager

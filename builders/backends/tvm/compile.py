@@ -112,8 +112,8 @@ def _reason(error: Exception, proto: Untyped, names: Names) -> str:
     return message if node is None else f"{names.restore(node.name)}: {message}"
 
 
-def _short(said: str) -> str:
-    return " ".join(said.split())[:_LONGEST]
+def _short(text: str) -> str:
+    return " ".join(text.split())[:_LONGEST]
 
 
 def _find_ignored(node: "onnx.NodeProto") -> str | None:

@@ -53,7 +53,7 @@ class Xla:
     def __post_init__(self) -> None:
         request_checks.check_choice(self, "matmul_precision", ("highest", "high", "default"))
         if self.kept_sizes < 1:
-            raise InputError(f"backends.xla.kept_sizes: {self.kept_sizes} is not at least 1")
+            raise InputError(f"backends.xla.kept_sizes: {self.kept_sizes} is below 1; give 1 or more")
 
     def serves(self, target: Target) -> bool:  # noqa: ARG002
         """CPUs and NVIDIA GPUs."""
@@ -64,7 +64,8 @@ class Xla:
         return versions_of("jax", "jaxlib", together=True)
 
     def refuses(self, request: BuildRequest) -> str | None:
-        """Precisions that the target lacks, types and dims that XLA cannot take, and everything without JAX."""
+        """Why a request cannot be built: a precision that the target lacks, a type or dim that XLA does not support, no
+        JAX. None if it can."""
         target = request.target
         if request.precision in BLOCK_FLOATS:
             return f"{self.name} takes no {request.precision} graphs; use int8, or tensorrt-rtx on a GPU"
@@ -90,7 +91,7 @@ class Xla:
         return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:
-        """True for CPUs. For GPUs: whether this machine has that compute capability, and JAX's plugin for it."""
+        """Why engines for a GPU cannot run here: no such GPU, or no JAX plugin. None if they can, and for CPUs."""
         if target.is_cpu:
             return None
         if reason := cuda.explain_missing_gpu(target):

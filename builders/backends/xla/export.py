@@ -40,8 +40,8 @@ def export(request: BuildRequest, model: Path, path: Path, matmul_precision: str
                 raise ModelError(f"{model.name} has {kind} {sorted(model_names)}, not {sorted(names)}; export it again")
         order = [spec.name for spec in request.inputs]
 
-        def run(held: list[Untyped], given: list[Untyped]) -> list[jax.Array]:
-            values = dict(zip(weights, held, strict=True)) | dict(zip(order, given, strict=True))
+        def run(arrays: list[Untyped], inputs: list[Untyped]) -> list[jax.Array]:
+            values = dict(zip(weights, arrays, strict=True)) | dict(zip(order, inputs, strict=True))
             output_arrays = dict(zip(program.outputs, program.run(values, Lookups(JAX, clamped=False)), strict=True))
             return [output_arrays[spec.name] for spec in request.outputs]
 

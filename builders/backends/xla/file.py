@@ -58,7 +58,7 @@ def read_engine(path: Path) -> XlaFile:
         with safe_open(path, framework="numpy") as file:
             header = file.metadata() or {}
             if FORMAT not in header:
-                raise IntegrityError(f"{path.name} is no XLA engine of this release; build it again")
+                raise IntegrityError(f"{path.name} is not an XLA engine of this release; build it again")
             weights = []
             for index, entry in enumerate(parsing.load_json(header[FORMAT])):
                 weight_header = decode(entry, WeightHeader)

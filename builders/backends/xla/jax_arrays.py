@@ -114,12 +114,12 @@ def cut(x: jax.Array, axis: int, start: Any, end: Any, step: int = 1) -> jax.Arr
 
 
 def pad_axes(x: jax.Array, widths: Widths, value: float) -> jax.Array:
-    """x with a value added before and after each axis; negative widths cut."""
+    """x padded with `value`. widths: elements to add before and after each axis; a negative width cuts elements."""
     return lax.pad(x, jnp.asarray(value, x.dtype), [(low_pad, high_pad, 0) for low_pad, high_pad in widths])
 
 
 def top_k(x: jax.Array, k: int, axis: int, largest: bool) -> tuple[jax.Array, jax.Array]:
-    """Values and indices; of equals the lower index first."""
+    """The k greatest or least values along an axis, and their int64 indices; of equal values the lower index first."""
     rows = jnp.moveaxis(x, axis, -1)
     if largest:
         values, indices = lax.top_k(rows, k)
@@ -151,13 +151,13 @@ def at(x: jax.Array, where: Where) -> jax.Array:
 
 
 def put(x: jax.Array, where: Where, updates: jax.Array, reduction: str) -> jax.Array:
-    """The array with x[where] replaced, or with `reduction` added to and the like."""
+    """The array with x[where] replaced by `updates`, or combined with them by `reduction`."""
     updated_array: jax.Array = getattr(x.at[where], _METHODS[reduction])(updates, mode="drop")
     return updated_array
 
 
 def scatter(x: jax.Array, axis: int, indices: jax.Array, updates: jax.Array, reduction: str) -> jax.Array:
-    """The array with elements along an axis replaced, or added to and the like."""
+    """The array with elements along an axis replaced by `updates`, or combined with them by `reduction`."""
     coordinates = jnp.meshgrid(*map(jnp.arange, indices.shape), indexing="ij", sparse=True)
     coordinates[axis] = indices
     return put(x, tuple(coordinates), updates, reduction)

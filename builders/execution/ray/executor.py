@@ -59,7 +59,7 @@ class TaskListener:
         self._thread.start()
 
     def nodes(self, fresh: bool = False) -> list[RayNode]:
-        """The nodes of the cluster, as they were at most `_CHECK_S` ago, or now. Raises UnavailableError."""
+        """The cluster's nodes, at most `_CHECK_S` seconds old. fresh: ask Ray again. Raises UnavailableError."""
         query_time, ray_nodes = self._nodes
         if fresh or time.monotonic() > query_time + _CHECK_S:
             try:
@@ -89,7 +89,7 @@ class TaskListener:
             _end([task])
 
     def lose(self, error: BaseException) -> UnavailableError:
-        """End all tasks with the error that is returned, since Ray is gone: it raised `error`."""
+        """End all tasks with the returned error: Ray is lost. error: the one that Ray raised."""
         message = _details(error) or str(error) or type(error).__name__
         loss_error = UnavailableError(f"lost the Ray cluster: {message}; start it again, then run again")
         loss_error.__cause__ = error

@@ -25,8 +25,6 @@ from enginesmith.core.errors import EnginesmithError, StepError, UnavailableErro
 from enginesmith.core.parsing import find, read
 from enginesmith.core.types import Untyped
 
-# The nodes of a Ray cluster, and connecting to it.
-
 # Ray gives every node this label.
 _NODE_ID = "ray.io/node-id"
 _REACH_S = 5.0
@@ -44,8 +42,8 @@ _QUIET = {
 
 @dataclass(frozen=True)
 class RayNode:
-    """A node of the cluster, with its resources in all, used or not. address: host and port of its raylet.  id, name:
-    as Ray has them.  cpus, gpus: numbers.  memory_mib: what Ray may set aside."""
+    """A node of the cluster, with its total resources, used or not. address: host and port of its raylet.  id, name:
+    Ray's.  cpus, gpus: numbers.  memory_mib: MiB that Ray may reserve for tasks."""
 
     id: str
     name: str
@@ -62,9 +60,9 @@ class RayNode:
 
 
 def connect(address: str | None, jobs: int | None) -> bool:
-    """Connect to Ray; whether the caller has to end the connection: it began here, or with `connect_ahead`.
+    """Connect to Ray; returns whether the caller must end the connection: if this call or `connect_ahead` made it.
 
-    address: None starts a Ray of `jobs` CPUs (None: as there are) on this host. Raises UnavailableError.
+    address: None starts Ray with `jobs` CPUs (None: all) on this host. Raises UnavailableError.
     """
     import ray
 
@@ -89,11 +87,11 @@ def connect(address: str | None, jobs: int | None) -> bool:
 
 
 def connect_ahead(jobs: int | None, work_beside: Callable[[], object]) -> None:
-    """Start a Ray on this host while `work_beside` runs in another thread; raises what that does.
+    """Start Ray on this host while `work_beside` runs in another thread; raises what `work_beside` raises.
 
-    The next `connect` takes the Ray, or tries again where it failed. This process's variables and path of modules are
-    afterwards what they were: jobs on this host would have what Ray puts there, and those that another process forks
-    would not (`builders.execution.fork_client`).
+    The next `connect` uses this Ray, or tries again if the start failed. Ray's changes of this process's environment
+    variables and module path are undone: otherwise spawned jobs would have them, and forked jobs would not
+    (`builders.execution.fork_client`).
     """
     variables, path = dict(os.environ), list(sys.path)
     with ThreadPoolExecutor(1) as pool:
@@ -198,8 +196,8 @@ def find_fitting(needs: Needs, nodes: Iterable[RayNode], avoid: str | None = Non
 def ray_options(needs: Needs, nodes: Sequence[RayNode], avoid: str | None = None) -> dict[str, object]:
     """The options of a Ray task with these needs: one CPU, its GPUs and memory, and label selectors.
 
-    What asks for more memory than any node that suits it has gets the whole of the largest. A preferred label is given
-    up as soon as only other nodes have room. avoid: the id of a node that is left out as long as another one suits.
+    A job that needs more memory than any suitable node has gets all memory of the largest one. A preferred label is
+    dropped as soon as only other nodes have room. avoid: id of a node that is left out if another one is suitable.
     """
     matches = find_fitting(needs, nodes, avoid)
     selector = dict(needs.labels) if needs.required else {}
@@ -369,7 +367,7 @@ class RayTask:
         self.ref = function.remote(job, modules) if is_isolated else function.remote(job)
 
     def take(self) -> bool:
-        """Put the events that the task has ready into `told`; whether there are no more to come."""
+        """Put the events that are ready into `told`; returns whether these were the last ones."""
         import ray
 
         try:
@@ -394,7 +392,7 @@ class RayTask:
         self.told.put(error)
 
     def usage(self) -> Usage:
-        """Seconds since its start and its peak memory as far as was told: for a task whose worker is gone."""
+        """Seconds since the task's start and its last reported peak memory: for a task whose worker is lost."""
         return Usage(time.monotonic() - (self.started or time.monotonic()), self.peak_mib)
 
     def cancel(self, force: bool) -> None:

@@ -212,7 +212,7 @@ def swish(xp: ArrayLibrary, x: Array, *, alpha: float = 1.0) -> Array:
 
 @operator("IsInf")
 def is_inf(xp: ArrayLibrary, x: Array, *, detect_negative: int = 1, detect_positive: int = 1) -> Array:
-    """Whether an element is infinite, of either sign or of one."""
+    """Whether each element is infinite, of either sign or of the sign that the attributes choose."""
     mask = xp.zeros_like(x, dtype=xp.bool)
     mask = mask | (x == math.inf) if detect_positive else mask
     return mask | (x == -math.inf) if detect_negative else mask

@@ -53,7 +53,7 @@ def scatter_elements(
     xp: ArrayLibrary, data: Array, indices: Array, updates: Array,
     *, axis: int = 0, reduction: str = "none", lookups: Lookups,
 ) -> Array:  # fmt: skip
-    """The data with updates at the indices along an axis, or with `reduction` their sum, product and the like."""
+    """The data with elements at `indices` of an axis replaced by `updates`, or combined with them by `reduction`."""
     return xp.scatter(data, axis % data.ndim, lookups.into(indices, data.shape[axis]), updates, reduction)
 
 
@@ -61,7 +61,7 @@ def scatter_elements(
 def scatter_nd(
     xp: ArrayLibrary, data: Array, indices: Array, updates: Array, *, reduction: str = "none", lookups: Lookups
 ) -> Array:
-    """The data with slices replaced, or with `reduction` added to and the like; indices as of GatherND."""
+    """The data with slices replaced by `updates`, or combined with them by `reduction`; indices as in GatherND."""
     return xp.put(data, _path(data.shape, indices, lookups), updates, reduction)
 
 
@@ -112,7 +112,7 @@ def grid_sample(
     """The library's sampling of images and volumes at the grid's points."""
     modes = {"linear": "bilinear", "nearest": "nearest", "cubic": "bicubic"}
     kind = modes.get(mode, mode)
-    must(kind in modes.values(), f"mode {mode!r} is none of ONNX's; use linear, nearest or cubic")
+    must(kind in modes.values(), f"mode {mode!r} is not one of ONNX's; use linear, nearest or cubic")
     return xp.grid_sample(x, grid, mode=kind, padding_mode=padding_mode, align_corners=bool(align_corners))
 
 
@@ -252,7 +252,7 @@ def _nearest(xp: ArrayLibrary, points: Array, mode: str) -> Array:
         return xp.ceil(points - 0.5)
     if mode == "round_prefer_ceil":
         return xp.floor(points + 0.5)
-    must(mode in ("floor", "ceil"), f"nearest_mode {mode!r} is none of ONNX's; use floor, ceil or round_prefer_floor")
+    must(mode in ("floor", "ceil"), f"nearest_mode {mode!r} is not ONNX's; use floor, ceil or round_prefer_floor/ceil")
     return xp.floor(points) if mode == "floor" else xp.ceil(points)
 
 

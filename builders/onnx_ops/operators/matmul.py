@@ -118,7 +118,7 @@ def _run(
     starts: Sequence[Array | None], direction: str, layout: int,
 ) -> tuple[Array, ...]:  # fmt: skip
     """ONNX's outputs: of all steps, and the last of each state."""
-    must(direction in ("forward", "reverse", "bidirectional"), f"direction {direction!r} is none of ONNX's")
+    must(direction in ("forward", "reverse", "bidirectional"), f"direction {direction!r} is not one of ONNX's")
     if layout:
         x = xp.permute(x, (1, 0, 2))
         starts = [start if start is None else xp.permute(start, (1, 0, 2)) for start in starts]
@@ -223,8 +223,6 @@ def rnn(
     return _run(xp, _rnn, ("Tanh",), activations, x, weight, recurrence, bias, sequence_lens, states, direction, layout)
 
 
-# Convolutions and pooling: ONNX's rules for the places of windows, over the library's kernels.
-
 Sizes = list[Any]
 
 
@@ -238,7 +236,7 @@ def _pads(
         return pad_sizes[:rank], pad_sizes[rank:]
     if auto_pad == "VALID":
         return [0] * rank, [0] * rank
-    must(auto_pad in ("SAME_UPPER", "SAME_LOWER"), f"auto_pad {auto_pad!r} is none of ONNX's; write the pads out")
+    must(auto_pad in ("SAME_UPPER", "SAME_LOWER"), f"auto_pad {auto_pad!r} is not one of ONNX's; write the pads out")
     small_pads, large_pads = [], []
     for size, width, stride, dilation in zip(x.shape[2:], kernel, strides, dilations, strict=True):
         needed_size = (-(-size // stride) - 1) * stride + (width - 1) * dilation + 1
@@ -338,7 +336,7 @@ def max_pool(
     *, kernel_shape: Sizes, auto_pad: str = "NOTSET", ceil_mode: int = 0, dilations: Sizes | None = None,
     pads: Sizes | None = None, storage_order: int = 0, strides: Sizes | None = None, outputs: int,
 ) -> Array | tuple[Array, ...]:  # fmt: skip
-    """The greatest of each window, and where they are asked for their indices in the flat array."""
+    """The greatest of each window, and for `outputs` 2 also the indices in the flat array."""
     strides, dilations, low, high = _geometry(xp, x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     if outputs == 1:
         return xp.max_pool(x, kernel_shape, strides, low, _drop_negative(high), dilations)

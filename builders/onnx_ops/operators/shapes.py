@@ -172,7 +172,7 @@ def _pad_axis(xp: ArrayLibrary, x: Array, axis: int, before: Any, after: Any, mo
     elif mode == "wrap":
         source_indices = xp.remainder(source_indices, size)
     else:
-        must(mode == "reflect", f"mode {mode!r} is none of ONNX's; use constant, edge, reflect or wrap")
+        must(mode == "reflect", f"mode {mode!r} is not one of ONNX's; use constant, edge, reflect or wrap")
         phase = xp.remainder(source_indices, xp.sym_max(2 * (size - 1), 1))
         source_indices = xp.minimum(phase, 2 * (size - 1) - phase)
     return xp.take(x, source_indices, axis)

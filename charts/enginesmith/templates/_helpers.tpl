@@ -176,7 +176,7 @@ true
 {{- define "enginesmith.ports" -}}
 {{- $ports := list -}}
 {{- range regexFindAll "(https?|rediss?)://[^/?&, ]+|^[^/]+:[0-9]+$" (join "," .) -1 -}}
-{{- $ports = append $ports (regexFind ":[0-9]+$" . | trimPrefix ":" | default (ternary "80" "443" (hasPrefix "http://" .)) | int64) -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" . | trimPrefix ":" | default (ternary "80" "443" (hasPrefix "http://" .)) | float64 | minf 9999999999 | int64) -}}
 {{- end -}}
 {{- toJson $ports -}}
 {{- end -}}

@@ -50,9 +50,21 @@
 {{- include "enginesmith.problems.annotations" (dict "path" $path "annotations" $value) }}
 {{- else }}
 {{- include "enginesmith.problems.amounts" (list (printf "%s.requests" $path) $value.requests $value.limits) }}
+{{- $own := dict "app.kubernetes.io/name" "" "app.kubernetes.io/instance" "" "app.kubernetes.io/component" "" "enginesmith.io/group" "" }}
+{{- $selector := $value.labelSelector | default $own | toJson }}
 {{- range $key := $value.matchLabelKeys }}
+{{- if or (contains (printf "%q:" $key) $selector) (contains (printf "\"key\":%q" $key) $selector) }}
+{{ $path }}: {{ $key }} is in matchLabelKeys and, given or by default, in labelSelector; remove it from one
+{{- end }}
 {{- if has $key ($value.mismatchLabelKeys | default list) }}
 {{ $path }}: {{ $key }} is in matchLabelKeys and mismatchLabelKeys; remove one
+{{- end }}
+{{- end }}
+{{- $names := list (get (dict "metrics" "exporter" "site" "site" "prefect.server" "server" "prefect.worker" "worker" "ray.head" "ray-head" "nodeCache" "watch") $path | default "ray-worker") }}
+{{- range $value.extraContainers }}{{ $names = append $names .name }}{{ end }}
+{{- range $name, $_ := $value.podAnnotations }}
+{{- if and (hasPrefix "container.apparmor.security.beta.kubernetes.io/" $name) (not (has (splitList "/" $name | last) $names)) }}
+{{ $path }}.podAnnotations: {{ $name }} is for a container that the pods do not have, which is refused; end it with /{{ join " or /" $names }}
 {{- end }}
 {{- end }}
 {{- range $key, $inner := $value }}
@@ -68,8 +80,8 @@
 {{- range $name, $_ := .labels }}
 {{- if regexMatch "^(app\\.kubernetes\\.io/(name|instance|component|part-of|version|managed-by)|helm\\.sh/.*|enginesmith\\.io/.*)$" $name }}
 {{ $path }}: the chart sets {{ $name }}, and selects pods by such labels; remove it
-{{- else if regexMatch "^(ray\\.io|kueue\\.x-k8s\\.io)/" $name }}
-{{ $path }}: the operators set {{ $name }}; remove it
+{{- else if regexMatch "^((ray|batch\\.kubernetes|kueue\\.x-k8s)\\.io/|(job-name|controller-uid)$)" $name }}
+{{ $path }}: Kubernetes or an operator sets {{ $name }}; remove it
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -77,10 +89,17 @@
 {{/* Of annotations: Helm reads some, and pipeline/orchestration/kuberay the chart's own. Argument: {path, annotations}. */}}
 {{- define "enginesmith.problems.annotations" -}}
 {{- $path := .path -}}
-{{- range $name, $_ := .annotations }}
+{{- range $name, $value := .annotations }}
 {{- if and (eq $name "helm.sh/resource-policy") (not (regexMatch "(common|pod)Annotations$" $path)) }}{{/* Helm keeps that object. */}}
 {{- else if regexMatch "^((meta[.])?helm[.]sh|enginesmith[.]io)/" $name }}
 {{ $path }}: the chart sets {{ $name }}; remove it
+{{- else if or (regexMatch "^(ray[.]io/ft-enabled|kubernetes[.]io/config[.]mirror|service[.]beta[.]kubernetes[.]io/load-balancer-source-ranges|scheduler[.]alpha[.]kubernetes[.]io/tolerations|deprecated[.]daemonset[.]template[.]generation)$" $name)
+      (and (hasPrefix "container.apparmor.security.beta.kubernetes.io/" $name) (not (regexMatch "^(runtime/default|unconfined|localhost/.*)?$" $value)))
+      (hasPrefix "container.seccomp.security.alpha" $name)
+      (and (hasPrefix "seccomp.security.alpha" $name) (not (has $value (list "runtime/default" "docker/default")))) }}
+{{ $path }}: an object with {{ $name }} beside what the chart sets is refused; remove it
+{{- else if and (eq $name "controller.kubernetes.io/pod-deletion-cost") (ne (toString (max -2147483648 (min 2147483647 (int64 $value)))) $value) }}
+{{ $path }}: {{ $name }} is {{ $value | quote }} and no whole number of 32 bits; give one as "100"
 {{- end }}
 {{- end }}
 {{- if gt (len (toJson .annotations)) 131072 }}
@@ -147,12 +166,13 @@
 {{ $path }}: {{ .name }} is there twice; remove one
 {{- end }}
 {{- $names = append $names .name }}
-{{- range $field, $key := dict "env" "name" "volumeMounts" "mountPath" "ports" "name" }}
+{{- range $pair := list (list "env" "name") (list "volumeMounts" "mountPath") (list "ports" "name") (list "ports" "containerPort") }}
 {{- $seen := list }}
-{{- range index $container $field }}
-{{- $entry := get . $key }}
+{{- range index $container (first $pair) }}
+{{- $entry := get . (last $pair) }}
+{{- if eq (last $pair) "containerPort" }}{{ $entry = printf "%v/%s" $entry (.protocol | default "TCP") }}{{ end }}
 {{- if and $entry (has $entry $seen) }}
-{{ $path }}.{{ $container.name }}.{{ $field }}: {{ $entry }} is there twice; remove one
+{{ $path }}.{{ $container.name }}.{{ first $pair }}: {{ $entry }} is there twice; remove one
 {{- end }}
 {{- $seen = append $seen $entry }}
 {{- end }}
@@ -210,9 +230,6 @@ networkPolicy.prefect.from is empty, so what routes to the Prefect server could 
 {{- end }}
 {{- end }}
 {{- end }}
-{{- if and $server.httpRoute.enabled (not $server.httpRoute.parentRefs) }}
-prefect.server.httpRoute.parentRefs is empty, and a route without a gateway routes nothing; name one
-{{- end }}
 {{- range $way := list "ingress" "httpRoute" }}
 {{- if (index $.Values.site $way).enabled }}
 {{- if not $.Values.site.enabled }}
@@ -226,8 +243,26 @@ networkPolicy.site.from is empty, so what routes to the site could not reach it;
 {{- end }}
 {{- end }}
 {{- end }}
-{{- if and .Values.site.httpRoute.enabled (not .Values.site.httpRoute.parentRefs) }}
-site.httpRoute.parentRefs is empty, and a route without a gateway routes nothing; name one
+{{- range $path, $own := dict "prefect.server" $server "site" .Values.site }}
+{{- $class := get (merge (dict) $own.ingress.annotations $.Values.commonAnnotations) "kubernetes.io/ingress.class" | default $own.ingress.className }}
+{{- if and $own.ingress.enabled $own.ingress.className (ne $class $own.ingress.className) }}
+{{ $path }}.ingress: className is {{ $own.ingress.className }} and the annotation kubernetes.io/ingress.class {{ $class }}; remove the annotation
+{{- end }}
+{{- if and $own.httpRoute.enabled (not $own.httpRoute.parentRefs) }}
+{{ $path }}.httpRoute.parentRefs is empty, and a route without a gateway routes nothing; name one
+{{- end }}
+{{- $seen := list }}
+{{- range $own.httpRoute.parentRefs }}
+{{- $gateway := dict "name" .name "namespace" (.namespace | default $.Release.Namespace) "kind" (.kind | default "Gateway")
+      "group" (ternary .group "gateway.networking.k8s.io" (hasKey . "group")) }}
+{{- if and (has $gateway $seen) (or (not .sectionName) (has (list $gateway "") $seen) (has (list $gateway .sectionName) $seen)) }}
+{{ $path }}.httpRoute.parentRefs: {{ .name }} is there twice; give each a sectionName of its own, the name of a listener
+{{- end }}
+{{- $seen = append $seen $gateway | concat (list (list $gateway (.sectionName | default ""))) }}
+{{- end }}
+{{- end }}
+{{- if and (or (and .Values.site.ingress.enabled $server.ingress.enabled) (and .Values.site.httpRoute.enabled $server.httpRoute.enabled)) (eq .Values.site.host (urlParse $server.uiApiUrl).hostname) }}
+site.host: {{ .Values.site.host }} is the host of prefect.server.uiApiUrl, too, and a whole host is routed to each; give another host, or set site.exposed=true for a path of this one
 {{- end }}
 {{- if and .Values.site.exposed (not .Values.site.enabled) }}
 site.exposed is true and site.enabled is false: there is nothing to reach; set site.enabled=true
@@ -358,7 +393,8 @@ metrics.serviceMonitor: scrapeTimeout {{ $monitor.scrapeTimeout }} is longer tha
 {{- end }}
 {{- end -}}
 
-{{/* Of a cron schedule: ranges that end before they begin, and days that none of its months has. Argument: {path, schedule}. */}}
+{{/* Of a cron schedule: its five fields of numbers, names, lists, ranges and steps; ranges that end before they begin, and days
+     that none of its months has. Kubernetes has Sunday as 0 alone, Prefect as 7 too. Argument: {path, schedule}. */}}
 {{- define "enginesmith.problems.schedule" -}}
 {{- $path := .path }}
 {{- $schedule := .schedule }}
@@ -366,6 +402,13 @@ metrics.serviceMonitor: scrapeTimeout {{ $monitor.scrapeTimeout }} is longer tha
       "may" "5" "jun" "6" "jul" "7" "aug" "8" "sep" "9" "oct" "10" "nov" "11" "dec" "12" }}
 {{- $first := 31 }}
 {{- $last := 0 }}
+{{- $allowed := list "[0-5]?[0-9]" "[01]?[0-9]|2[0-3]" "0?[1-9]|[12][0-9]|3[01]" "0?[1-9]|1[0-2]|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
+      (printf "[0-%d]|sun|mon|tue|wed|thu|fri|sat" (ternary 6 7 (eq $path "ray.finishSchedule"))) }}
+{{- $pattern := "" }}
+{{- range $allowed }}{{ $item := printf "([*]|(%s)(-(%s))?)(/[1-9][0-9]?)?" . . }}{{ $pattern = printf "%s %s(,%s)*" $pattern $item $item }}{{ end }}
+{{- if not (regexMatch (printf "^%s$" $pattern) (printf " %s" (lower $schedule))) }}
+{{ $path }}: {{ $schedule | quote }} is not a cron schedule; give minute, hour, day, month and day of the week, such as "30 2 * * *"
+{{- else }}
 {{- range $place, $field := splitList " " $schedule }}
 {{- range splitList "," $field }}
 {{- $ends := splitList "/" . | first | lower | splitList "-" }}
@@ -386,5 +429,6 @@ metrics.serviceMonitor: scrapeTimeout {{ $monitor.scrapeTimeout }} is longer tha
 {{- /* Kubernetes also takes the days of the week of such a schedule; Prefect's croniter finds none. */}}
 {{- if and (gt $first $last) (or (hasSuffix " *" $schedule) (ne $path "ray.finishSchedule")) }}
 {{ $path }}: {{ $schedule | quote }} has no day in any year; give a day that its months have
+{{- end }}
 {{- end }}
 {{- end -}}

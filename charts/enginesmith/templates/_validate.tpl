@@ -137,7 +137,7 @@
 {{- if $group.product -}}
 {{- $products := (index $gpus $group.generation).products -}}
 {{- if not (hasKey $products $group.product) -}}
-{{- $problems = append $problems (printf "gpuGroups.%s.product: %q is no product of %s, which has %s" $group.name $group.product $group.generation (keys $products | sortAlpha | join ", ")) -}}
+{{- $problems = append $problems (printf "gpuGroups.%s.product: %q is not a product of %s, which has %s" $group.name $group.product $group.generation (keys $products | sortAlpha | join ", ")) -}}
 {{- end -}}
 {{- end -}}
 {{- if and $group.product (contains "/mig-" $group.gpuResource) -}}

@@ -1,1 +1,1 @@
-"""How pulled engines lie on disk for a server: plain, or as a model repository of Triton's."""
+"""Layouts of pulled engines on disk for a server: plain, or as a model repository of Triton's."""

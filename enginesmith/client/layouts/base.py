@@ -22,20 +22,19 @@ from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import make_folder, reachable, sync_folder
 from enginesmith.registry.versions.lookup import Located
 
-# What a layout is: where the engines of a model lie for a server, and how it is made to open others.
+# A layout decides where the engines of a model lie for a server, and how the server is made to open others.
 #
-# A layout is a value that a caller gives (`Plain()`, `Triton(...)`); `at` binds it to a folder and a model, and the
-# `Place` that comes of it swaps what is served there. Whatever fails before the last rename changes nothing that a
-# server reads.
+# A layout is a value that a caller gives (`Plain()`, `Triton(...)`). `at` binds it to a folder and a model, and returns
+# a `Place`, which swaps the engines served there. A failure before the last rename changes no file that a server reads.
 
 
 @dataclass(frozen=True)
 class Placed:
-    """What a server finds. pulled: an engine, or one for each machine.  folder: of the engines.  current: what leads to
-    it.  previous: name of the folder before.
+    """The result of a swap. pulled: an engine, or one for each machine.  folder: of the engines.  current: the path
+    that leads to it.  previous: name of the earlier folder.
 
-    swapped: whether it is another one than before.  identity: differs wherever a server has to open something anew.
-    whole: whether each engine is the best that fits, and none of those is lost.
+    swapped: whether the folder changed.  identity: changes whenever a server must open a file anew.
+    whole: whether each engine is the best that fits, and no better one is lost.
     """
 
     pulled: tuple[Pulled, ...]
@@ -69,21 +68,21 @@ class Place(Protocol):
     ) -> Placed:
         """Download the best engine of each ranking, switch to it, and delete earlier engines except the last `keep`.
 
-        Raises IntegrityError, UnavailableError, UnknownNameError where nothing fits, InputError.
+        Raises IntegrityError, UnavailableError, UnknownNameError if no engine fits, InputError.
         """
 
 
 class Layout(Protocol):
-    """How engines lie on disk."""
+    """A layout of engines on disk."""
 
     several: ClassVar[bool]
     remedy: ClassVar[str]
 
     def reject(self, entry: EngineEntry) -> str | None:
-        """why a server of this layout cannot open an engine; None if it can."""
+        """The reason why a server of this layout cannot open an engine; None if it can."""
 
     def check(self, manifest: Manifest, entries: Sequence[EngineEntry]) -> None:
-        """Raise InputError for engines that do not lie together in this layout, or not as its options ask."""
+        """Raise InputError for engines that this layout cannot hold together, or not with these options."""
         ...
 
     def at(self, dest: Path, model: str) -> Place:
@@ -92,7 +91,7 @@ class Layout(Protocol):
 
 @contextmanager
 def hold(place: Place) -> Iterator[None]:
-    """Be the one process that writes at a place. Raises UnavailableError where another one is."""
+    """Hold the lock of a place; only one process writes there. Raises UnavailableError if another one holds it."""
     path = place.file("lock")
     folder = path.parent
     with reachable(f"writing {folder}"):
@@ -102,7 +101,7 @@ def hold(place: Place) -> Iterator[None]:
         try:
             fcntl.flock(lock_file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UnavailableError(f"another process watches into {folder}; give another --dest") from error
+            raise UnavailableError(f"another process already pulls into {folder}; give another --dest") from error
         yield
 
 
@@ -118,7 +117,7 @@ class PlacedFiles:
     files: tuple[tuple[Path, _Facts], ...]
 
     def are_there(self, place: Place) -> bool:
-        """Whether the place serves the same, and no file is gone or another. Files that came later do not count."""
+        """Whether the place serves the same engine, and no file is missing or changed; new files do not count."""
         with suppress(OSError):
             return place.served() == self.served and all(_facts(path) == file_stat for path, file_stat in self.files)
         return False
@@ -137,7 +136,7 @@ def _facts(path: Path) -> _Facts:
 
 @dataclass(frozen=True)
 class SharedFolder:
-    """The files that a `Place` keeps beside a model, in a folder that other models use too."""
+    """The files that a `Place` keeps beside a model, in a folder that other models also use."""
 
     dest: Path
     model: str
@@ -176,14 +175,14 @@ class Plain:
     remedy: ClassVar[str] = ""
 
     def reject(self, entry: EngineEntry) -> str | None:  # noqa: ARG002 - see Layout
-        """None: whoever opens it chooses what opens it."""
+        """None: this layout works for every server."""
         return None
 
     def check(self, manifest: Manifest, entries: Sequence[EngineEntry]) -> None:
-        """See `Layout`: one engine alone is all that is there."""
+        """See `Layout`. There is nothing to check, since the layout holds one engine."""
 
     def at(self, dest: Path, model: str) -> "PlainPlace":  # noqa: ARG002 - see Layout
-        """The folder itself, which is one model's."""
+        """The place is the folder itself, which holds one model."""
         return PlainPlace(dest)
 
 
@@ -198,7 +197,7 @@ class PlainPlace:
         return self.dest / _FILES[kind]
 
     def served(self) -> str:
-        """Where the link points, as it was written; '' where there is none."""
+        """The target of the link, unresolved; '' without a link."""
         with suppress(OSError):
             return os.readlink(self.dest / CURRENT)  # noqa: PTH115
         return ""
@@ -210,7 +209,7 @@ class PlainPlace:
     def swap(
         self, store: Store, located: Located, rankings: Sequence[EngineRanking], fetcher: BlobFetcher, keep: int
     ) -> Placed:
-        """See `Place`: one engine alone."""
+        """See `Place`; one engine only."""
         with reachable(f"writing {self.dest}"):
             pulled_engine = download_best(
                 rankings[0], lambda resolution: self._download(store, located, resolution, fetcher)
@@ -219,7 +218,7 @@ class PlainPlace:
             pulled_engine = with_attachments(pulled_engine, store, rankings[0], folder, fetcher)
             previous_name = self._point_to(folder.name)
         os.utime(folder)
-        # Of the folders that were served before, the last `keep` stay.
+        # The last `keep` of the folders that were served before stay.
         folders = [path for path in self.dest.iterdir() if path.is_dir() and not path.is_symlink()]
         old_folders = [path for path in folders if _FOLDER.fullmatch(path.name) and path.name != folder.name]
         old_folders.sort(key=lambda path: (path.name == previous_name, path.stat().st_mtime), reverse=True)
@@ -245,7 +244,7 @@ class PlainPlace:
         link, previous_name = self.dest / CURRENT, self.served()
         if previous_name != name:
             if link.is_dir() and not link.is_symlink():
-                raise InputError(f"{link} is a folder and no link of ours; give another --dest")
+                raise InputError(f"{link} is a folder, not a link that enginesmith made; give another --dest")
             new_link = self.dest / f".enginesmith-link-{secrets.token_hex(8)}"
             new_link.symlink_to(name)
             new_link.replace(link)
@@ -254,7 +253,7 @@ class PlainPlace:
 
 
 class AllGenerations(Enum):
-    """In the place of machines: every compute capability that a version has an engine for."""
+    """A value instead of machines: every compute capability that a version has an engine for."""
 
     ALL = "all"
 
@@ -271,12 +270,12 @@ def rank_each(
     *,
     sure: bool = True,
 ) -> tuple[Located, list[EngineRanking]]:
-    """The version, and for each machine the ranking of its engines. sure: as of `rank_located`.
+    """The version, and for each machine the ranking of its engines. sure: as in `rank_located`.
 
-    Raises as `rank_located`, UnknownNameError where no engine is for a GPU and all generations are asked for, and
-    InputError for several machines and a layout of one.
+    Raises as `rank_located`, UnknownNameError if all generations are wanted and no engine is for a GPU, and InputError
+    for several machines in a layout for one.
     """
-    if isinstance(machines, AllGenerations):  # a machine for each capability that a usable engine is built for
+    if isinstance(machines, AllGenerations):  # one machine for each capability that a usable engine is built for
         _, entries = judge_located(store, located, policy)
         capabilities = {entry.compute_capability for entry in entries if entry.usable and entry.compute_capability}
         if not capabilities:

@@ -32,8 +32,8 @@ from enginesmith.registry.versions.lookup import Located
 MANIFEST = "manifest.json"
 SUFFIX = ".ortpackage"
 _MODEL_FILE = "model.onnx"
-# The execution provider that runs an engine of a backend. The schema's `device` is left out: onnxruntime 1.31.1 finds
-# no variant with one for a provider that tells no devices, such as its own CPU provider.
+# The execution provider that runs an engine of a backend. The schema's `device` is left out: for a provider that lists
+# no devices, such as its own CPU provider, onnxruntime 1.31.1 finds no variant that has one.
 _PROVIDERS = {
     "onnxruntime": "CPUExecutionProvider",
     "onnxruntime-cuda": "CUDAExecutionProvider",
@@ -68,8 +68,8 @@ class ModelPackage:
             if earlier_entry.digest != entry.digest:
                 raise InputError(
                     f"{earlier_entry.unit} and {entry.unit} of {manifest.reference} are both for "
-                    f"{provider}; ONNX Runtime takes the first on every machine; pull them into packages of their own, "
-                    "with one --target each"
+                    f"{provider}; ONNX Runtime takes the first on every machine; pull each into its own package, "
+                    "with one --target"
                 )
 
     def at(self, dest: Path, model: str) -> "PackagePlace":
@@ -84,11 +84,11 @@ class PackagePlace(SharedFolder):
     layout: ModelPackage
 
     def served(self) -> str:
-        """'': nothing says which of the packages a program has open."""
+        """'': no file tells which of the packages a program has open."""
         return ""
 
     def description(self) -> Path | None:
-        """None, as of `served`."""
+        """None, like `served`."""
         return None
 
     def swap(
@@ -96,7 +96,7 @@ class PackagePlace(SharedFolder):
     ) -> Placed:
         """Write the package of a version atomically, or repair damaged files of an existing package.
 
-        Raises as `Place.swap`, and InputError where the version's package has other engines.
+        Raises as `Place.swap`, and InputError if the version's package has other engines.
         """
         del keep  # every version stays
         manifest = located.manifest
@@ -128,14 +128,14 @@ class PackagePlace(SharedFolder):
 
 
 def _bring(store: Store, located: Located, resolution: Resolution, place: Path, fetcher: BlobFetcher) -> Pulled:
-    """An engine in the folder of its variant."""
+    """Download an engine to the folder of its variant."""
     engine = resolution.chosen
     name = f"{engine.target}-{engine.precision}"
     return download_engine(store, located, resolution, place / name, fetcher, file=_MODEL_FILE)
 
 
 def _write_manifest(located: Located, pulled: Sequence[Pulled]) -> bytes:
-    """The package's manifest, with its one component in it."""
+    """The package's manifest, which includes its one component."""
     variants: dict[str, object] = {}
     for engine in pulled:
         variants[engine.path.parent.name] = {

@@ -1,8 +1,8 @@
-"""Protobuf's text format: a text read into messages, and values written as text. Standard library only.
+"""Protobuf's text format: parses messages, and writes values as text. Standard library only.
 
-Of the format (https://protobuf.dev/reference/protobuf/textformat-spec/) this is what Triton's `config.pbtxt` has.
-Serving nodes write such files, and protobuf's own library is no dependency of theirs; the tests read what is written
-here with it.
+It supports the part of the format (https://protobuf.dev/reference/protobuf/textformat-spec/) that Triton's
+`config.pbtxt` uses. Serving nodes write such files, and do not depend on protobuf's own library; the tests parse the
+files written here with it.
 """
 
 import re
@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 
 _DEEPEST = 20
 _TOKEN = re.compile(r'\s*(?:#[^\n]*\s*)*("(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'|[A-Za-z0-9_.+\-/]+|[{}\[\]:,;<>])')
-# A hexadecimal number, or an octal one, which is read as the decimal one.
+# A hexadecimal or an octal number, which is parsed to decimal text.
 _OTHER_BASE = re.compile("0[xX]([0-9a-fA-F]+)|0([0-7]+)")
-# A number in any base, far above what 64 bits hold; Python reads no 4,300 digits.
+# A number in any base, far above 64 bits; Python parses no number of 4,300 digits.
 _LONG_NUMBER = re.compile(r"\d[\da-fA-FxX]{999,}")
 _CLOSING = {"{": "}", "<": ">"}
+# In quotes: a byte in octal or hexadecimal, or a letter.
+_ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|(.))", re.DOTALL)
+_CONTROLS = dict(zip(b"abfnrtv", b"\a\b\f\n\r\t\v", strict=True))
 
 
 class Word(str):
@@ -25,7 +28,7 @@ class Word(str):
 
 
 Field = str | int | Mapping[str, "Fields"]
-# A field's value, or the values of a repeated field; text and numbers of these come in brackets on one line.
+# A field's value, or the values of a repeated field; text and numbers are written in brackets on one line.
 Fields = Field | Sequence[Field]
 
 
@@ -36,12 +39,12 @@ class ProtoMessage:
     fields: dict[str, list["str | ProtoMessage"]] = field(default_factory=dict)
 
     def text(self, name: str) -> str:
-        """The first value of a field; '' without any."""
+        """The first value of a field; '' if there is none."""
         field_value = self.fields.get(name, [""])[0]
         return field_value if isinstance(field_value, str) else ""
 
     def message(self, name: str) -> "ProtoMessage":
-        """The first message of a field; an empty one without any."""
+        """The first message of a field; an empty one if there is none."""
         return next(iter(self.messages(name)), ProtoMessage())
 
     def messages(self, name: str) -> "list[ProtoMessage]":
@@ -49,13 +52,13 @@ class ProtoMessage:
         return [value for value in self.fields.get(name, ()) if isinstance(value, ProtoMessage)]
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """The values of a field that are numbers from 0 on."""
+        """The values of a field that are numbers of at least 0."""
         texts = (value for value in self.fields.get(name, ()) if isinstance(value, str))
         return tuple(int(text) for text in texts if text.isdecimal() and len(text) < 100)
 
 
 def write_message(fields: Mapping[str, Fields]) -> str:
-    """A message as text, a field a line."""
+    """A message as text, one field per line."""
     return "".join(f"{line}\n" for line in _lines(fields, ""))
 
 
@@ -95,7 +98,7 @@ def _escaped(letter: str) -> str:
 
 
 def parse(text: str) -> ProtoMessage:
-    """Read protobuf's text format. Raises ValueError, with the line."""
+    """Parse protobuf's text format. Raises ValueError, with the line."""
     tokens: list[tuple[str, int]] = []
     offset, end = 0, len(text.rstrip())
     while offset < end:
@@ -121,7 +124,7 @@ def _message(tokens: list[tuple[str, int]], closing: str, depth: int) -> ProtoMe
         if name in ",;":
             continue
         if not re.fullmatch(r"[A-Za-z_]\w*", name):
-            raise ValueError(f"line {line}: {name[:40]!r} is no field's name")
+            raise ValueError(f"line {line}: {name[:40]!r} is not a field's name")
         if tokens and tokens[-1][0] == ":":
             tokens.pop()
         message.fields.setdefault(name, []).extend(_values(tokens, line, depth))
@@ -146,7 +149,7 @@ def _values(tokens: list[tuple[str, int]], line: int, depth: int) -> list["str |
             tokens.pop()
             continue
         if tokens[-1][0] == "[":
-            raise ValueError(f"line {line}: a list in a list")
+            raise ValueError(f"line {line}: a list may not contain a list")
         values.extend(_values(tokens, line, depth))
     if not tokens:
         raise ValueError(f"line {line}: the list has no end")
@@ -155,10 +158,20 @@ def _values(tokens: list[tuple[str, int]], line: int, depth: int) -> list["str |
 
 
 def _scalar_text(lexeme: str, line: int) -> str:
-    """A number in decimal, and what stands in quotes without them."""
+    """A number in decimal, or a quoted text without its quotes and with its escapes resolved."""
     if _LONG_NUMBER.fullmatch(lexeme):
         problem = f"{lexeme[:20]}... is a number of {len(lexeme)} characters; the format has none of over 64 bits"
         raise ValueError(f"line {line}: {problem}")
     if match := _OTHER_BASE.fullmatch(lexeme):
         return str(int(match[1], 16) if match[1] else int(match[2], 8))
-    return lexeme[1:-1] if lexeme[0] in "\"'" else lexeme
+    text = _ESCAPE.sub(_unescaped, lexeme[1:-1].encode()).decode(errors="replace") if lexeme[0] in "\"'" else lexeme
+    if "\0" in text:
+        raise ValueError(f"line {line}: {lexeme[:40]} has a NUL, which no name has")
+    return text
+
+
+def _unescaped(escape: re.Match[bytes]) -> bytes:
+    octal, hexadecimal, letter = escape.groups()
+    if letter:
+        return bytes([_CONTROLS.get(letter[0], letter[0])])
+    return bytes([int(octal, 8) & 255 if octal else int(hexadecimal, 16)])

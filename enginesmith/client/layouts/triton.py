@@ -68,8 +68,8 @@ _HASHED = 10**18
 
 
 def triton_version(version: str) -> int:
-    """The number of a version in Triton's repositories: '3' is 3; of any other name a number of 19 digits, from its
-    SHA-256, which is the same everywhere and says nothing about the order."""
+    """The number of a version in Triton's repositories: '3' is 3; any other name gives a number of 19 digits from its
+    SHA-256. It is the same on all machines and has no order."""
     if re.fullmatch(r"[1-9][0-9]{0,17}", version):
         return int(version)
     return _HASHED + int.from_bytes(hashlib.sha256(version.encode()).digest()[:8], "big") % (8 * _HASHED)
@@ -77,7 +77,7 @@ def triton_version(version: str) -> int:
 
 @dataclass(frozen=True)
 class Triton:
-    """A model repository. batching: None for no dynamic batching.  warmup: whether golden inputs are run first."""
+    """A model repository. batching: None for no dynamic batching.  warmup: whether Triton first runs golden inputs."""
 
     several: ClassVar[bool] = True
     remedy: ClassVar[str] = triton_config.REMEDY
@@ -85,11 +85,11 @@ class Triton:
     warmup: bool = True
 
     def reject(self, entry: EngineEntry) -> str | None:
-        """Why Triton cannot open an engine."""
+        """The reason why Triton cannot open an engine; None if it can."""
         return triton_config.find_unservable(entry)
 
     def check(self, manifest: Manifest, entries: Sequence[EngineEntry]) -> None:
-        """See `Layout`: what `write_config` raises, before anything is written."""
+        """See `Layout`: raises the errors of `write_config` before any file is written."""
         files = [triton_config.TritonFile(entry, triton_config.file_suffix(entry)) for entry in entries]
         triton_config.write_config(
             manifest.model, 1, "", files, hints=triton_config.ServingHints.of(manifest), batching=self.batching
@@ -112,7 +112,7 @@ class TritonPlace(SharedFolder):
         return self.dest / self.model
 
     def served(self) -> str:
-        """The version number in our configuration; '' without one. Raises InputError for another program's."""
+        """The version number in our own configuration; '' without one. Raises InputError for another program's."""
         with suppress(FileNotFoundError):
             config_text = (self.root / CONFIG).read_text(encoding="utf-8")
             try:
@@ -125,7 +125,7 @@ class TritonPlace(SharedFolder):
         return ""
 
     def description(self) -> Path | None:
-        """The JSON of the version that is served."""
+        """The JSON of the served version."""
         version_number = self.served()
         return min((self.root / version_number).glob("*.json"), default=None) if version_number else None
 
@@ -168,7 +168,7 @@ class TritonPlace(SharedFolder):
 
     @contextmanager
     def _leaving_nothing(self, number: int) -> Iterator[None]:
-        """Delete what a failed first swap wrote: Triton does not start with a folder that has no configuration."""
+        """Delete the files of a failed first swap: Triton does not start with a folder without a configuration."""
         try:
             yield
         except BaseException:
@@ -177,7 +177,7 @@ class TritonPlace(SharedFolder):
             for path in (self.root / STAGING, self.root / WARMUP / str(number), *own_folders):
                 shutil.rmtree(path, ignore_errors=True)
             for path in (self.root / WARMUP, self.root):
-                with suppress(OSError):  # it holds something else
+                with suppress(OSError):  # it contains other files
                     path.rmdir()
             raise
 
@@ -202,16 +202,17 @@ class TritonPlace(SharedFolder):
     def _bring_labels(
         self, store: Store, manifest: Manifest, hints: triton_config.ServingHints, place: Path, fetcher: BlobFetcher
     ) -> None:
-        """Class names of outputs beside the engine. Raises as `download_engine`, and IntegrityError for lost ones."""
+        """Write the class names of outputs beside the engine. Raises as `download_engine`; IntegrityError for lost
+        ones."""
         for output in hints.labels:
             digest = manifest.sources.get(triton_config.label_source(output))
             if digest is None:
-                raise IntegrityError(f"{manifest.reference} has lost the labels of {output!r}; build it")
+                raise IntegrityError(f"{manifest.reference} lacks the labels of {output!r}; build it again")
             path = place / Path(triton_config.label_file(triton_version(manifest.version), output, hints)).name
             fetcher.fetch(store, BlobDigest(digest, manifest.blake3.get(digest)), store.size(digest), path)
 
     def _gather(self, pulled: Pulled, staged: Path) -> Pulled:
-        """Have an engine that is in the served folder in the staged one, too, which is to replace that."""
+        """Link an engine of the served folder into the staged folder, too, which will replace it."""
         if pulled.path.parent == staged:
             return pulled
         for path in pulled.path.parent.iterdir():
@@ -222,7 +223,7 @@ class TritonPlace(SharedFolder):
     def _read_warmup(
         self, store: Store, manifest: Manifest, engine: EngineEntry, fetcher: BlobFetcher
     ) -> dict[str, triton_config.WarmupInput] | None:
-        """Golden inputs; None where there are none of these types, or the set is too large or lost."""
+        """Golden inputs; None if none have these types, or the set is too large or lost."""
         golden_digest = manifest.sources.get("golden")
         if not self.layout.warmup or golden_digest is None:
             return None
@@ -243,8 +244,8 @@ class TritonPlace(SharedFolder):
         warmup: dict[str, triton_config.WarmupInput] | None,
         keep: int,
     ) -> bool:
-        """Put warm-up files, the version and the configuration in their places, in this order; whether that changed
-        anything. What goes is deleted before, since its absence would have the new version loaded twice."""
+        """Put warm-up files, the version and the configuration in their places, in this order; return whether anything
+        changed. First delete earlier versions beyond `keep`: later, that would make Triton load the new one again."""
         staging_folder, folder = self.root / STAGING / str(number), self.root / str(number)
         self._prune(str(number), before, keep)
         if warmup:
@@ -255,8 +256,8 @@ class TritonPlace(SharedFolder):
                 write_whole(self.root / WARMUP / str(number) / name, content)
         is_new = staging_folder.is_dir()
         if is_new and folder.exists():
-            # Another engine of the version that is served: between two renames it is not there. Triton then keeps what
-            # it has open, says that a load failed, and loads at the next look.
+            # Another engine of the served version: it is missing between two renames. Triton then keeps its open
+            # engine, reports a failed load, and loads at the next poll.
             folder.rename(self.root / STAGING / f"{number}-old")
         if is_new:
             staging_folder.rename(folder)
@@ -264,13 +265,13 @@ class TritonPlace(SharedFolder):
         is_changed = self._write_config(config.encode()) or is_new
         shutil.rmtree(self.root / STAGING, ignore_errors=True)
         if is_changed:
-            # By the clock, which runs ahead of what the kernel notes of a rename: later than any time that was seen.
+            # By the clock, which is ahead of the kernel's time of a rename: later than any time that Triton saw.
             update_ns = time.time_ns()
             os.utime(self.root, ns=(update_ns, update_ns))
         return is_changed
 
     def _write_config(self, data: bytes) -> bool:
-        """Replace the configuration by one rename, out of the folder whose changes load nothing; whether it differs."""
+        """Replace the configuration by one rename from STAGING, which Triton ignores; return whether it changed."""
         with suppress(OSError):
             if (self.root / CONFIG).read_bytes() == data:
                 return False
@@ -280,7 +281,7 @@ class TritonPlace(SharedFolder):
         return True
 
     def _prune(self, current: str, before: str, keep: int) -> None:
-        """Delete versions that were served before, but the last `keep` of them; folders of others stay."""
+        """Delete earlier versions except the last `keep` of them; other folders stay."""
         version_folders = [
             path for path in self.root.iterdir() if _NUMBER.fullmatch(path.name) and path.name != current
         ]
@@ -292,7 +293,7 @@ class TritonPlace(SharedFolder):
 
 
 def _list_libraries(engine: EngineEntry, machine: Machine, folder: Path) -> list[str]:
-    """The paths of an engine's libraries for a machine, absolute: a relative one would be looked up by the loader."""
+    """The absolute paths of an engine's libraries for a machine: the loader would search for a relative path."""
     platform = machine.platform or f"{sys.platform}-{this_kind().machine}"
     cuda_major = numbers(machine.cuda or "0")[0]
     builds = (library.build_for(platform, cuda_major) for library in engine.requires if isinstance(library, Library))
@@ -300,12 +301,12 @@ def _list_libraries(engine: EngineEntry, machine: Machine, folder: Path) -> list
 
 
 def _is_described(path: Path) -> bool:
-    """Whether a file is a description of ours."""
+    """Whether a file is a description that this program wrote."""
     return {"manifest", "digest", "file"} <= _read_json(path).keys()
 
 
 def _read_json(path: Path) -> dict[str, object]:
-    """The JSON object in a file; an empty one for a file that holds none."""
+    """The JSON object in a file; an empty one if there is none."""
     with suppress(OSError, ValueError, RecursionError):
         document = json.loads(path.read_bytes())
         if isinstance(document, dict):

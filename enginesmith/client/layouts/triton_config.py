@@ -18,16 +18,16 @@ from enginesmith.core.state import ENSEMBLE, with_int8_states
 from enginesmith.core.types import PLUS, BuildRequest, TensorSpec
 from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
 
-# Warm-up requests out of a version's golden set: the bytes of one case's inputs, as Triton reads them from files.
+# Warm-up requests from a version's golden set: the bytes of one case's inputs, as Triton reads them from files.
 #
 # A golden set is a safetensors file (https://github.com/huggingface/safetensors, "Format"): a header of JSON, then the
-# tensors' bytes, row-major and little-endian, which is what Triton wants of `warmup/` files. So nothing is decoded
-# here, and no numpy is needed.
+# tensors' bytes, row-major and little-endian, as Triton expects them in `warmup/` files. So nothing is decoded here,
+# and numpy is not needed.
 
-# The largest golden set that is read for warm-up, in bytes: it comes whole, because only then its digest is known.
+# The largest golden set that is read for warm-up, in bytes: it is read whole, because its digest covers all bytes.
 MOST_BYTES = 64 << 20
 _MOST_HEADER = 16 << 20
-# Safetensors' names of the types that a golden set has.
+# Safetensors' names of the types in golden sets.
 _TYPES = {
     "BOOL": "bool",
     **{f"{kind[0].upper()}{bits}": f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
@@ -56,12 +56,12 @@ class _StoredTensor(Excerpt):
 
 
 def read_warmup(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, WarmupInput] | None:
-    """The inputs, by name, of the first case of a golden set of which none is empty; None where there is no such case,
-    and where an input is of another type than the engine's. Raises IntegrityError for what is no golden set."""
+    """The inputs, by name, of the first case of a golden set without an empty input; None if there is no such case, or
+    an input has another type than the engine's. Raises IntegrityError if the file is no golden set."""
     with path.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         if size > _MOST_HEADER:
-            raise IntegrityError(f"golden set: a header of {size} bytes; {_MOST_HEADER} are the most")
+            raise IntegrityError(f"golden set: a header has {size} bytes; the limit is {_MOST_HEADER}")
         header = parse_json(stream.read(size), _MOST_HEADER)
         index = 0
         while warmup_inputs := _read_case(stream, 8 + size, header, golden_prefix(index, "in"), inputs):
@@ -87,7 +87,7 @@ def _read_case(
         size, element_count, file_size = end_byte - first_byte, math.prod(shape), os.fstat(stream.fileno()).st_size
         if size < 0 or begin + end_byte > file_size or (size % element_count if element_count else size):
             raise IntegrityError(
-                f"golden set: input {spec.name!r} of shape {list(shape)} lies from byte {first_byte} to "
+                f"golden set: input {spec.name!r} of shape {list(shape)} cannot lie from byte {first_byte} to "
                 f"{end_byte} of {file_size}"
             )
         stream.seek(begin + first_byte)
@@ -95,15 +95,15 @@ def _read_case(
     return warmup_inputs
 
 
-# Triton's `config.pbtxt` of engines of a version: their types and sizes, the batch, profiles, warm-up.
+# Triton's `config.pbtxt` for engines of a version: their types and sizes, the batch, profiles, warm-up.
 #
-# Fields: https://github.com/triton-inference-server/common, protobuf/model_config.proto (ModelConfig). What backends
-# make of them is said where it is used; seen in their sources at onnxruntime_backend 00fd3e8, tensorrt_backend e2ef6d7,
-# core 73aad7c.
+# Fields: https://github.com/triton-inference-server/common, protobuf/model_config.proto (ModelConfig). Comments below
+# describe how the backends use them, from their sources at onnxruntime_backend 00fd3e8, tensorrt_backend e2ef6d7, core
+# 73aad7c.
 
-# The first line of every configuration that is written here, by which it is known again.
+# The first line of every configuration that is written here, which identifies it later.
 HEADER = "# Written by enginesmith; the next swap replaces it."
-# The dim that requests are joined along (`enginesmith.serving.batcher`).
+# The dim along which requests are joined (`enginesmith.serving.batcher`).
 BATCH = "batch"
 _TRITON_TYPES = {
     "bool": "TYPE_BOOL",
@@ -139,15 +139,15 @@ class TritonFile:
 
     @property
     def capability(self) -> str:
-        """The compute capability as Triton writes it, '8.9'; '' of a CPU engine."""
+        """The compute capability as Triton writes it, '8.9'; '' for a CPU engine."""
         return "{}.{}".format(*self.entry.compute_capability) if self.entry.compute_capability else ""
 
 
 @dataclass(frozen=True)
 class DynamicBatching:
-    """How Triton joins requests, by its own names. max_batch_size: None for as many samples as the engine takes.
+    """Triton's dynamic batching, with its own names. max_batch_size: None for as many samples as the engine takes.
 
-    max_queue_delay_s: how long a request waits for others; None is what the version's spec says, else 0.
+    max_queue_delay_s: how long a request waits for others; None is the spec's value, else 0.
     """
 
     max_batch_size: int | None = None
@@ -162,7 +162,7 @@ class DynamicBatching:
 
 @dataclass(frozen=True)
 class ServingHints(Excerpt):
-    """Contents of the section `triton` of a version's spec. labels: output -> file of class names."""
+    """The section `triton` of a version's spec. labels: output -> file of class names."""
 
     instances: Count = 1
     preferred_batch_sizes: tuple[Count, ...] = ()
@@ -171,11 +171,11 @@ class ServingHints(Excerpt):
 
     @classmethod
     def of(cls, manifest: Manifest) -> "ServingHints":
-        """The hints of a version; the defaults where its spec has no section `triton`."""
+        """The hints of a version; the defaults if its spec has no section `triton`."""
         return decode(manifest.spec.get("triton", {}), cls, "spec.triton")
 
     def batching(self, options: DynamicBatching | None) -> DynamicBatching | None:
-        """How requests are joined: as it was asked for, else as the spec says; None where neither wants it."""
+        """How requests are joined: by the options, else by the spec; None if neither enables it."""
         delay_us = self.max_queue_delay_us
         if options is None and delay_us is None and not self.preferred_batch_sizes:
             return None
@@ -185,17 +185,17 @@ class ServingHints(Excerpt):
 
 
 def label_source(output: str) -> str:
-    """The name, among the sources of a manifest, of an output's class names."""
+    """The name of an output's class names among the sources of a manifest."""
     return f"labels {output}"
 
 
 def label_file(number: int, output: str, hints: ServingHints) -> str:
-    """Where an output's class names lie in the model's folder: in the version's, by the number of the output."""
+    """The path of an output's class names in the model's folder: in the version's folder, with the output's number."""
     return f"{number}/labels{[*hints.labels].index(output)}.txt"
 
 
 def find_unservable(entry: EngineEntry) -> str | None:
-    """Why Triton cannot serve an engine; None if it can."""
+    """The reason why Triton cannot serve an engine; None if it can."""
     if entry.backend == ENSEMBLE:
         return "an ensemble is several models of Triton's, which this layout does not write; pull its graphs one by one"
     if entry.backend not in _OPENED_BY:
@@ -228,13 +228,13 @@ def write_config(
     warmup: Mapping[str, WarmupInput] | None = None,
     libraries: Sequence[str] = (),
 ) -> str:
-    """The configuration that serves version `number`, and no other, out of these files.
+    """The configuration that serves version `number`, and no other, from these files.
 
-    version: the registry's name of it.  warmup: inputs of a request; their files are `warmup_files`.
-    libraries: paths of the engines' libraries with operators, which ONNX Runtime's backend passes on to the loader.
+    version: its name in the registry.  warmup: inputs of a request; their files are `warmup_files`.
+    libraries: paths of the engines' libraries with operators, which ONNX Runtime's backend passes to the loader.
     hints: the section `triton` of the version's spec.
     batching: how Triton joins requests; None: it does not.
-    Raises InputError for engines that no single configuration describes, and where requests cannot be joined.
+    Raises InputError for engines that no single configuration describes, and if requests cannot be joined.
     """
     requests = [with_int8_states(make_request(file.entry)) for file in files]
     batching = hints.batching(batching)
@@ -243,8 +243,8 @@ def write_config(
     for file, other_config in zip(files[1:], configs[1:], strict=True):
         if other_config != config:
             raise InputError(
-                f"{file.entry.unit} has other inputs, sizes or profiles than {files[0].entry.unit}, and one "
-                "configuration describes both; pull them into two folders"
+                f"{file.entry.unit} has other inputs, sizes or profiles than {files[0].entry.unit}, but one "
+                "configuration must describe both; pull them into two folders"
             )
     config_fields: dict[str, Fields] = {"name": name, **config}
     config_fields |= {"version_policy": {"specific": {"versions": [number]}}, **_name_files(files)}
@@ -254,7 +254,7 @@ def write_config(
     if warmup:
         max_batch = config["max_batch_size"]
         sizes = [0]
-        if isinstance(max_batch, int) and max_batch:  # one sample, and what each profile is tuned for
+        if isinstance(max_batch, int) and max_batch:  # one sample, and the sizes that each profile is tuned for
             sizes = sorted({1, *(min(size, max_batch) for size in _tuned_sizes(requests[0]))})
         config_fields["model_warmup"] = [_write_warmup(number, requests[0].inputs, warmup, size) for size in sizes]
     return f"{HEADER}\n{write_message(config_fields)}"
@@ -269,9 +269,9 @@ def warmup_files(inputs: Sequence[TensorSpec], warmup: Mapping[str, WarmupInput]
 
 
 def largest_batch(request: BuildRequest) -> int:
-    """The largest batch, where axis 0 of every input and output is the batch and any batch from 1 on will do; else 0.
+    """The largest batch if axis 0 of every input and output is the batch and every batch from 1 on is allowed; else 0.
 
-    Where it is 0 the batch is an axis like others.
+    With 0, the batch is an ordinary axis.
     """
     tensors = (*request.inputs, *request.outputs)
     batch_axes = {axis for spec in tensors for axis, dim in enumerate(spec.shape) if dim == BATCH}
@@ -293,8 +293,8 @@ def _describe(
     if batching and not max_batch:
         raise InputError(
             f"{file.entry.unit}: requests cannot be joined, because axis 0 of its inputs and outputs is not a dim "
-            f"{BATCH!r} of sizes from 1 on; leave out --max-batch-size and --max-queue-delay, or what the section "
-            "triton of its spec says of batches"
+            f"{BATCH!r} of sizes from 1 on; leave out --max-batch-size and --max-queue-delay, or the batch "
+            "settings in the section triton of its spec"
         )
     if batching and batching.max_batch_size is not None:
         if batching.max_batch_size > max_batch:
@@ -311,7 +311,7 @@ def _describe(
         {**_describe_tensor(spec, fixed_dims, bool(max_batch)), **labels.get(spec.name, {})} for spec in request.outputs
     ]
     if batching:
-        # Triton's documentation advises preferred sizes for plans of several profiles alone ("Dynamic Batcher").
+        # Triton's documentation advises preferred sizes only for plans with several profiles ("Dynamic Batcher").
         tuned_sizes = _tuned_sizes(request) if platform == _PLAN and len(request.profiles) > 1 else ()
         preferred_sizes = hints.preferred_batch_sizes or tuned_sizes
         sizes = sorted({size for size in preferred_sizes if size <= max_batch})
@@ -339,7 +339,7 @@ def _fixed_sizes(request: BuildRequest) -> dict[str, int]:
 
 
 def _describe_tensor(spec: TensorSpec, fixed: Mapping[str, int], batched: bool) -> dict[str, Fields]:
-    """An input or output. A tensor without axes is one of [1] that is reshaped, since Triton wants an axis."""
+    """An input or output. A tensor without axes becomes one of [1] that is reshaped, since Triton requires an axis."""
     shape = spec.shape[1:] if batched else spec.shape
     sizes = [dim if isinstance(dim, int) else fixed.get(dim, -1) for dim in shape]
     tensor_fields: dict[str, Fields] = {
@@ -351,7 +351,7 @@ def _describe_tensor(spec: TensorSpec, fixed: Mapping[str, int], batched: bool) 
 
 
 def _instances(entry: EngineEntry, platform: str, profiles: int, count: int) -> Field:
-    """Instances on the CPU or on each GPU; of a plan with all of its profiles: else Triton takes the first alone."""
+    """Instances on the CPU or on each GPU; a plan's list all of its profiles, else Triton uses only the first."""
     if entry.hardware.is_cpu:
         return {"kind": Word("KIND_CPU"), "count": count}
     instance_group: dict[str, Fields] = {"kind": Word("KIND_GPU"), "count": count}
@@ -379,7 +379,7 @@ def _tuned_sizes(request: BuildRequest) -> set[int]:
 
 
 def _write_warmup(number: int, inputs: Sequence[TensorSpec], warmup: Mapping[str, WarmupInput], size: int) -> Field:
-    """A warm-up request. size: of its batch; 0 where the batch is no axis of its own."""
+    """A warm-up request. size: of its batch; 0 if the model has no batch axis for Triton."""
 
     def write(index: int, spec: TensorSpec) -> Iterator[tuple[str, Field]]:
         warmup_input = warmup[spec.name].first_row() if size else warmup[spec.name]

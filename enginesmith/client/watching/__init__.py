@@ -1,1 +1,1 @@
-"""Follows channels on a serving node: looks, swaps, hooks, reports to rollouts."""
+"""Follows channels on a serving node: polls, swaps, hooks, reports to rollouts."""

@@ -61,7 +61,7 @@ def _run(line: str, timeout_s: float, facts: Mapping[str, str], what: str, stdou
 def _check_url(url: str, what: str) -> None:
     try:
         parts = urlsplit(url)
-        is_named = bool(parts.hostname) and parts.port != 0  # of a wrong port, ValueError
+        is_named = bool(parts.hostname) and parts.port != 0  # for a wrong port, ValueError
     except ValueError:
         is_named = False
     if not is_named or parts.scheme not in ("http", "https"):
@@ -73,7 +73,7 @@ def _ask(
 ) -> _Ended:
     """Response of a URL of `_check_url`, and the reason of a failure; '' for a 2xx response.
 
-    data: to post, where a 2xx answer is not read; None gets.
+    data: sends a POST request, whose 2xx response is not read; None sends GET.
     """
     from http.client import HTTPException
     from urllib.error import HTTPError
@@ -91,17 +91,17 @@ def _ask(
         return b"", f"{what} does not answer: {getattr(error, 'reason', None) or type(error).__name__}"
 
 
-# Whether a server is well after a swap, by a command or a URL of its own, and how many requests it says it answered.
+# Health of a server after a swap, from a command or a URL, and its numbers of answered requests.
 #
-# Well is exit code 0, or a 2xx answer. What the command prints or the URL answers may be a JSON object with `requests`
-# and `errors`, whole numbers counted since the swap; anything else is ignored.
+# Exit code 0 or a 2xx response means healthy. The output or response may be a JSON object with `requests` and `errors`,
+# whole numbers counted since the swap; anything else is ignored.
 
 TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
 class HealthAnswer:
-    """failure: why the server is not well, '' if it is.  requests, errors: that it counted, None where it says none."""
+    """A health check's result. failure: '' if healthy.  requests, errors: the server's counts, None if unknown."""
 
     failure: str = ""
     requests: int | None = None
@@ -114,7 +114,7 @@ Health = Callable[[Mapping[str, str]], HealthAnswer]
 
 @dataclass(frozen=True)
 class HealthCommand:
-    """A command line, split as a shell would and run without one, with the variables that hooks get."""
+    """A command line, split like a shell does but run without one, with the variables that hooks get."""
 
     line: str
     timeout_s: float = TIMEOUT_S
@@ -123,13 +123,13 @@ class HealthCommand:
         _check_command(self.line, "health command")
 
     def __call__(self, facts: Mapping[str, str]) -> HealthAnswer:
-        """Run the command, with all that it started killed at the time limit."""
+        """Run the command; at the time limit it and its children are killed."""
         return _counts(*_run(self.line, self.timeout_s, facts, "health command"))
 
 
 @dataclass(frozen=True)
 class HealthUrl:
-    """A URL to get. Raises InputError for one that is not http or https."""
+    """A URL for GET requests. Raises InputError for one that is not http or https."""
 
     url: str
     timeout_s: float = TIMEOUT_S
@@ -138,7 +138,7 @@ class HealthUrl:
         _check_url(self.url, "health")
 
     def __call__(self, facts: Mapping[str, str]) -> HealthAnswer:  # noqa: ARG002 - a `Health`
-        """Get the URL."""
+        """Send a GET request to the URL."""
         return _counts(*_ask(self.url, self.timeout_s, "health URL"))
 
 
@@ -167,7 +167,7 @@ Hook = Callable[[Mapping[str, str]], str | None]
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, split as a shell would and run without one; its output goes to stderr."""
+    """A command line, split like a shell does but run without one; its output goes to stderr."""
 
     line: str
     timeout_s: float = HOOK_TIMEOUT_S
@@ -176,13 +176,13 @@ class Command:
         _check_command(self.line, "hook's command")
 
     def __call__(self, facts: Mapping[str, str]) -> str | None:
-        """Run the command, with all that it started killed at the time limit; return why it failed, or None."""
+        """Run the command; at the time limit it and its children are killed. Returns the failure's reason, or None."""
         return _run(self.line, self.timeout_s, facts, f"hook {self.line!r}", stdout=2)[1] or None
 
 
 @dataclass(frozen=True)
 class Post:
-    """A URL to post to. Raises InputError for one that is not http or https."""
+    """A URL for POST requests. Raises InputError for one that is not http or https."""
 
     url: str
     timeout_s: float = HOOK_TIMEOUT_S
@@ -191,7 +191,7 @@ class Post:
         _check_url(self.url, "hook")
 
     def __call__(self, facts: Mapping[str, str]) -> str | None:
-        """Post the facts as JSON; return why that failed, or None."""
+        """Post the facts as JSON; return the reason of a failure, or None."""
         hook_url = urlsplit(self.url)
         # Without user, password and query, which may be secret.
         hook_name = (
@@ -200,13 +200,13 @@ class Post:
         return _ask(self.url, self.timeout_s, hook_name, json.dumps(facts).encode(), _JSON)[1] or None
 
 
-# When a watcher looks: at random times around an interval, later after errors.
+# The times of a watcher's polls: at random around an interval, later after errors.
 #
-# An interval of 120 s is 0.0083 requests a second and node, and 417 a second for 50,000 nodes, a thirteenth of what
-# Amazon S3 gives one prefix (docs/scale.md). Random times keep nodes that were started together from looking together,
-# also after the registry was away.
+# An interval of 120 s is 0.0083 requests a second and node, and 417 a second for 50,000 nodes, a thirteenth of Amazon
+# S3's limit for one prefix (docs/scale.md). Random times keep nodes that were started together from polling together,
+# also after the registry was unreachable.
 
-# Seconds between two looks, for each document that a look asks for.
+# Seconds between polls, for each document that a poll reads.
 INTERVAL_S = 120.0
 JITTER = 0.2
 # After errors the interval doubles, up to this multiple of it.
@@ -214,7 +214,7 @@ MOST_INTERVALS = 8
 
 
 def keep_looking(look: Callable[[], bool], stop: Event, interval_s: float) -> None:
-    """Call `look` until `stop` is set. look: whether it succeeded.  interval_s: seconds to the next look."""
+    """Call `look` until `stop` is set. look: polls, and returns whether it succeeded.  interval_s: seconds between."""
     failure_count = 0
     while not stop.is_set():
         failure_count = 0 if look() else failure_count + 1
@@ -222,18 +222,18 @@ def keep_looking(look: Callable[[], bool], stop: Event, interval_s: float) -> No
 
 
 def pause_s(interval_s: float, failures: int) -> float:
-    """Seconds to wait after a look; failures: how many looks failed since the last good one."""
+    """Seconds to wait after a poll; failures: number of failed polls since the last good one."""
     delay_s = interval_s * min(2.0 ** min(failures, 16), MOST_INTERVALS)
     return delay_s * random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311 - no secret
 
 
-# Reports what this node serves, and whether it is well: one small document, written seldom.
+# Reports of the engine that this node serves, and its health: one small document, written rarely.
 #
-# A node reports to a rollout that has reached it, else outside of one, and only if it is among those that are asked
-# (`rollouts.reports`). The channel's state says all this, so that a look that changes nothing sends no other request. A
-# report that cannot be sent is said once and tried again later; it never stops a watcher.
+# A node reports to a rollout that has reached it, else outside of one, and only if it belongs to the reporting share
+# (`rollouts.reports`). The channel's state contains all this, so a poll without a change sends no other request. A
+# report that cannot be sent is mentioned once and tried again later; it never stops a watcher.
 
-# Seconds after a swap within which a server that is not well yet counts as starting.
+# Seconds after a swap within which an unhealthy server counts as starting.
 GRACE_S = 20.0
 _RETRY_S = 600.0
 _MOST_WHY = 300
@@ -247,9 +247,9 @@ class HookFailed(EnginesmithError):  # noqa: N818 - says what happened
 
 @dataclass(frozen=True)
 class ReportUrl:
-    """An endpoint to post reports to, for nodes that may not write the registry (`enginesmith rollout receive`).
+    """An endpoint that receives reports, for nodes that may not write the registry (`enginesmith rollout receive`).
 
-    The token in ENGINESMITH_REPORT_TOKEN, if there is one, goes along.
+    Sends the token in ENGINESMITH_REPORT_TOKEN, if there is one.
     """
 
     url: str
@@ -259,7 +259,7 @@ class ReportUrl:
         _check_url(self.url, "report")
 
     def send(self, sent: reports.SentReport) -> None:
-        """Post a report. Raises UnavailableError, InputError for a token that is none."""
+        """Post a report. Raises UnavailableError, InputError for an invalid token."""
         token = read_token(reports.TOKEN)
         headers = {**_JSON, **({"Authorization": f"Bearer {token}"} if token else {})}
         answer, failure = _ask(self.url, self.timeout_s, "the report URL", sent.to_bytes(), headers)
@@ -269,10 +269,11 @@ class ReportUrl:
 
 
 class Reporter:
-    """Reports of one channel by one node. url: where to; None is the registry.  health: None is well after each swap.
+    """Reports of one channel by one node. url: of the endpoint; None is the registry.  health: None means healthy after
+    each swap.
 
-    say: called where reports cannot be sent.  clock: seconds, for tests.
-    grace_s: seconds after a swap within which a server that is not well yet counts as starting.
+    say: called if reports cannot be sent.  clock: seconds, for tests.
+    grace_s: seconds after a swap within which an unhealthy server counts as starting.
     """
 
     def __init__(
@@ -285,7 +286,7 @@ class Reporter:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._url, self._health, self._grace_s, self._say, self._clock = url, health, grace_s, say, clock
-        # The rollout that asks for reports, or OUTSIDE, and what was reported to it last, as it was written.
+        # The rollout that requests reports, or OUTSIDE, and the last report to it, as it was written.
         self._asker, self._written = "", b""
         self._last: reports.NodeReport | None = None
         self._judged: reports.NodeReport | None = None
@@ -300,11 +301,11 @@ class Reporter:
         facts: Mapping[str, str],
         error: EnginesmithError | None,
     ) -> None:
-        """Report after a look of a watcher, where it is time. channel: what was followed; None where that is not known,
-        and it is read again.  facts: of what is served, as hooks get them, with `unit` and `machine` as of
-        `NodeReport`; none where nothing is.  error: what went wrong, None if nothing.
+        """Report after a poll of a watcher, if a report is due. channel: the followed state; None if it is unknown, and
+        it is read again.  facts: of the served engine, as for hooks, with `unit` and `machine` as in `NodeReport`;
+        empty if none is served. error: of the poll, or None.
 
-        locator: where channels are read.  reference: the channel.
+        locator: reads channels.  reference: the channel.
         """
         version = facts.get("version", "")
         if version != self._version:
@@ -378,7 +379,7 @@ class Reporter:
             self._last, self._at, self._failures = report, now_s, 0
 
     def _adopt(self, stored: bytes | None, report: reports.NodeReport, now_s: float) -> None:
-        """Take over the report of an earlier process of this node, so that a restart without a change sends none."""
+        """Adopt the report of an earlier process of this node, so that a restart without a change sends none."""
         self._written = stored or b""
         with suppress(IntegrityError):
             last_report = reports.parse_report(self._written)
@@ -401,7 +402,7 @@ class Reporter:
         return None if is_starting else ("unhealthy", answer)
 
     def _is_due(self, report: reports.NodeReport, now: float) -> bool:
-        """Whether to report: soon what changed, or after a while. Counts are news to the gates of a rollout alone."""
+        """Whether a report is due: soon after a change, else after a while. New counts matter only to gates."""
         if self._last is None:
             return True
         is_outside = self._asker == reports.OUTSIDE
@@ -412,7 +413,7 @@ class Reporter:
 
 
 def _find_asker(channel: Channel, node: ServingNode) -> str:
-    """The id of the rollout that a node reports to, OUTSIDE, or '' where it is not among those that report."""
+    """The id of the rollout that a node reports to, OUTSIDE, or '' if it is not among those that report."""
     name_digest, rollout = digest_of_bytes(node.name.encode()), channel.active_rollout
     if rollout and rollout.serves(node) and is_reporter(name_digest, rollout.reporters_ppm):
         return rollout.id

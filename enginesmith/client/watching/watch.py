@@ -42,11 +42,10 @@ from enginesmith.registry.versions import lookup
 from enginesmith.registry.versions.channel_state import Channel
 from enginesmith.registry.versions.lookup import Located, channel_names
 
-# Checks again, at every look, whether the version that is served is trusted: keys are revoked while channels stay.
+# At every poll, checks again whether the served version is trusted: keys are revoked while channels stay.
 #
-# The signatures are those of the snapshot that the version was resolved by, so that a check sends no request: a key
-# that is revoked is taken out of the policy, which is read at every check, and a new signature comes with a new
-# snapshot.
+# The signatures are those in the snapshot that the version was resolved with, so a check sends no request: a revoked
+# key is removed from the policy, which is read at every check, and a new signature comes with a new snapshot.
 
 _MAX_BYTES = 4 << 20
 
@@ -66,15 +65,15 @@ class TrustRecheck:
 
     def __init__(self, place: Place, trust: TrustPolicy | Path | str | None) -> None:
         self._place, self._trust = place, trust
-        # The version that is served by a name, and the documents that it was resolved by; None: those of the registry.
+        # The served name's version, and the documents that it was resolved with; None: those of the registry.
         self.served: tuple[str, Manifest, Documents | None] | None = None
 
     def check(self, store: Store | None) -> None:
-        """Check the version that is served against the trust policy, and write or delete the mark accordingly.
+        """Check the served version against the trust policy, and write or delete the mark accordingly.
 
-        store: None while the registry is out of reach: what this process has resolved is checked all the same. Raises
-        UntrustedError when it is trusted no longer, or by a policy that cannot be read; UnknownNameError and
-        UnavailableError, which change nothing, when the version cannot be read.
+        store: None while the registry is unreachable: versions that this process has resolved are checked anyway.
+        Raises UntrustedError if it is no longer trusted, or the policy is unreadable; UnknownNameError and
+        UnavailableError, which change nothing, if the version cannot be read.
         """
         folder = self._place.served()
         if self._trust is None and not os.environ.get(TRUST_VARIABLE):
@@ -107,13 +106,13 @@ class TrustRecheck:
         manifest = lookup.load(store, description.model, description.version)
         if manifest.digest != description.manifest:
             raise IntegrityError(
-                f"{path} is of {description.model}@{description.version} with manifest {description.manifest}, and "
-                f"that is now {manifest.digest}: it was replaced by hand; run `enginesmith registry fsck`"
+                f"{path} is of {description.model}@{description.version} with manifest {description.manifest}, but "
+                f"the manifest is now {manifest.digest}: it was replaced by hand; run `enginesmith registry fsck`"
             )
         return manifest
 
     def _write_mark(self, content: bytes | None) -> None:
-        """Write the mark with this content, or delete it (None); nothing is written where it is so already."""
+        """Write the mark with this content, or delete it (None); writes nothing if nothing changes."""
         present_content, mark_path = None, self._place.file("distrusted")
         with suppress(OSError):
             present_content = mark_path.read_bytes()
@@ -124,23 +123,23 @@ class TrustRecheck:
 
 # Follows a channel: a server always finds a complete, verified engine, of the version that is promoted.
 #
-# How engines lie, and what a swap is, says the layout (`layouts.base`, `layouts.triton`). A registry that is out of
-# reach, a version without a compatible engine and a failed download change nothing; they are reported, and tried again.
-# An unchanged channel costs one conditional request.
+# The layout (`layouts.base`, `layouts.triton`) decides how engines lie, and how a swap works. A registry that is
+# unreachable, a version without a compatible engine and a failed download change nothing; they are reported, and tried
+# again. An unchanged channel costs one conditional request.
 #
-# With a trust policy, the version that is served is checked again at every look (`TrustRecheck`), since keys are
-# revoked while channels stay. An engine that is trusted no longer is not taken away, because a server has it open: that
-# is reported, and a file (`distrusted` of the plain layout) says so for as long as it lasts, for readiness probes to
-# find.
+# With a trust policy, the served version is checked again at every poll (`TrustRecheck`), since keys are revoked while
+# channels stay. An engine that is no longer trusted is not removed, because a server has it open. This is reported, and
+# a file (`distrusted` in the plain layout) exists as long as it lasts, for readiness probes.
 
 
 @dataclass(frozen=True)
 class Swap:
-    """What is served. folder: of the engine.  current: what leads to it.  previous: name of the folder before, or ''.
+    """The served engine. folder: of the engine.  current: the path that leads to it.  previous: name of the earlier
+    folder, or ''.
 
-    swapped: whether this look changed it.  origin: where the engine's bytes came from.  identity: as of `Placed`.
-    model, version, channel: what is served, and the channel that leads to it.  digest: of the engine.  unit: of each
-    engine.  machine: of each, what it was chosen for.
+    swapped: whether this poll changed it.  origin: the source of the engine's bytes.  identity: as in `Placed`.
+    model, version, channel: of the engine, and the channel that leads to it.  digest: of the engine.  unit: of each
+    engine.  machine: the machine that each was chosen for.
     """
 
     model: str
@@ -167,12 +166,12 @@ class Swap:
 class ChannelWatcher:
     """Follows one channel into one folder.
 
-    locator: finds versions in the registry; called at each look.  machines: what engines are for; more than one where
-    the layout holds several.  interval_s: seconds between looks, as `looking` has them.  keep: number of older folders
-    that stay.  say: called with a message when something happens.  reporter: reports what is served.
+    locator: finds versions in the registry; called at each poll.  machines: of the engines; more than one if the layout
+    holds several.  interval_s: seconds between polls.  keep: number of older folders that stay.  say: called with a
+    message about each event.  reporter: reports the served engine.
 
-    reference: the channel.  dest: the folder.  policy: what is accepted.  fetcher: makes what downloads the files.
-    hook: called after each swap with the facts of what is served; None: nothing is.  layout: how the engines lie.
+    reference: the channel.  dest: the folder. policy: which engines are accepted.  fetcher: makes the downloader of
+    files.  hook: called after each swap with the served engine's facts, or None.  layout: of the engines.
 
     Raises InputError for a reference that is no channel.
     """
@@ -214,10 +213,10 @@ class ChannelWatcher:
             return self.look()
 
     def run(self, stop: Event) -> Swap | None:
-        """Look until `stop` is set; return what is served then.
+        """Poll until `stop` is set; return the served engine.
 
-        Raises InputError at the first look, for what will not pass by itself. Later it is reported like any other
-        error: a file that somebody is editing must not end the watcher.
+        Raises InputError at the first poll, for errors that only a user can remedy. Later it is reported like other
+        errors: a file that somebody is editing must not end the watcher.
         """
         with self.alone():
             keep_looking(self.try_look, stop, self._interval_s)
@@ -240,7 +239,7 @@ class ChannelWatcher:
         return True
 
     def _ends(self, error: EnginesmithError) -> bool:
-        """Whether an error will not pass by itself, and nothing was served before it."""
+        """Whether an error needs a user, and nothing was served before it."""
         is_wrong_input = isinstance(error, InputError) and not isinstance(error, UnknownNameError)
         return is_wrong_input and self.served is None
 
@@ -273,7 +272,7 @@ class ChannelWatcher:
         return swap
 
     def _follow(self, locator: VersionLocator) -> Swap:
-        """Swap if the channel leads this node elsewhere; bring again what somebody deleted or overwrote."""
+        """Swap if the channel gives this node another version; restore files that somebody deleted or overwrote."""
         model, name = self._reference.model, str(self._reference.channel)
         channel = locator.read_channel(model, name)
         if channel is None:
@@ -284,7 +283,7 @@ class ChannelWatcher:
             self._followed = channel
         if channel != self._followed or self.served is None or not self._is_there():
             self.served, is_best = self._serve(locator.store, locator.locate_in(channel, self._reference))
-            # Last, so that whatever fails is tried again, as is an engine that was lost.
+            # Last, so that every failure is tried again, and so is an engine that was lost.
             self._followed = channel if is_best else None
         return self.served
 
@@ -297,8 +296,8 @@ class ChannelWatcher:
         return False
 
     def _leads_as_before(self, channel: Channel, locator: VersionLocator) -> bool:
-        """Whether a state changed, and leads this node where it led before, with the same documents: a rollout reaches
-        others, or somebody decided something."""
+        """Whether a state changed without a change for this node: the same version with the same documents. A rollout
+        reaches others, or somebody recorded a decision."""
         previous_channel, node = self._followed, locator.node
         if previous_channel is None:
             return False
@@ -351,23 +350,23 @@ class ChannelWatcher:
             if marker_path.read_text() == swap.identity:
                 return
         if failure := self._hook(swap.facts()):
-            raise HookFailed(f"{failure}; it is called again at the next look")
+            raise HookFailed(f"{failure}; the hook is called again at the next poll")
         write_whole(marker_path, swap.identity.encode())
 
     def alone(self) -> AbstractContextManager[None]:
-        """Be the one process that writes at the place. Raises UnavailableError where another one is."""
+        """Hold the place's lock; only one process writes there. Raises UnavailableError if another one holds it."""
         return hold(self._place)
 
 
-# Follows several channels at once, each into a folder DEST/MODEL/CHANNEL of its own.
+# Follows several channels at once, each into its own folder DEST/MODEL/CHANNEL.
 #
 # Each poll sends a conditional request per channel. The default interval is multiplied by the number of channels, so a
 # node sends as many requests as one that follows a single channel.
 
 
 class GroupWatcher:
-    """Follows channels. references: which.  make: a channel's watcher.  interval_s: seconds between two looks; None:
-    `INTERVAL_S` for each channel. Raises InputError without references."""
+    """Follows channels. references: the channels.  make: creates a channel's watcher.  interval_s: seconds between
+    polls; None: `INTERVAL_S` for each channel. Raises InputError without references."""
 
     def __init__(
         self,
@@ -396,18 +395,18 @@ class GroupWatcher:
         return tuple(swaps)
 
     def run(self, stop: Event) -> tuple[Swap, ...]:
-        """Look until `stop` is set; return what is served then. Raises as `ChannelWatcher.run`."""
+        """Poll until `stop` is set; return the served engines. Raises as `ChannelWatcher.run`."""
         with self._alone():
             keep_looking(self._look, stop, self._interval_s)
         return tuple(watcher.served for watcher in self._watchers if watcher.served is not None)
 
     def _look(self) -> bool:
-        """Look at each channel, and report errors; whether there were none."""
+        """Poll each channel, and report errors; return whether there were none."""
         successes = [watcher.try_look() for watcher in self._watchers]
         return all(successes)
 
     def _alone(self) -> ExitStack:
-        """Be the one process that writes at the places. Raises UnavailableError where another one is."""
+        """Hold the places' locks; only one process writes there. Raises UnavailableError if another one holds one."""
         with ExitStack() as exit_stack:
             for watcher in self._watchers:
                 exit_stack.enter_context(watcher.alone())

@@ -1,1 +1,1 @@
-"""Machines and what engines need of them: GPU generations, kinds of CPU, the CUDA driver."""
+"""Machines, and the requirements of engines: GPU generations, kinds of CPU, the CUDA driver."""

@@ -1,9 +1,9 @@
 """Kinds of CPU and the levels of x86-64.
 
 Levels of x86-64 and their CPU flags are the psABI's ("Micro-Architecture Levels"); LLVM and GCC use the same names.
-Code compiled for a level runs on every CPU that has the level's flags, as /proc/cpuinfo spells them.
+Code compiled for a level runs on every CPU that has the level's flags, named as in /proc/cpuinfo.
 
-Kinds of CPU are targets of their own, since the same engine gives other numbers, at other speed, on each of them. They
+Each kind of CPU is its own target, because the same engine gives different numbers at a different speed on each. Kinds
 differ in the arithmetic of integer kernels. On x86-64 without a dot-product instruction (VNNI), ONNX Runtime multiplies
 uint8 by int8 with VPMADDUBSW, which adds pairs of products in 16 bits and saturates (Intel SDM, "PMADDUBSW";
 onnxruntime's documentation, "Quantize ONNX Models", "When and why do I need to try U8U8?"). VNNI (VPDPBUSD), AMX
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from enginesmith.core.types import CPU_KIND, BuildRequest, Target
 
-# Level -> the flags it adds to the one before, as /proc/cpuinfo spells them (pni is SSE3, abm is LZCNT).
+# Level -> the flags that it adds to the level below, named as in /proc/cpuinfo (pni is SSE3, abm is LZCNT).
 _ADDED: dict[str, frozenset[str]] = {
     "x86-64": frozenset(),
     "x86-64-v2": frozenset(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"]),
@@ -31,9 +31,9 @@ HOST = "host"
 
 
 def find_missing_flags(level: str) -> tuple[str, ...]:
-    """The CPU flags that code for `level` requires and this CPU does not have, sorted; empty if it has all.
+    """The CPU flags that code for `level` requires and this CPU lacks, sorted; empty if it has all.
 
-    level: one of LEVELS, or the name of another architecture. If the architecture differs, its name is the result.
+    level: one of LEVELS, or another architecture. On a machine of another one, the result is that architecture.
     """
     architecture = platform.machine()
     if level not in _ADDED:
@@ -44,18 +44,18 @@ def find_missing_flags(level: str) -> tuple[str, ...]:
 
 
 def flags_of_level(level: str) -> frozenset[str]:
-    """All CPU flags that one of LEVELS requires, with those of the lower levels; none for another architecture."""
+    """All CPU flags that one of LEVELS requires, with those of the lower levels; empty for another architecture."""
     count = LEVELS.index(level) + 1 if level in LEVELS else 0
     return frozenset().union(*(_ADDED[name] for name in LEVELS[:count]))
 
 
 def host_level() -> str:
-    """The highest level that this CPU supports; on another architecture than x86-64 its name, such as 'aarch64'."""
+    """The highest x86-64 level that this CPU supports; the name of any other architecture, such as 'aarch64'."""
     return next((level for level in reversed(LEVELS) if not find_missing_flags(level)), platform.machine())
 
 
 def cpu_name() -> str:
-    """The CPU's model name from /proc/cpuinfo, such as 'AMD EPYC'; its architecture where there is none."""
+    """The CPU's model name from /proc/cpuinfo, such as 'AMD EPYC'; the architecture if the file has none."""
     if (lines := _read_cpuinfo()) is None:
         return platform.processor()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
@@ -63,7 +63,7 @@ def cpu_name() -> str:
 
 @cache
 def machine_flags() -> frozenset[str]:
-    """This CPU's flags from /proc/cpuinfo ("flags" on x86, "Features" on Arm); empty without that file."""
+    """This CPU's flags from /proc/cpuinfo ("flags" on x86, "Features" on Arm); empty if the file is missing."""
     lines = _read_cpuinfo() or []
     return frozenset(next((line for line in lines if line.startswith(("flags", "Features"))), "").split()[2:])
 
@@ -76,7 +76,7 @@ def _read_cpuinfo() -> list[str] | None:
 
 
 def level_of(request: BuildRequest) -> str:
-    """The level that a request's option `cpu` names; for 'host', the level of the machine that planned the request."""
+    """The level in a request's option `cpu`; for 'host', the level of the machine that planned the request."""
     level = str(dict(request.options).get("cpu", HOST))
     return dict(request.toolchain).get("cpu", host_level()) if level == HOST else level
 
@@ -85,8 +85,8 @@ def level_of(request: BuildRequest) -> str:
 class CpuKind:
     """A kind of CPU that engines are built for and proven on.
 
-    level: the x86-64 level, or the architecture, that code for it is compiled for.  flags: CPU flags beyond that level.
-    saturates: whether ONNX Runtime's uint8 x int8 kernels add in 16 bits there.
+    level: the x86-64 level, or the architecture, that its code is compiled for.  flags: CPU flags beyond that level.
+    saturates: whether ONNX Runtime's uint8 x int8 kernels add in 16 bits on it.
     aliases: other names that a spec may use.
     """
 
@@ -103,17 +103,17 @@ class CpuKind:
 
     @property
     def all_flags(self) -> frozenset[str]:
-        """The CPU flags of this kind, with those of its level."""
+        """The CPU flags of this kind, including those of its level."""
         return self.flags | flags_of_level(self.level)
 
     def has_level(self, level: str) -> bool:
-        """Whether this kind runs code that was compiled for a level of x86-64, or for another architecture."""
+        """Whether this kind runs code that was compiled for an x86-64 level or for another architecture."""
         if level not in LEVELS or self.level not in LEVELS:
             return level == self.level
         return flags_of_level(level) <= flags_of_level(self.level)
 
 
-# From the general to the specific: a CPU is of the last kind whose flags it has.
+# From the general to the specific: a CPU belongs to the last kind whose flags it has.
 KINDS: tuple[CpuKind, ...] = (
     CpuKind("x86-64", "x86-64", saturates=True),
     CpuKind("x86-64-v3", "x86-64-v3", saturates=True, aliases=("avx2",)),
@@ -136,24 +136,24 @@ def kind_named(name: str) -> CpuKind | None:
 
 
 def this_kind() -> CpuKind:
-    """The kind of this machine's CPU; a kind named after its architecture where none of `KINDS` matches."""
+    """The kind of this machine's CPU; a kind named after the architecture if none of `KINDS` matches."""
     architecture, flags = _architecture(), machine_flags()
     fitting_kinds = [kind for kind in KINDS if architecture == kind.machine and kind.all_flags <= flags]
     return fitting_kinds[-1] if fitting_kinds else CpuKind(architecture, architecture)
 
 
 def _architecture() -> str:
-    """This machine's architecture, as Linux names it."""
+    """This machine's architecture, named as on Linux."""
     return {"arm64": "aarch64", "AMD64": "x86_64"}.get(platform.machine(), platform.machine())
 
 
 def kind_of(target: Target) -> str:
-    """The name of the kind of CPU that a CPU target stands for: `cpu` is this machine's."""
+    """The name of a CPU target's kind; the target `cpu` means this machine's kind."""
     return this_kind().name if target.name == CPU.name else target.name
 
 
 def kind_built_for(request: BuildRequest) -> CpuKind | None:
-    """The kind of CPU that an engine is built for; None for a GPU, and for a CPU that is of none of `KINDS`."""
+    """The kind of CPU that an engine is built for; None for a GPU, or a CPU of none of `KINDS`."""
     name = dict(request.toolchain).get(CPU_KIND) or kind_of(request.target)
     return kind_named(name) if request.target.is_cpu else None
 

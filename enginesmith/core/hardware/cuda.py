@@ -1,9 +1,9 @@
-"""The calls of the CUDA driver API that running an engine takes, through ctypes: without torch and cuda-python.
+"""The calls of the CUDA driver API that running an engine needs, through ctypes, without torch and cuda-python.
 
-libcuda.so.1 comes with the driver, so where it is missing there is no GPU to run on. Device memory and streams are made
-in each device's primary context, which the CUDA runtime (hence TensorRT) uses too.
-Function names and attribute numbers: NVIDIA CUDA Driver API reference, `cuda.h`. Nothing here was ever run on a GPU:
-tests exercise it over a stand-in for libcuda that works on host memory.
+libcuda.so.1 comes with the driver, so a machine without it has no usable GPU. Device memory and streams are created in
+each device's primary context, which the CUDA runtime (hence TensorRT) uses too. Function names and attribute numbers:
+NVIDIA CUDA Driver API reference, `cuda.h`. This module never ran on a GPU: tests use a replacement of libcuda that
+works on host memory.
 """
 
 import ctypes
@@ -28,9 +28,9 @@ _CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
 
 @dataclass(frozen=True)
 class GpuDevice:
-    """A GPU that this process may use (CUDA_VISIBLE_DEVICES counts), by its index in that set.
+    """A GPU that this process may use, by its index among those in CUDA_VISIBLE_DEVICES.
 
-    memory_bytes: 0 is unknown.  compute_mode: CUcomputemode; any but DEFAULT_MODE keeps a second process out.
+    memory_bytes: 0 if unknown.  compute_mode: CUcomputemode; every value except DEFAULT_MODE excludes a second process.
     """
 
     index: int
@@ -41,7 +41,7 @@ class GpuDevice:
 
 
 def gpus() -> tuple[GpuDevice, ...]:
-    """The GPUs that this process may use; empty without a driver, or where the driver fails."""
+    """The GPUs that this process may use; empty if the driver is missing or fails."""
     try:
         driver = _driver()
         count = c_int()
@@ -52,7 +52,7 @@ def gpus() -> tuple[GpuDevice, ...]:
 
 
 def index_of(compute_capability: tuple[int, int] | None) -> int:
-    """The index of the first GPU of a compute capability. Raises EnginesmithError when this machine has none."""
+    """The index of the first GPU with a compute capability. Raises EnginesmithError if this machine has none."""
     gpu_indices = [gpu.index for gpu in gpus() if gpu.compute_capability == compute_capability]
     if not gpu_indices:
         raise EnginesmithError(
@@ -62,7 +62,7 @@ def index_of(compute_capability: tuple[int, int] | None) -> int:
 
 
 def explain_missing_gpu(target: Target) -> str | None:
-    """The reason why no GPU of this machine runs engines for `target`; None if one does, and for CPU targets."""
+    """The reason why no GPU of this machine runs engines for `target`; None if one does, or for CPU targets."""
     devices = gpus()
     if target.is_cpu or any(gpu.compute_capability == target.compute_capability for gpu in devices):
         return None
@@ -96,7 +96,7 @@ def _attribute(driver: Untyped, attribute: int, index: int) -> int:
 
 
 def _driver() -> Untyped:
-    """libcuda, initialised. Raises UnavailableError when there is none, or it finds no GPU."""
+    """libcuda, initialised. Raises UnavailableError if it is missing or finds no GPU."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -116,10 +116,10 @@ def _check(driver: Untyped, status: int, call: str) -> None:
 
 
 class Device:
-    """One GPU's primary context with a stream and named buffers, which are freed on exit. Never run on a GPU.
+    """The primary context of one GPU, with a stream and named buffers, which are freed on exit. Never run on a GPU.
 
-    A context is current in one thread: use a Device in the thread that created it.
-    Raises UnavailableError when the driver is missing, EnginesmithError when it refuses a call.
+    A context belongs to one thread: use a Device in the thread that created it.
+    Raises UnavailableError if the driver is missing, EnginesmithError if it refuses a call.
     """
 
     def __init__(self, index: int) -> None:
@@ -143,11 +143,11 @@ class Device:
 
     @property
     def stream(self) -> int:
-        """The stream's handle, as TensorRT takes it."""
+        """The stream's handle, as TensorRT expects it."""
         return self._stream.value or 0
 
     def buffer(self, name: str, size_bytes: int) -> int:
-        """The device address of a named buffer of at least `size_bytes`; one that is too small loses its content."""
+        """The device address of a named buffer of at least `size_bytes`. A buffer that must grow loses its content."""
         if name in self._buffers and self._buffers[name][1] >= size_bytes:
             return self._buffers[name][0].value
         self._free(name)
@@ -163,7 +163,7 @@ class Device:
         return address
 
     def get(self, name: str, array: "np.ndarray") -> None:
-        """Fill a C-contiguous array of any shape and dtype from the named buffer."""
+        """Copy the named buffer into a C-contiguous array of any shape and dtype."""
         address, _ = self._buffers[name]
         self._call("cuMemcpyDtoH_v2", c_void_p(array.ctypes.data), address, c_size_t(array.nbytes))
 
@@ -183,7 +183,7 @@ class Device:
             self._free(name)
 
     def seconds(self, work: Callable[[], None]) -> float:
-        """Seconds that the GPU takes for what `work` enqueues on the stream, measured between two events."""
+        """Seconds that the GPU needs for the work that `work` enqueues on the stream, measured between two events."""
         start_event, end_event = c_void_p(), c_void_p()
         self._call("cuEventCreate", byref(start_event), c_uint(0))
         self._call("cuEventCreate", byref(end_event), c_uint(0))
@@ -205,7 +205,7 @@ class Device:
         graph = c_void_p()
         try:
             work()
-        finally:  # a stream left in this state would take nothing else
+        finally:  # else the stream would stay in capture mode and refuse other work
             status = self._driver.cuStreamEndCapture(self._stream, byref(graph))
         _check(self._driver, status, "cuStreamEndCapture")
         try:

@@ -1,4 +1,4 @@
-"""Evaluates an engine's requirements on a machine: each is met, unmet or unknown, with the reason."""
+"""Evaluates an engine's requirements on a machine: each is met, unmet or unknown, with a reason."""
 
 import os
 import platform
@@ -18,22 +18,21 @@ from enginesmith.core.hardware.machine import Machine, driver_version
 from enginesmith.core.requirements import Requirement, is_within, numbers, same_version
 from enginesmith.core.text import format_bytes, run_command
 
-# Facts of an installation that the keys of torch's compile caches hold, by name; read without importing torch.
+# Facts of an installation that the keys of torch's compile caches contain, by name; read without importing torch.
 #
-# Inductor names a compiled kernel by its source and by the compiler's whole command line (torch 2.13,
-# `_inductor.codecache.CppCodeCache`), in which the folders of Python and torch stand; it compiles for `-march=native`;
-# and the probes of vector instructions are named by the C++ compiler's version. What it finds under no name it
-# compiles.
+# Inductor names a compiled kernel by its source and the compiler's whole command line (torch 2.13,
+# `_inductor.codecache.CppCodeCache`), which contains the folders of Python and torch. It compiles for `-march=native`,
+# and names the probes of vector instructions by the C++ compiler's version. It compiles each kernel whose name is not
+# cached.
 
 INSTRUCTIONS = "CPU instructions"
 ABSENT = "absent"
-# Of the flags of /proc/cpuinfo those that stand for instructions which compilers emit; the others come and go with the
-# kernel and its mitigations.
+# The flags of /proc/cpuinfo for instructions that compilers emit. Other flags depend on the kernel and its mitigations.
 _EMITTED = ("abm", "adx", "amx", "asimd", "avx", "bmi", "f16c", "fma", "gfni", "movbe", "popcnt", "sse", "ssse3", "sve")
 
 
 def list_facts(cuda: bool) -> dict[str, str]:
-    """The facts of this installation: name -> text, 'absent' where there is none. cuda: whether for code of a GPU."""
+    """The facts of this installation: name -> text, or 'absent'. cuda: whether to include those of GPU code."""
     readers: dict[str, Callable[[], str | None]] = {
         "Python": platform.python_version,
         "Python's headers": lambda: sysconfig.get_paths()["include"],
@@ -53,7 +52,7 @@ def _find_torch() -> str | None:
 
 @cache
 def _describe_compiler(command: str) -> str | None:
-    """The first line of what a compiler says of its version: 'g++ (Debian 12.2.0-14) 12.2.0'."""
+    """The first line of a compiler's version text: 'g++ (Debian 12.2.0-14) 12.2.0'."""
     if (path := shutil.which(command)) is None:
         return None
     try:
@@ -65,22 +64,22 @@ def _describe_compiler(command: str) -> str | None:
     )
 
 
-# Evaluates an engine's requirements on a machine: each is met, unmet or unknown, with the reason in words.
+# Evaluates an engine's requirements on a machine.
 #
-# An unknown fact about the machine rules no engine out, and is reported. Rules and where they are from:
+# An unknown fact about the machine rejects no engine, and is reported. Rules and their sources:
 #
 # - A GPU runs code of its own compute capability; a cubin of capability X.y also runs on X.z where z >= y (CUDA C++
 #   Programming Guide, "Binary Compatibility").
 # - The driver must be as new as the CUDA that a runtime's wheels are for (CUDA release notes, "Minimum Required Driver
 #   Version for CUDA Minor Version Compatibility").
-# - An engine holds its weights, and they go into the GPU's memory: its size is the least that it needs.
+# - An engine contains its weights, which go into the GPU's memory: the engine's size is the least memory that it needs.
 
 _NOT_KNOWN = "which this enginesmith does not know; upgrade enginesmith"
 
 
 @dataclass(frozen=True)
 class RequirementFinding:
-    """The result of one requirement on one machine. words: the reason, or a remark; '' where there is none."""
+    """The result of one requirement on one machine. words: the reason, or a remark; '' if there is none."""
 
     requirement: Requirement
     state: Literal["met", "unmet", "unknown"]
@@ -88,14 +87,14 @@ class RequirementFinding:
 
     @property
     def rules_out(self) -> bool:
-        """Whether the engine must not be used on that machine."""
+        """Whether this result rejects the engine for the machine."""
         return self.state == "unmet" and self.requirement.strict
 
 
 def evaluate(requires: Iterable[Requirement], machine: Machine) -> tuple[RequirementFinding, ...]:
     """The result of each requirement on a machine, in the same order.
 
-    For the local machine the installed versions must have been looked up before (`Machine.with_installed`).
+    For the local machine, look up the installed versions first (`Machine.with_installed`).
     """
     return tuple(judge(requirement, machine) for requirement in requires)
 
@@ -115,14 +114,14 @@ def judge(requirement: Requirement, machine: Machine) -> RequirementFinding:  # 
             return _judge_driver(requirement, machine)
         case requirements.GpuMemory():
             return _judge_memory(requirement, machine)
-        case requirements.Product():  # an unknown product is not remarked on
+        case requirements.Product():  # no remark if the product is unknown
             return _make_finding(requirement, machine.product not in (None, requirement.product), requirement.warning)
         case requirements.Library():
             return _judge_library(requirement, machine)
         case requirements.WideSums():
             return _judge_sums(requirement, machine)
         case requirements.Weights():
-            return RequirementFinding(requirement, "met")  # they come with the engine
+            return RequirementFinding(requirement, "met")  # the weights are downloaded with the engine
         case requirements.Installation():
             return _judge_installation(requirement, machine)
         case requirements.Unknown():
@@ -189,7 +188,7 @@ def _judge_runtime(runtime: requirements.Runtime, machine: Machine) -> Requireme
 
 
 def _judge_installation(setup: requirements.Installation, machine: Machine) -> RequirementFinding:
-    """Whether this installation has the same facts; the first that differs is the reason."""
+    """Whether this installation has the same facts. The reason is the first fact that differs."""
     if not machine.here:
         return RequirementFinding(setup, "unknown", "made for one installation of torch; the one there is unknown")
     host_facts = list_facts(cuda=not machine.is_cpu)
@@ -203,7 +202,7 @@ def _judge_installation(setup: requirements.Installation, machine: Machine) -> R
 
 
 def _describe_difference(name: str, built_value: str, present_value: str) -> str:
-    """'made with Python 3.11.6, and 3.11.7 is here'; of instructions only those that differ."""
+    """'made with Python 3.11.6, and 3.11.7 is here'; for instructions, only those that differ."""
     if name != INSTRUCTIONS:
         return f"made with {name} {built_value}, and {present_value} is here"
     missing_flags = sorted({*built_value.split()} - {*present_value.split()})
@@ -232,7 +231,7 @@ def _judge_memory(memory: requirements.GpuMemory, machine: Machine) -> Requireme
 
 
 def _judge_library(library: requirements.Library, machine: Machine) -> RequirementFinding:
-    """Whether the library was built for the machine's platform and a CUDA that its driver runs."""
+    """Whether a library was built for the machine's platform and for a CUDA version that its driver runs."""
     if machine.platform is None:
         return RequirementFinding(
             library, "unknown", f"needs the library {library.name}; the platform there is unknown"

@@ -1,4 +1,4 @@
-"""The facts about a machine that decide which engine runs there, GPU generations, and the names of targets."""
+"""The facts about a machine that decide which engine it runs; GPU generations; the names of targets."""
 
 import os
 import platform
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 # NVIDIA GPU generations: compute capabilities, products and their memory.
 #
 # From NVIDIA's CUDA GPU list (compute capabilities) and GPU feature discovery's node labels
-# (`nvidia.com/gpu.compute.major`, `.minor`, `nvidia.com/gpu.product`). Never select nodes by the `family` label: it
-# merges A100 with A10 and B200 with RTX PRO 6000.
+# (`nvidia.com/gpu.compute.major`, `.minor`, `nvidia.com/gpu.product`). Never select nodes by the `family` label: it has
+# the same value for A100 and A10, and for B200 and RTX PRO 6000.
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Generation:
 
     @property
     def labels(self) -> dict[str, str]:
-        """The node labels that select this generation on Kubernetes, with string values."""
+        """The node labels that select this generation on Kubernetes; all values are strings."""
         major, minor = self.compute_capability
         return {"nvidia.com/gpu.compute.major": str(major), "nvidia.com/gpu.compute.minor": str(minor)}
 
@@ -79,7 +79,7 @@ GENERATIONS: tuple[Generation, ...] = (
 )
 
 
-# Products that the table above leaves out, by compute capability: from NVIDIA's lists of CUDA GPUs, and of those that
+# Products that are not in the table above, by compute capability: from NVIDIA's lists of CUDA GPUs, and of those that
 # CUDA 13 no longer supports.
 OTHER_PRODUCTS: dict[tuple[int, int], tuple[str, ...]] = {
     (3, 7): ("k80",),
@@ -102,24 +102,24 @@ OLDER_FAMILIES = {"kepler": (3, 7), "maxwell": (5, 2), "pascal": (6, 0), "volta"
 
 
 def generation_of(compute_capability: tuple[int, int]) -> Generation | None:
-    """The generation of a compute capability; None if the table does not have it."""
+    """The generation with a compute capability; None if the table lacks it."""
     return next((g for g in GENERATIONS if g.compute_capability == compute_capability), None)
 
 
 def product_of(compute_capability: tuple[int, int], label: str) -> str | None:
-    """The short name of the product that node labels call `label`; None for one that the table does not have."""
+    """The short name of the product that the node label `label` names; None if the table lacks it."""
     generation = generation_of(compute_capability)
     products = generation.products if generation else {}
     return next((product for product, labels in products.items() if label in labels), None)
 
 
-# The names that stand for targets: a kind of CPU, a GPU generation or product, a compute capability, all of them.
+# The names of targets: a kind of CPU, a GPU generation or product, a compute capability, or all of them.
 
 _FAMILY_ALIASES = {"ada-lovelace": "ada", "lovelace": "ada"}
 
 
 def names() -> list[str]:
-    """Every name that a spec may use for a target or a group of targets."""
+    """All names that a spec may use for a target or a group of targets."""
     target_names = ["cpu", "gpu", "all", *(kind.name for kind in KINDS)]
     for generation in GENERATIONS:
         target_names += [generation.sm, *generation.products]
@@ -128,11 +128,11 @@ def names() -> list[str]:
 
 @lru_cache(maxsize=256)
 def parse_targets(name: str) -> tuple[Target, ...]:
-    """The targets that a name stands for, in order of capability.
+    """The targets that a name means, in order of capability.
 
     `sm_89` (or `sm89`, `8.9`), a product (`l4`), a family (`ampere`: each of its capabilities), `cpu` (this machine's
-    kind of CPU), a kind of CPU (`x86-64-v3`, `avx512-vnni`, `arm64-dotprod`: KINDS), `gpu` (every
-    generation) or `all` (those and `cpu`). Raises UnknownNameError with the nearest known name.
+    kind of CPU), a kind of CPU (`x86-64-v3`, `avx512-vnni`, `arm64-dotprod`: KINDS), `gpu` (every generation) or `all`
+    (`gpu` and `cpu`). Raises UnknownNameError with the nearest known name.
     """
     key = name.strip().lower().replace(" ", "")
     key = _FAMILY_ALIASES.get(key, key)
@@ -156,8 +156,8 @@ def parse_targets(name: str) -> tuple[Target, ...]:
 
 
 def match_targets(name: str, targets: Sequence[Target]) -> list[Target]:
-    """Which of the known targets a name stands for; where none is the same, those of its generation that are, or that
-    hold, all of it: `t4` is served by `sm_75`. Raises as `parse_targets`."""
+    """The targets among `targets` that a name means. Without an equal one, those of its generation that include it
+    or that it includes: `sm_75` serves `t4`, and `t4` serves `sm_75`. Raises like `parse_targets`."""
     named_targets = parse_targets(name)
     return [target for target in targets if target in named_targets] or [
         target
@@ -169,7 +169,7 @@ def match_targets(name: str, targets: Sequence[Target]) -> list[Target]:
 
 
 def _explain_unknown(key: str, product: str) -> str:
-    """Why a name is no target: a GPU that is not supported, one that is named by its generation, or no GPU at all."""
+    """The reason why a name is no target: an unsupported GPU, a GPU named by its generation, or no GPU at all."""
     capabilities = {name: capability for capability, products in OTHER_PRODUCTS.items() for name in products}
     match = re.fullmatch(r"(?:sm_?)?([1-9][0-9]?)\.?([0-9])a?", key)
     capability = (int(match[1]), int(match[2])) if match else capabilities.get(product) or OLDER_FAMILIES.get(key)
@@ -182,13 +182,13 @@ def _explain_unknown(key: str, product: str) -> str:
     return f"{refusal}; known: {', '.join(generation.sm for generation in GENERATIONS)}"
 
 
-# The facts about a machine that decide which engine runs there; and what `--target auto` means on this one.
+# The facts about a machine that decide which engine it runs, and the machine that `--target auto` selects.
 #
 # The compute capability, product, memory and CUDA version come from the driver's library, the driver's version from
-# NVML (nvidia-ml-py, if installed) or the kernel module, the runtimes' versions from the installed Python
-# distributions, which are looked up for the engines in question only. A runtime that is no Python package (Triton's, a
-# C++ server's) is not found and stays unknown, unless the user states it. Unknown facts are None; they reject no engine
-# and are reported. Not run on a GPU.
+# NVML (nvidia-ml-py, if installed) or the kernel module, and the runtimes' versions from the installed Python
+# distributions, which are looked up only for the engines in question. A runtime that is no Python package (Triton's, a
+# C++ server's) stays unknown unless the user states its version. Unknown facts are None; they reject no engine and are
+# reported. Not run on a GPU.
 
 AUTO = "auto"
 
@@ -204,7 +204,7 @@ class Machine:
     product: short name as in `targets` ('l4').  driver: the GPU driver's version, '580.65.06'.  cuda: the newest
     version that the driver supports, '13.0'.  memory_bytes: of the GPU.
     runtimes: versions by the distribution's name ('tensorrt-rtx'); a missing key is unknown.
-    here: whether it is this machine, so that installed versions can be looked up.
+    here: True for this machine, whose installed versions can be looked up.
 
     Raises InputError for a compute capability that is no pair of ints.
     """
@@ -241,7 +241,7 @@ class Machine:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it has no GPU."""
+        """Whether the machine has no GPU."""
         return self.compute_capability is None
 
     @property
@@ -251,30 +251,30 @@ class Machine:
 
     @property
     def saturates(self) -> bool:
-        """Whether the CPU's int8 kernels are known to add in 16 bits (`CpuKind.saturates`)."""
+        """Whether the CPU is known to add int8 products in 16 bits (`CpuKind.saturates`)."""
         kind = kind_named(self.cpu) if self.cpu else None
         return kind is not None and kind.saturates
 
     @property
     def platform(self) -> str | None:
-        """What shared libraries are built for: 'linux-x86_64'; None where the CPU is unknown."""
+        """The platform that shared libraries are built for: 'linux-x86_64'; None if the CPU is unknown."""
         kind = this_kind() if self.here else kind_named(self.cpu) if self.cpu else None
         return None if kind is None else f"{sys.platform if self.here else 'linux'}-{kind.machine}"
 
     def list_facts(self) -> dict[str, str]:
-        """The known facts as text by name, to be shown to users: driver, CUDA, runtimes, memory, CPU."""
+        """The known facts by name, as text for users: driver, CUDA, runtimes, memory, CPU."""
         versions = {"driver": self.driver, "CUDA": self.cuda, **self.runtimes}
         versions |= {"memory": format_bytes(self.memory_bytes) or None, "CPU": self.cpu if self.is_cpu else None}
         return {name: value for name, value in versions.items() if value is not None}
 
     def version_of(self, *distributions: str) -> str | None:
-        """The version of the first of these distributions whose version is known; None if there is none."""
+        """The version of the first of these distributions with a known version; None if there is none."""
         return next((self.runtimes[name] for name in distributions if name in self.runtimes), None)
 
     def lacking_instructions(self, level: str, flags: Iterable[str] = ()) -> tuple[str, ...] | None:
-        """CPU flags of a level of x86-64 (or an architecture), and among `flags`, that the CPU does not have.
+        """The CPU flags that the CPU lacks, among `flags` and those of an x86-64 level (or an architecture).
 
-        Empty if it has all; None where the kind of CPU is unknown.
+        Empty if it has all; None if the kind of CPU is unknown.
         """
         if self.here:
             return cpu_kinds.find_missing_flags(level) or tuple(sorted(set(flags) - cpu_kinds.machine_flags()))
@@ -284,7 +284,7 @@ class Machine:
         return tuple(sorted(set(flags) - kind.all_flags)) if kind.has_level(level) else (level,)
 
     def with_installed(self, requires: Iterable[Requirement]) -> "Machine":
-        """This machine with the installed versions that `requires` names; another machine unchanged."""
+        """This machine with the installed versions of the runtimes in `requires`; another machine unchanged."""
         if not self.here:
             return self
         runtimes = dict(self.runtimes)
@@ -298,16 +298,17 @@ class Machine:
 
     @classmethod
     def of(cls, target: Target) -> "Machine":
-        """The machine of a build target, of which nothing else is known; for the target `cpu` not even the kind."""
+        """The machine of a build target; all other facts are unknown, for the target `cpu` the kind too."""
         kind = target.name if target.is_cpu and kind_named(target.name) else None
         return cls(target.compute_capability, target.product, cpu=kind)
 
     @classmethod
     def from_name(cls, name: str = AUTO) -> "Machine":
-        """The machine that a target's name stands for: `cpu` is this one's CPU; `auto` is this one with its GPU, and
-        the smallest memory where it has several GPUs.
+        """The machine that a target's name means. `cpu` is this machine's CPU; `auto` is this machine with its GPU (and
+        the smallest memory if it has several).
 
-        Raises UnknownNameError for a name of no target or of several, and for `auto` with GPUs of several generations.
+        Raises UnknownNameError if the name means no target or several, and for `auto` if the GPUs are of several
+        generations.
         """
         if name != AUTO:
             target = target_named(name)
@@ -327,10 +328,10 @@ class Machine:
         memory_bytes: int | None = None,
         runtimes: Mapping[str, str | None] | None = None,
     ) -> "Machine":
-        """A copy of the machine with these facts replaced; None keeps what is known.
+        """A copy of the machine with these facts replaced; None keeps the known value.
 
         driver, cuda: versions of NVIDIA's driver and of the CUDA that it supports.
-        runtimes: distribution -> version; without a version, what is known of it stays.
+        runtimes: distribution -> version; None keeps the known version.
         """
         stated_versions = {name: version for name, version in (runtimes or {}).items() if version is not None}
         return replace(
@@ -343,8 +344,8 @@ class Machine:
 
 
 def target_named(name: str) -> Target:
-    """The one target that a name stands for; `auto` is this machine's. Raises UnknownNameError for none or several, and
-    for `auto` with GPUs of several generations."""
+    """The target that a name means; `auto` is this machine's. Raises UnknownNameError if the name means none or
+    several, and for `auto` if the GPUs are of several generations."""
     if name == AUTO:
         from enginesmith.core.hardware import cuda
 
@@ -352,7 +353,7 @@ def target_named(name: str) -> Target:
     targets = parse_targets(name)
     if len(targets) > 1:
         raise UnknownNameError(
-            f"target {name!r} is several: {', '.join(candidate.name for candidate in targets)}; name one"
+            f"target {name!r} stands for several: {', '.join(candidate.name for candidate in targets)}; name one"
         )
     return targets[0]
 
@@ -379,12 +380,12 @@ def _target_of(devices: "tuple[GpuDevice, ...]") -> Target:
 
 
 def _machine_of(gpu: "GpuDevice") -> Machine:
-    """A machine with this GPU; its product is known when its name is one that node labels use (spaces become '-')."""
+    """The machine of this GPU. The product is known if its name equals a node label's (with '-' for spaces)."""
     return Machine(gpu.compute_capability, product_of(gpu.compute_capability, gpu.name.strip().replace(" ", "-")))
 
 
 def _find_installed_version(distribution: str) -> str | None:
-    # Here, because it brings a parser of mail and half of the time that importing the client takes.
+    # Imported here, because it imports a mail parser and takes half of the client's import time.
     from importlib import metadata
 
     with suppress(metadata.PackageNotFoundError):
@@ -394,7 +395,7 @@ def _find_installed_version(distribution: str) -> str | None:
 
 def driver_version() -> str | None:
     """The driver's version, from NVML, else from the kernel module."""
-    with suppress(Exception):  # nvidia-ml-py is optional, and its errors are its own
+    with suppress(Exception):  # nvidia-ml-py is optional, and has its own error classes
         import pynvml  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
         pynvml.nvmlInit()
@@ -407,7 +408,7 @@ def driver_version() -> str | None:
 
 
 def describe_host() -> dict[str, str]:
-    """This machine as text by key: name, system, machine, number of CPUs, kind of CPU, and Python's version."""
+    """Facts about this machine as text: name, system, machine, number of CPUs, kind of CPU, Python's version."""
     return {
         CPU_KIND: this_kind().name,
         "name": platform.node(),

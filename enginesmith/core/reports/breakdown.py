@@ -1,4 +1,4 @@
-"""Where the time of a run goes, and the quantization record of a graph, as values."""
+"""The times of one run by node and limit, and the quantization record of a graph, as values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,22 +6,20 @@ from typing import Annotated, Literal
 
 from enginesmith.core.requirements import Format
 
-# The part of a latency report that says where the time of a run goes: costs, machine limits and times of nodes.
-
 Bound = Literal["compute", "bandwidth", "overhead"]
 
 
 def product_dtype(dtype: str) -> str:
-    """The dtype whose matrix product rate stands for `dtype`: 'int8' for int8 and uint8, else 'float32'."""
+    """The dtype whose measured matrix-product rate is used for `dtype`: 'int8' for int8 and uint8, else 'float32'."""
     return "int8" if dtype in ("int8", "uint8") else "float32"
 
 
 @dataclass(frozen=True)
 class NodeCost:
-    """Computation and memory traffic of one node, or the sum over several. macs: multiply-adds.  operations: two for
-    each multiply-add, and all others.
+    """Computation and memory traffic of one node, or the sum over several. macs: multiply-adds.  operations: two per
+    multiply-add, and all others.
 
-    dtype: of the computation.  known: False for an operator without a counting rule, whose operations are 0 here.
+    dtype: of the computation.  known: False if the operator has no counting rule; its operations are then 0.
     intensity: operations per byte moved.
     """
 
@@ -61,10 +59,10 @@ class GraphCost(NodeCost):
 @dataclass(frozen=True)
 class MemoryTraffic:
     """Bytes that one run moves, without and with operator fusion. groups: number of fused groups of nodes.
-    source: whether the groups are the runtime's, or those of the greedy fusion model.
+    source: 'runtime' if the runtime reported the groups, 'model' if the greedy fusion model computed them.
 
-    saved: share of the unfused bytes that fusion avoids; negative where the runtime added conversions.
-    unfused_bytes, fused_bytes: where every node reads and writes memory, and where only groups do.
+    saved: share of the unfused bytes that fusion avoids; negative if the runtime added conversions.
+    unfused_bytes, fused_bytes: if every node accesses memory, and if only groups do.
     """
 
     unfused_bytes: int
@@ -81,8 +79,8 @@ class MemoryTraffic:
 @dataclass(frozen=True)
 class Roofs:
     """Measured limits of a machine. operations_per_s: by dtype.  memory_bytes_per_s, cache_bytes_per_s: bandwidths.
-    cache_bytes: footprints up to this size count as cached: half of the last-level cache.  run_s, node_s: fixed cost of
-    a run, and of each node in it, in seconds."""
+    cache_bytes: footprints up to this size fit the cache: half of the last-level cache.  run_s, node_s: fixed cost of a
+    run, and of each node in it, in seconds."""
 
     operations_per_s: Mapping[str, float]
     memory_bytes_per_s: float
@@ -92,21 +90,21 @@ class Roofs:
     node_s: float
 
     def bandwidth(self, footprint_bytes: float) -> float:
-        """Bandwidth in bytes per second for a footprint: the cache's or the memory's."""
+        """Bandwidth in bytes per second for a footprint: that of the cache or of the memory."""
         return self.cache_bytes_per_s if footprint_bytes <= self.cache_bytes else self.memory_bytes_per_s
 
     def rate(self, dtype: str) -> float:
-        """Operations per second in a dtype; those in float32 where that dtype was not measured."""
+        """Operations per second in a dtype; those in float32 if that dtype was not measured."""
         return self.operations_per_s.get(product_dtype(dtype), self.operations_per_s["float32"])
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What limits a measured time. compute, bandwidth, overhead: shares of `seconds` that the lower bound of each
-    explains; all None where one exceeded the whole (`diagnose`).
+    """What limits a measured time. compute, bandwidth, overhead: the share of `seconds` that each lower bound explains;
+    all None if one lower bound exceeds `seconds` (`diagnose`).
 
-    outside: share in no kernel by the runtime's profiler; None where unknown.  bound: the largest share; None where the
-    limits do not decide.  clear: whether the bound explains much of the time.
+    outside: share of the time outside kernels, from the runtime's profiler; None if unknown.  bound: the largest share;
+    None if the limits do not decide.  clear: whether the bound explains much of the time.
     """
 
     seconds: float
@@ -118,15 +116,15 @@ class Diagnosis:
     clear: bool
 
     def share(self, bound: Bound) -> float | None:
-        """The share of the time that one bound explains; None where it is unknown."""
+        """The share of the time that one bound explains; None if unknown."""
         return {"compute": self.compute, "bandwidth": self.bandwidth, "overhead": self.overhead}[bound]
 
 
 @dataclass(frozen=True)
 class TimedNode:
-    """A node that the runtime executed. seconds: mean per run.  cost: None where the runtime reports times only.
+    """A node that the runtime executed. seconds: mean per run.  cost: None if only times are known.
 
-    name, op_type: as the runtime has them.  diagnosis: what limits it; None without a cost or the machine's limits.
+    name, op_type: as the runtime names them.  diagnosis: what limits the node; None without cost or limits.
     """
 
     name: str
@@ -148,9 +146,9 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class NodeTimes:
-    """What the runtime's profiler measured. seconds: of a run under it; kernels_s: of the nodes together.
+    """Times measured by the runtime's profiler. seconds: of a profiled run; kernels_s: of all its nodes.
 
-    nodes: the slowest, slowest first; omitted: how many more there are.  uncounted: as in `GraphCost`.
+    nodes: the slowest, slowest first; omitted: the number of other nodes.  uncounted: as in `GraphCost`.
     """
 
     runs: int
@@ -164,10 +162,9 @@ class NodeTimes:
 
 @dataclass(frozen=True)
 class TimeBreakdown:
-    """Where the time of one run at one bucket goes. graph: cost of the graph that the engine was built from.
+    """The times of one run at one bucket. graph: cost of the graph that the engine was built from.
 
-    profile: None where the runtime shows no nodes.  roofs, diagnosis: None where the machine's limits were not
-    measured.
+    profile: None if the runtime reports no nodes.  roofs, diagnosis: None if the machine's limits were not measured.
     """
 
     bucket: str
@@ -180,14 +177,14 @@ class TimeBreakdown:
 
 # The quantization record of one int8 or fp8 graph: the error of each quantized tensor, and the nodes left in float.
 #
-# `pipeline.quantization.record` makes it; a registry keeps it as JSON (`enginesmith.core.codec`). SQNR is in decibels.
+# `pipeline.quantization.record` creates it; a registry stores it as JSON (`core.codec`). SQNR is in decibels.
 
 Span = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class FloatNode:
-    """A node that was left in float (int8) or in fp32 (fp16, bf16), and the reason."""
+    """A node that stays in float (int8) or in fp32 (fp16, bf16), and the reason."""
 
     node: str
     op_type: str
@@ -199,7 +196,7 @@ class FloatNode:
 
 @dataclass(frozen=True)
 class TensorHistogram:
-    """Counts of a tensor's values in bins of one width, from end to end of `span`."""
+    """A histogram of a tensor's values: counts in bins of equal width from the lower to the upper end of `span`."""
 
     span: Span
     counts: tuple[float, ...]
@@ -209,11 +206,11 @@ class TensorHistogram:
 class QuantizedTensor:
     """The quantization of one tensor. role: 'activation' or 'weight'.  readers: nodes that consume it.
 
-    range: smallest and largest representable value; of an int8 weight, what its scheme uses.  scale: of a weight the
-    largest channel's.  seen: extremes of the float values.  clipped: share of the values that saturate.  sqnr_db: of
-    quantizing this tensor alone; None without loss, or not measured.  measured: 'histogram' (over all samples), 'rows'
-    (over some rows of a smoothed activation) or 'weight' (against the float weight, value by value).
-    histogram: of the worst activations.
+    range: smallest and largest representable value; for an int8 weight, those that its scheme uses.  scale: for a
+    weight, the largest of its channels.  seen: smallest and largest float value.  clipped: share of the values that
+    saturate.  sqnr_db: if only this tensor is quantized; None without any error, or if not measured.  measured:
+    'histogram' (over all samples), 'rows' (over some rows of a smoothed activation) or 'weight' (against the float
+    weight, value by value).  histogram: only for the activations with the largest errors.
     """
 
     name: str
@@ -231,11 +228,11 @@ class QuantizedTensor:
 
 @dataclass(frozen=True)
 class SearchPoint:
-    """A point of the frontier of a mixed-precision search. share: of the multiplications with weights in int8.
+    """A point on the frontier of a mixed-precision search. share: of the multiplications with weights, in int8.
 
-    predicted_db: SQNR predicted from the single groups' errors.  sqnr_db, cosine: measured on the whole model, or None.
-    left: number of groups that stay in float.  argmax_agreement: share of decisions that stay.  accuracy: share of
-    right answers, where there are labels.  ms: of a run.  weight_bytes: of the weights.
+    predicted_db: SQNR predicted from the errors of single groups.  sqnr_db, cosine: measured on the whole model, or
+    None.  left: number of groups that stay in float.  argmax_agreement: share of unchanged decisions.  accuracy: share
+    of correct ones, if there are labels.  ms: of a run.  weight_bytes: of the weights.
     """
 
     share: float
@@ -254,7 +251,7 @@ class RecordedSearch:
     """The summary of a mixed-precision search. floor_db: the required SQNR.  chosen: the point that was built.
 
     table: points that were run, with their cost, the fastest first.  latency: whether times are measured or modelled,
-    and by what.  rule: why `chosen` was.
+    and the source.  rule: the reason for `chosen`.
     """
 
     floor_db: float | None
@@ -270,8 +267,8 @@ class QuantizationRecord:
     """The quantization of one graph. method, dataset, samples: of the calibration.  quantized: number of nodes that
     compute in `precision`.
 
-    macs_share: share of the multiplications with weights that `precision` does; None where there are none.
-    tensors: the worst first.  left: nodes that stay in float.  choice: the mixed-precision search, if there was one.
+    macs_share: share of the multiplications with weights in `precision`; None if there are none.
+    tensors: the largest error first.  left: nodes that stay in float.  choice: the mixed-precision search, if any.
     """
 
     format: Annotated[int, Format(1)]

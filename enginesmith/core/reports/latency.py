@@ -7,27 +7,27 @@ from typing import Annotated, Literal, TypeVar
 from enginesmith.core.reports.breakdown import TimeBreakdown
 from enginesmith.core.requirements import Count, Format
 
-# The one rule that orders engines of a version that fit a machine equally well: for pulls, routers and all that shows
-# what they give.
+# The rule that orders engines of a version that fit a machine equally well. Pulls, routers and reports all use it.
 #
-# An engine comes before another where it was shown to be faster: the 95 % intervals of their times do not overlap.
-# Without that evidence the more accurate one comes first. A busy machine makes intervals wide, and so shows less; what
-# it shows holds.
+# An engine comes before another if it is measurably faster: the 95 % intervals of their times do not overlap. Without
+# that evidence the more accurate engine comes first. On a busy machine intervals are wide: fewer differences are
+# significant, but those that are remain valid.
 
 Item = TypeVar("Item")
-# Least and most seconds: a 95 % interval.
+# The ends of a 95 % interval, in seconds.
 Interval = tuple[float, float]
 
 
 def is_shorter(one: Interval | None, other: Interval | None) -> bool:
-    """Whether one engine's times were shown to be less than the other's; None is a time without an interval."""
+    """Whether the first interval lies wholly below the other; False if either is None (too few runs)."""
     return one is not None and other is not None and one[1] < other[0]
 
 
 def order_by_evidence(items: Sequence[Item], is_faster: Callable[[Item, Item], bool]) -> list[Item]:
-    """The items, each time the first that none of those left was shown to be faster than.
+    """The items, ordered by taking repeatedly the first that no remaining item is faster than.
 
-    items: the preferred (more accurate) first.  is_faster: as `is_shorter` says of the intervals of two.
+    items: the preferred (more accurate) first.  is_faster: whether the first of two is faster (`is_shorter` of their
+    intervals).
     """
     candidates, ranking = list(items), list[Item]()
     while candidates:
@@ -39,28 +39,28 @@ def order_by_evidence(items: Sequence[Item], is_faster: Callable[[Item, Item], b
     return ranking
 
 
-# The latency report of an engine, kept beside a version, and the result of a paired benchmark of two engines.
+# The latency report of an engine, stored beside a version, and the result of a paired benchmark of two engines.
 #
-# Plain values with the names of the format, which `enginesmith.core.codec` writes and reads. Times are in seconds.
-# Standard library only: a registry reads reports without numpy.
+# Plain values with the format's field names, which `enginesmith.core.codec` encodes. Times are in seconds. Standard
+# library only: a registry reads reports without numpy.
 
 BucketChoice = Literal["few", "all"] | tuple[Mapping[str, int], ...]
 
-# What was timed: the runtime's own call, or `Session.run` with its checks.
+# The timed call: the runtime's own, or `Session.run` with its checks.
 Timed = Literal["runtime", "session"]
 
 FORMAT = 1
-# Above these shares of all cores' time the machine counts as busy: used by others, and stolen by a hypervisor. Less
-# than three ticks of the kernel's clock, of 10 ms each, is rounding: in the tenth of a second that a bucket takes, one
-# tick is 5 % of two cores. Involuntary context switches are no sign: an engine's own threads switch each other away,
-# once or twice a run (54,000 a second on two idle cores, onnxruntime, runs of 40 microseconds).
+# Above these shares of all cores' time the machine counts as busy: used by other processes, and stolen by a hypervisor.
+# Less than three ticks of the kernel's clock, of 10 ms each, is rounding: one tick is 5 % of two cores in the tenth of
+# a second that a bucket takes. Involuntary context switches are no sign of load: an engine's own threads preempt each
+# other once or twice a run (54,000 a second on two idle cores, onnxruntime, runs of 40 microseconds).
 BUSY_OTHERS, BUSY_STEAL = 0.10, 0.01
 _ROUNDING_S = 0.03
 
 
 @dataclass(frozen=True)
 class MachineKind:
-    """A kind of machine, without its name. kind: of its CPU (`hardware.cpu_kinds.CpuKind`).  gpus: their products.
+    """A kind of machine, without its name. kind: of its CPU (`hardware.cpu_kinds.CpuKind`).  gpus: the GPUs' products.
 
     cpu: the CPU's model.  cores: number of its cores; None if unknown.  system: the operating system.
     """
@@ -86,9 +86,9 @@ class LatencyTerms:
 
 @dataclass(frozen=True)
 class Quantile:
-    """The p-quantile of run times in seconds with its 95 % interval; all None where there are too few runs.
+    """The p-quantile of run times in seconds with its 95 % interval; all None if there are too few runs.
 
-    effective: effective sample size of the correlated series.  needed: effective runs that an interval takes.
+    effective: effective sample size of the correlated series.  needed: effective runs needed for an interval.
     """
 
     p: float
@@ -101,11 +101,11 @@ class Quantile:
 
 @dataclass(frozen=True)
 class SystemLoad:
-    """The load of the machine during `seconds`. others: share of all cores' time that other processes used.
+    """The load of the machine during `seconds`. others: share of all cores' time used by other processes.
 
-    steal: share that a hypervisor took.  switches: involuntary context switches per second of this process and those
-    that it started.  throttled: periods in which the control group's CPU quota was used up.  load: the load average
-    over a minute, at the end.  busy: the reasons why the machine counts as busy; empty for a quiet one.
+    steal: share stolen by a hypervisor.  switches: involuntary context switches per second of this process and its
+    children. throttled: periods in which the control group's CPU quota was used up.  load: the load average over one
+    minute, at the end.  busy: the reasons why the machine counts as busy; empty if it does not.
     """
 
     seconds: float
@@ -135,17 +135,17 @@ class SystemLoad:
 class BucketLatency:
     """The times measured at one input size. quantiles, mean_s, median_s and curve are those of `Session.run`.
 
-    runtime: the median of the runtime's own call, without what `Session.run` does in Python; None where the session
-    does not give it.  process_medians_s: of each process, of the runtime's call where it is known.
-    first_s: the first run at this size, which is not among `runs`; median over processes.  discarded: number of runs
-    left out as warm-up.  steady: whether the runs after them were steady in every process.  memory_bytes: peak memory
-    less that before the engine was loaded; over all buckets so far, in rising order.  device_bytes: memory in use on
-    the engine's own device, by all processes; None where it has none.  device_s: median seconds of a run on the device,
-    by its own events; None if unknown.  median_s: of the quantiles; where there were too few runs, of the curve.
-    items_per_s: of one stream, by the median: runs that the machine delayed belong to the tail.
-    streams_items_per_s: of several streams at once, together.  curve: the distribution function as quantiles at equal
+    runtime: the median of the runtime's own call, without the Python code of `Session.run`; None if the session does
+    not report it. process_medians_s: one median per process, of the runtime's call if known.
+    first_s: the first run at this size, not counted in `runs`; median over processes.  discarded: number of warm-up
+    runs left out.  steady: whether the other runs were steady in every process.  memory_bytes: peak memory minus that
+    before the engine was loaded; over all buckets so far, in rising order.  device_bytes: memory in use on the engine's
+    own device, by all processes; None without a device. device_s: median seconds of a run on the device, by its own
+    events; None if unknown.  median_s: from the quantiles; with too few runs, from the curve.
+    items_per_s: of one stream, by the median: runs that the machine delayed only affect the tail.
+    streams_items_per_s: total of several concurrent streams.  curve: the distribution function, as quantiles at equal
     steps from 0 to 1.
-    items: samples of one run.
+    items: samples per run.
     """
 
     name: str
@@ -176,11 +176,11 @@ class BucketLatency:
 
     @property
     def runtime_s(self) -> float:
-        """The runtime's own median, or that of `Session.run` where it is not known."""
+        """The median seconds of the runtime's own call; of `Session.run` if that is unknown."""
         return (self.runtime and self.runtime.value) or self.median_s
 
     def interval(self, timed: Timed) -> Interval | None:
-        """The 95 % interval of the median in seconds; None where there were too few runs for one."""
+        """The 95 % interval of the median in seconds; None if there were too few runs."""
         estimate = self.runtime if timed == "runtime" else self.middle
         if estimate is None or estimate.low is None or estimate.high is None:
             return None
@@ -188,16 +188,17 @@ class BucketLatency:
 
     @property
     def middle(self) -> Quantile | None:
-        """The median of `Session.run` with its interval; None where there were too few runs for an interval."""
+        """The median of `Session.run` with its interval; None if there were too few runs for an interval."""
         return next((quantile for quantile in self.quantiles if quantile.p == 0.5 and quantile.value is not None), None)
 
 
 @dataclass(frozen=True)
 class EngineLatency:
-    """The latency of an engine: medians over `processes`. load_s: seconds from the engine's file, in the page cache, to
-    a session, without importing the runtime.  import_s: seconds of that import, where known.
+    """The latency of an engine: medians over `processes`. load_s: seconds to open a session from the engine's file in
+    the page cache, without importing the runtime.  import_s: seconds of that import, if known.
 
-    loaded_bytes: resident memory that loading took.  memory_resettable: whether the peak memory could be reset after.
+    loaded_bytes: resident memory after loading minus before.  memory_resettable: whether the peak memory could be reset
+    after loading.
     """
 
     load_s: float
@@ -210,9 +211,9 @@ class EngineLatency:
 
 @dataclass(frozen=True, kw_only=True)
 class LatencyReport(EngineLatency):
-    """An engine's latency, and what was measured where. engine, golden: digests.  created_at: ISO 8601, UTC.
+    """An engine's latency, with the conditions of the measurement. engine, golden: digests.  created_at: ISO 8601, UTC.
 
-    unit: target, precision and backend.  machine: where it ran.  asked: how long and at which sizes it was to be timed.
+    unit: target, precision and backend.  machine: that ran it.  asked: the requested durations and sizes.
     """
 
     unit: str
@@ -227,12 +228,12 @@ class LatencyReport(EngineLatency):
 
     @property
     def busy(self) -> tuple[str, ...]:
-        """The reasons why the machine counts as busy while the engine was timed; empty for a quiet one."""
+        """The reasons why the machine counts as busy while the engine was timed; empty if it does not."""
         return tuple(reason for bucket in self.buckets for reason in bucket.surroundings.busy)
 
 
 def timed_alike(reports: Iterable[EngineLatency]) -> Timed:
-    """What engines are compared by: the runtimes' own calls where every one of these reports has their medians."""
+    """The times that engines are compared by: the runtimes' own calls if all these reports have their medians."""
     all_buckets = [bucket for report in reports for bucket in report.buckets]
     return "runtime" if all(bucket.runtime and bucket.runtime.value for bucket in all_buckets) else "session"
 
@@ -242,9 +243,9 @@ Verdict = Literal["faster", "slower", "no difference shown"]
 
 @dataclass(frozen=True)
 class Ratio:
-    """The p-quantile of the first engine over that of the second, with its 95 % interval; None with too few runs.
+    """The p-quantile of the first engine divided by that of the second, with its 95 % interval; None with too few runs.
 
-    detectable: the smallest difference, as a share, that this much data would have shown with a probability of 0.8.
+    detectable: the smallest relative difference that this much data detects with a probability of 0.8.
     ratio: the quotient.  low, high: ends of the interval.  note: why there is no interval, or ''.
     """
 
@@ -259,8 +260,7 @@ class Ratio:
 @dataclass(frozen=True)
 class PairedTimes:
     """The times of two engines that were run alternately. verdict: on the first engine, by the median.  medians_s: of
-    both, in seconds.  runs: of each.  openings: sessions opened of each.
-    """
+    both, in seconds.  runs: per engine.  openings: sessions opened per engine."""
 
     verdict: Verdict
     ratios: tuple[Ratio, ...]
@@ -271,7 +271,7 @@ class PairedTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class PairedBenchmark(PairedTimes):
-    """The paired times of two engines at one bucket. items: per run.  seed: of the random order."""
+    """The paired times of two engines at one bucket. items: samples per run.  seed: of the random order."""
 
     bucket: str
     items: int

@@ -1,4 +1,4 @@
-"""The validation report of an engine: checks, the distribution of errors, free running, and the verdict."""
+"""The validation report of an engine: checks, the distribution of errors, drift along sequences, and the verdict."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,18 +11,18 @@ from enginesmith.core.codec import decode, encode_document, explain_damage
 from enginesmith.core.errors import digest_of
 from enginesmith.core.text import join_first, pluralize
 
-# How far a model with state is from its reference along sequences, as values. No numpy.
+# The drift of a model with state from its reference along sequences, as values. No numpy.
 
-# The case of streams that run side by side: the steps of the other sequences again.
+# The case of streams that run side by side: it repeats the steps of the other sequences.
 SIDE_BY_SIDE = "sequences side by side"
 
 
 @dataclass(frozen=True)
 class SequenceDrift:
-    """One sequence, run by both sides with their own states. sqnr_db: over all its steps.
+    """One sequence, which the graph or engine and its reference ran with their own states. sqnr_db: over all its steps.
 
-    first: the first step (from 0) in which a decision differs: the likeliest element along the last axis, or an
-    integer; None where none does.
+    first: the first step (from 0) whose decision differs: the likeliest element along the last axis, or an integer;
+    None if all are equal.
     """
 
     case: str
@@ -33,10 +33,10 @@ class SequenceDrift:
 
 @dataclass(frozen=True)
 class FreeRunning:
-    """The drift of one output at one stage along sequences. decides: whether it has decisions at all.
+    """The drift of one output at one stage along sequences. decides: whether the output has decisions.
 
-    starts: the first step of each part of the sequences.  free_db, single_db: SQNR of the steps in each part, with
-    their own states, and with those that the reference left (NaN where that was not measured).
+    starts: the first step of each part of the sequences.  free_db, single_db: SQNR of the steps in each part, with the
+    stage's own states, and with the reference's states (NaN if not measured).
     """
 
     stage: str
@@ -49,12 +49,12 @@ class FreeRunning:
 
     @property
     def worst(self) -> SequenceDrift:
-        """The sequence with the lowest SQNR; NaN is the lowest."""
+        """The sequence with the lowest SQNR; NaN counts as the lowest."""
         return min(self.sequences, key=lambda drift: -math.inf if math.isnan(drift.sqnr_db) else drift.sqnr_db)
 
     @property
     def decisions(self) -> str:
-        """Where decisions first differ, over all sequences, in words; '' of an output without decisions."""
+        """The step and the sequence of the first decision that differs, as text; '' for an output without decisions."""
         single_sequences = [drift for drift in self.sequences if drift.case != SIDE_BY_SIDE]
         if not self.decides:
             return ""
@@ -63,23 +63,25 @@ class FreeRunning:
             return "no decision differs"
         first_drift = min(drifts, key=lambda drift: drift.first or 0)
         first_steps = [drift.first for drift in single_sequences if drift.first is not None]
-        median_text = f", in the median at step {median_low(first_steps)}" if first_steps else ""
+        median_text = f"; median of the sequences: step {median_low(first_steps)}" if first_steps else ""
         return (
-            f"decisions differ first at step {first_drift.first} ({first_drift.case}){median_text}; "
+            f"decisions first differ at step {first_drift.first} ({first_drift.case}{median_text}); "
             f"{len(single_sequences) - len(first_steps)} of {len(single_sequences)} sequences without a difference"
         )
 
     @property
     def course(self) -> str:
-        """Whether drift grows, in words: in the first and the last part, free running and of single steps."""
-        first_text, last_text = (
-            f"{self.free_db[index]:.0f} dB (single steps {self.single_db[index]:.0f})" for index in (0, -1)
-        )
-        return f"from {first_text} at the beginning to {last_text} at the end"
+        """SQNR of the first and the last part as text: free running, and step by step where that was measured."""
+        free_text = f"{self.free_db[0]:.0f} dB at the beginning, {self.free_db[-1]:.0f} dB at the end"
+        ends = self.single_db[0], self.single_db[-1]
+        if all(math.isnan(level) for level in ends):
+            return free_text
+        first, last = ("not measured" if math.isnan(level) else f"{level:.0f} dB" for level in ends)
+        return f"{free_text} (step by step: {first} and {last})"
 
     @property
     def text(self) -> str:
-        """'worst sequence 2, 48.1 dB; from 52 dB (single steps 52) ...; decisions differ first at step 12 ...'."""
+        """'worst sequence 2, 48.1 dB; 52 dB at the beginning, 49 dB at the end; decisions first differ at ...'."""
         if self.worst.sqnr_db == math.inf:
             return "no difference in any step"
         worst_text = f"worst {self.worst.case}, {self.worst.sqnr_db:.1f} dB"
@@ -88,8 +90,8 @@ class FreeRunning:
 
 # The validation report of an engine: checks, the distribution of errors, and the verdict. No numpy.
 #
-# Only `approve` creates an `Approved`. A number that JSON cannot hold (NaN, an infinity) is written as the string
-# 'nan', 'inf' or '-inf'.
+# Only `approve` creates an `Approved`. JSON has no NaN and no infinities: they are written as the strings 'nan', 'inf'
+# and '-inf'.
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Worst:
     """A sample with a large error. case, sample: name of the golden case and index in it.  index: of the element with
     the largest error.  expected, actual: the values of that element.
 
-    sqnr_db: of the sample; NaN where it is not finite.  unequal: number of differing elements, of an integer output.
+    sqnr_db: of the sample; NaN if it is not finite. unequal: number of unequal elements, for an integer output.
     """
 
     case: str
@@ -115,7 +117,7 @@ class Worst:
 
     @property
     def badness(self) -> tuple[float, float]:
-        """Sort key: greater is worse, and not finite is worst."""
+        """Sort key: larger is worse; values that are not finite are the worst."""
         if self.sqnr_db is None:
             return float(self.unequal or 0), 0.0
         deviation = abs(self.actual - self.expected)
@@ -126,8 +128,8 @@ class Worst:
 
 @dataclass(frozen=True)
 class Spread:
-    """The distribution of one output's errors at one stage: one or two kilobytes of JSON for any number of
-    elements. `validation.metrics.tally` measures it.
+    """The distribution of one output's errors at one stage: one or two kilobytes of JSON for any number of elements.
+    `validation.metrics.tally` measures it.
 
     elements, samples: numbers over the golden cases.  equal: elements without any error.  nonfinite: elements left out
     of the quantiles.  abs_error: quantiles 0 to 100 % of |actual - expected|; empty for integer outputs.  sqnr_db:
@@ -145,7 +147,7 @@ class Spread:
     worst: tuple[Worst, ...]
 
     def round_numbers(self) -> "Spread":
-        """The same with four significant digits a number, and seven of single elements, as a report keeps it."""
+        """A copy rounded for the report: four significant digits per number, seven for single elements."""
         elements = (
             replace(
                 element,
@@ -165,15 +167,15 @@ def _round(value: float, digits: int) -> float:
     return float(f"{value:.{digits}g}")
 
 
-# Proven with inputs that nobody gave: what they excite is not what requests do.
+# Proven with generated inputs only: real requests may excite other parts of the model.
 ON_RANDOM: Literal["proven on random inputs"] = "proven on random inputs"
 Verdict = Literal["proven", "proven on random inputs", "unproven", "failed"]
 # The verdicts of an engine that ran and passed every check.
 PASSED: tuple[Verdict, ...] = ("proven", ON_RANDOM)
 # The drift metric of decisions: the share of rows with the same argmax.
 DECISIONS = "argmax_agreement"
-# Checks of a narrow graph's decisions against the model's own: the share that changed, those that changed and were no
-# near ties, the classes that it does not name, and the classes that no golden sample has as its answer.
+# Checks of a narrow graph's decisions against the model's: the share that changed, changed decisions that were no near
+# ties, classes that lose more than half of their rows, and classes that are the answer of no golden sample.
 CHANGED, CLEAR_CHANGED, LOST_CLASSES = "max_decisions_changed", "max_clear_decisions_changed", "max_classes_lost"
 UNSEEN_CLASSES = "unseen_classes"
 # The check of the rows that a quantized graph selects and the model does not.
@@ -381,8 +383,8 @@ def _describe_waived(checks: Sequence[Check]) -> str:
 
 
 def name_task_checks(checks: Iterable[Check]) -> dict[str, Check]:
-    """The checks of task metrics over the golden cases by the metric's name, with the output where several have one of
-    that name. Of exported model, graph and engine the last one's."""
+    """The checks of task metrics over the golden cases, by the metric's name; by name and output if several outputs
+    have that metric. If several of exported model, graph and engine have the check, the last one's counts."""
     task_checks = [check for check in checks if check.stage == "task" and check.case.startswith("golden")]
     task_checks = [check for check in task_checks if check.name != UNMEASURED]
     outputs_by_name: dict[str, set[str]] = {}

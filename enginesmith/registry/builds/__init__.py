@@ -1,1 +1,1 @@
-"""What builds keep in a registry: records of steps and their copies, what builds took, runs, the lock of a build."""
+"""Data of builds in a registry: records of steps and their copies, the build history, runs, build locks."""

@@ -1,4 +1,4 @@
-"""The history of builds, from which a build is predicted, and build locks."""
+"""The history of builds, which predicts later builds, and build locks."""
 
 import math
 import random
@@ -21,28 +21,28 @@ from enginesmith.registry import leases
 from enginesmith.registry.store.base import Store, change
 from enginesmith.registry.store.layout import BUILD_LOCKS, TOTALS, build_lock_key, history_key
 
-# The history of builds: what they took, the prediction of a build's seconds and memory from it, and their totals.
+# The history of builds: the prediction of a build's seconds and memory, and the totals.
 #
 # The history is two documents for each backend: the builds of one model, and the newest of all models. Each is bounded
-# in size and changed by compare-and-swap; a run reads them when it builds its first unit, and appends its builds in a
-# few batches, so that a prediction costs one or two reads per run. A history is a cache: one that cannot be read is
+# in size and changed by compare-and-swap. A run reads them when it builds its first unit, and appends its builds in a
+# few batches, so that a prediction costs one or two reads per run. A history is a cache: an unreadable one counts as
 # empty.
 #
 # The totals are counters over the life of a registry that only increase, with a histogram of build times whose buckets
-# are cumulative, as Prometheus has them. Each run adds its builds to them, since its process is too short-lived to be
-# scraped; `enginesmith registry metrics` prints them.
+# are cumulative, as in Prometheus. Each run adds its builds to them, because its process ends too soon to be scraped;
+# `enginesmith registry metrics` prints them.
 
 MAX_BYTES = 4 << 20
-# The newest so many of one unit, of one model, and of a backend.
+# The numbers of newest builds that are stored: of one unit, of one model, and of a backend.
 MOST_OF_UNIT = 10
 MOST_OF_MODEL = 300
 MOST_OF_BACKEND = 200
-# Number of builds nearest in graph size that predict a unit that was never built, and the largest factor between sizes.
+# Prediction for a unit never built: from this many builds nearest in graph size; the largest factor, up or down.
 NEIGHBOURS = 5
 MOST_STRETCH = 8.0
 # Upper bounds in seconds of the histogram: from a CPU graph to a large engine that is tuned for hours.
 BUCKETS_S = (1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0)
-# The most combinations of state, target and backend that are counted; there are far fewer targets and backends.
+# The maximum number of counted combinations of state, target and backend; real registries have far fewer.
 MOST_LINES = 2000
 
 
@@ -74,7 +74,7 @@ class _HistoryDocument:
 
 @dataclass(frozen=True)
 class Expectation:
-    """The prediction of a build. builds: number of builds that it is based on.  basis: which builds, in words.
+    """The prediction of a build. builds: number of builds that it is based on.  basis: describes these builds.
 
     seconds: the median of successful builds, None without one.  peak_mib: the largest peak memory in MiB.
     """
@@ -106,7 +106,7 @@ class History:
         its graph's shards.
 
         From builds of the same unit, else from the backend's builds nearest in graph size, scaled by the ratio of the
-        sizes. None, too, where the store cannot be read.
+        sizes. Also None if the store cannot be read.
         """
         try:
             with self._lock:
@@ -142,14 +142,14 @@ class History:
 def remember_builds(store: Store, builds: Mapping[str, Sequence[Past]]) -> None:
     """Append finished builds, by backend; concurrent writers lose nothing.
 
-    Raises UnavailableError, and ConflictError when a document keeps changing.
+    Raises UnavailableError; ConflictError if a document keeps changing.
     """
 
     def add(key: str, new: Sequence[Past], cap: int) -> None:
         def with_new(data: bytes | None) -> bytes | None:
             if _is_newer(data, _HistoryDocument):
                 return None
-            # Sets: where the response to a write was lost, the write is repeated, and must add nothing twice.
+            # Sets, because a write whose response was lost is repeated, and must not add a build twice.
             return canonical_json(encode(_HistoryDocument(_newest({*read_pasts(data), *new}, cap))))
 
         change(store, key, with_new)
@@ -161,7 +161,7 @@ def remember_builds(store: Store, builds: Mapping[str, Sequence[Past]]) -> None:
 
 
 def _newest(pasts: set[Past], cap: int) -> tuple[Past, ...]:
-    """The newest of each unit and of all, oldest first."""
+    """The newest builds of each unit and of all units, oldest first."""
     newest_builds: list[Past] = []
     unit_counts: dict[tuple[str, str, str], int] = {}
     for build in sorted(pasts, key=lambda past: (past.at, *past.unit), reverse=True):
@@ -172,7 +172,7 @@ def _newest(pasts: set[Past], cap: int) -> tuple[Past, ...]:
 
 
 def _is_newer(data: bytes | None, kind: type[object]) -> bool:
-    """Whether a document is of a newer release, which would lose what this one does not know of it."""
+    """Whether a newer release wrote a document. This release would drop the fields that it does not know."""
     try:
         parse_as(data or b"{}", MAX_BYTES, kind)
     except IntegrityError as error:
@@ -181,7 +181,7 @@ def _is_newer(data: bytes | None, kind: type[object]) -> bool:
 
 
 def read_pasts(data: bytes | None) -> tuple[Past, ...]:
-    """The builds in a history document; empty where it is absent or malformed."""
+    """The builds in a history document; empty if it is absent or malformed."""
     try:
         return parse_as(data, MAX_BYTES, _HistoryDocument).builds if data else ()
     except IntegrityError:
@@ -190,7 +190,7 @@ def read_pasts(data: bytes | None) -> tuple[Past, ...]:
 
 def _expectation(scaled_builds: Sequence[tuple[Past, float]], basis: str) -> Expectation:
     """The median time of the successful builds, and the largest peak memory. Memory is never scaled down: a compiler's
-    own share does not shrink with the model, and too small a reservation gets a build killed."""
+    own share does not shrink with the model, and a build with too small a reservation is killed."""
     durations_s = [build.seconds * ratio for build, ratio in scaled_builds if build.outcome == "built"]
     peak_mib = max(build.peak_mib * max(1.0, ratio) for build, ratio in scaled_builds)
     return Expectation(
@@ -200,8 +200,8 @@ def _expectation(scaled_builds: Sequence[tuple[Past, float]], basis: str) -> Exp
 
 @dataclass(frozen=True)
 class BuildTally:
-    """Builds of a backend for a target with one final state: count, seconds (their sum), and the number that took at
-    most each of `BUCKETS_S`."""
+    """Builds of a backend for a target with one final state: count, total seconds, and for each of `BUCKETS_S` the
+    number of builds that took at most so long."""
 
     state: str
     target: str
@@ -223,7 +223,7 @@ class BuildTally:
 
 @dataclass(frozen=True)
 class Totals:
-    """The totals document. hits, misses: units that were in the build cache, and that were not."""
+    """The totals document. hits, misses: numbers of units that were found in the build cache, and that were not."""
 
     builds: tuple[BuildTally, ...] = ()
     hits: Count = 0
@@ -235,7 +235,7 @@ class Totals:
 def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]], hits: int, misses: int) -> None:
     """Add finished builds, by backend. A write whose response was lost may be counted twice.
 
-    Raises UnavailableError, and ConflictError when the document keeps changing.
+    Raises UnavailableError; ConflictError if the document keeps changing.
     """
 
     def add(data: bytes | None) -> bytes | None:
@@ -255,7 +255,7 @@ def remember_totals(store: Store, builds: Mapping[str, Sequence[Past]], hits: in
 
 
 def read_totals(data: bytes | None) -> Totals:
-    """Parse the totals document; zeros where it is absent or malformed."""
+    """Parse the totals document; zeros if it is absent or malformed."""
     try:
         totals = parse_as(data, MAX_BYTES, Totals) if data else Totals()
     except IntegrityError:
@@ -264,15 +264,15 @@ def read_totals(data: bytes | None) -> Totals:
     return totals if has_all_buckets and totals.buckets_s == BUCKETS_S else Totals()
 
 
-# Build locks: of several runs that build the same thing, on any machines, one builds and the others wait.
+# Build locks: if several runs, on any machines, build the same thing, one builds and the others wait.
 #
-# A lock saves work and is not needed for correctness: two runs that build at once make the same version twice, and the
-# second publication finds the first. So a lock may be taken from a holder that seems dead: one whose document did not
-# change for `DEAD_AFTER_S` by the clock of the waiting run, or whose process has ended on this machine.
+# A lock saves work and is not needed for correctness: two concurrent builds make the same version twice, and the second
+# publication finds the first. So a run may take a lock whose holder seems dead: its document did not change for
+# `DEAD_AFTER_S` on the waiting run's clock, or its process has ended on this machine.
 
 BEAT_S = 10.0
 DEAD_AFTER_S = 45.0
-# Garbage collection deletes locks that were not renewed for so long.
+# Garbage collection deletes locks that were not renewed for this long.
 STALE_AFTER = timedelta(days=1)
 _POLL_S = 0.5
 MAX_LOCK_BYTES = 1 << 16
@@ -282,8 +282,7 @@ MAX_LOCK_BYTES = 1 << 16
 class LockHolder:
     """The holder of a build lock. what: the work, for messages.  host, namespace, pid, began: as in `Presence`.
     thread: two threads of a process are two holders.  beat: counter of renewals.  since: when it got the lock (ISO
-    8601).
-    """
+    8601)."""
 
     what: str
     host: str
@@ -310,7 +309,7 @@ def hold_build_lock(
 ) -> Iterator[None]:
     """Hold the build lock `name`, a digest, while the block runs; waits as long as another run holds it.
 
-    what: the work, for the messages of waiting runs.  say: called with the holder in words, whenever it changes.
+    what: the work, for the messages of waiting runs.  say: called with a text about the holder, whenever it changes.
     """
     process, key = this_process(), build_lock_key(name)
     own_lock = LockHolder(
@@ -328,19 +327,19 @@ def hold_build_lock(
         with leases.keep_renewing(renew, BEAT_S):
             yield
     finally:
-        with suppress(EnginesmithError):  # a waiting run notices that the lock is not renewed
+        with suppress(EnginesmithError):  # a waiting run takes a lock that is not renewed
             if _is_of(own_lock, _read(store.read(key))):
                 store.remove(key)
 
 
 def is_held(store: Store, name: str) -> bool:
-    """Whether a run holds the build lock `name` whose process is not known to have ended."""
+    """Whether a run holds the build lock `name` and its process is not known to have ended."""
     holder = _read(store.read(build_lock_key(name)))
     return holder is not None and not holder.gone
 
 
 def remove_stale_locks(store: Store) -> None:
-    """Delete build locks that were not renewed for a day by the store's clock, or cannot be read."""
+    """Delete build locks that are unreadable, or were not renewed for a day on the store's clock."""
     renewal_times = dict(store.stamps(BUILD_LOCKS))
     oldest_valid = store.now() - STALE_AFTER if renewal_times else None
     for key, renewed_at in renewal_times.items():
@@ -359,7 +358,7 @@ def _take(store: Store, key: str, own_lock: LockHolder, say: Callable[[str], obj
             last_bytes, changed_at_s = lock_bytes or b"", time.monotonic()
         if holder is None or holder.gone or time.monotonic() - changed_at_s > DEAD_AFTER_S:
             own_lock = replace(own_lock, since=precise_now())
-            with suppress(UndecidedError):  # the next read shows who wrote
+            with suppress(UndecidedError):  # the next read shows which writer won
                 if store.replace(key, canonical_json(encode(own_lock)), lock_bytes):
                     return own_lock
             continue
@@ -369,12 +368,12 @@ def _take(store: Store, key: str, own_lock: LockHolder, say: Callable[[str], obj
 
 
 def _is_of(own_lock: LockHolder, holder: LockHolder | None) -> bool:
-    """Whether a lock, as it was read, is the own one, at whatever beat."""
+    """Whether a lock is the process's own, with any beat."""
     return holder is not None and replace(holder, beat=own_lock.beat) == own_lock
 
 
 def _read(data: bytes | None) -> LockHolder | None:
-    """The holder in a lock's document; None if the document is absent or cannot be read."""
+    """The holder in a lock's document; None if the document is absent or unreadable."""
     with suppress(IntegrityError):
         return parse_as(data or b"{}", MAX_LOCK_BYTES, LockHolder)
     return None

@@ -27,10 +27,10 @@ from enginesmith.registry.builds.build_history import Expectation
 from enginesmith.registry.store.base import Store, change
 from enginesmith.registry.store.layout import RUNS, blob_key, record_key, run_key, run_live_key
 
-# Records of steps: the result of a step, by the digest of everything that it read.
+# Records of steps: the result of a step, by the digest of all its inputs.
 #
-# Records are a cache: a lost one costs a repeated step. So a record that cannot be read, or whose blobs are gone,
-# counts as absent, and a new one replaces it.
+# Records are a cache: a lost record only causes a repeated step. So a record that is unreadable, or whose blobs are
+# missing, counts as absent, and a new one replaces it.
 
 MAX_BYTES = 64 << 20
 
@@ -50,19 +50,19 @@ class StoredRecords:
         self.store = store
 
     def read_record(self, kind: str, key: str) -> Record | None:
-        """The record of a step; None where there is none that can be read."""
+        """The record of a step; None if there is no readable one."""
         return read_record(self.store.read(record_key(kind, key)))
 
     def stored_size(self, digest: str) -> int | None:
-        """Size of a blob in bytes; None where it is missing."""
+        """Size of a blob in bytes; None if it is missing."""
         return self.store.stored_size(digest)
 
     def recall(
         self, kind: str, key: str, sizes: Callable[[dict[str, object]], Mapping[str, int]] | None = None
     ) -> dict[str, object] | None:
-        """The recorded value of a step, or None without a record or where a blob that it refers to is gone.
+        """The recorded value of a step; None without a record, or if a blob that it refers to is missing.
 
-        Reads no blob. sizes: gives the blobs' sizes in bytes by digest, from the value; a truncated one is gone.
+        Reads no blob. sizes: gives blobs' sizes in bytes by digest, from the value; truncated blobs count as missing.
         """
         record = self.read_record(kind, key)
         if record is None:
@@ -74,12 +74,12 @@ class StoredRecords:
 
 
 def recall(store: Store, kind: str, key: str) -> dict[str, object] | None:
-    """`StoredRecords.recall` of a store, whatever the blobs' sizes."""
+    """`StoredRecords.recall` of a store, without a check of the blobs' sizes."""
     return StoredRecords(store).recall(kind, key)
 
 
 def remember(store: Store, kind: str, key: str, value: Mapping[str, object], blobs: Sequence[str] = ()) -> None:
-    """Record a step's value (a JSON object) and the blobs that it refers to. Of two writers the last one wins.
+    """Record a step's value (a JSON object) and the blobs that it refers to. The last of concurrent writers wins.
 
     Raises ValueError for NaN in the value, InputError for a bad kind, key or digest.
     """
@@ -89,36 +89,36 @@ def remember(store: Store, kind: str, key: str, value: Mapping[str, object], blo
 
 
 def read_record(data: bytes | None) -> Record | None:
-    """Parse a record; None for no bytes, and for anything that is no record."""
+    """Parse a record; None for None and for bytes that are no record."""
     with suppress(Malformed):
         return as_record(parse_json(data or b"", MAX_BYTES))
     return None
 
 
 def as_record(document: object) -> Record | None:
-    """The record that a JSON value is; None where it is none."""
+    """The record in a JSON value; None if it is no record."""
     with suppress(Malformed):
         return decode(document, Record)
     return None
 
 
-# Copies of the records that planning a model read, in one document; and listings of what a store holds.
+# Copies of the records that planning a model read, in one document; and listings of a store's keys.
 #
-# A plan of many models would read each record and ask for each blob by a request of its own. A copy is found by the
-# same key as its record, the digest of everything that the step read, and counts only while the store lists that
-# record; what is not copied or not listed is asked for by itself. So copies decide how fast an answer is, and never
-# which. Records whose key says nothing of what was read ('latest-...') are not copied.
+# Without copies, a plan of many models would send one request per record and per blob. A copy has the same key as its
+# record, the digest of all inputs of the step, and counts only if the store lists that record. A record that is not
+# copied or not listed is read with its own request. So copies change the speed of a plan, never its result. Records
+# whose key does not cover the inputs ('latest-...') are not copied.
 
 KIND = "copies"
-# Larger documents are not written: reading them would take longer than asking for what is needed.
+# The maximum size of the document: reading a larger one would take longer than the single requests.
 MOST_BYTES = 8 << 20
 _CHANGING = "latest-"
 
 
 class StoreListing:
-    """Which keys a store holds, with their sizes in bytes; each folder is listed once, when it is first asked for.
+    """The keys in a store, with their sizes in bytes; each folder is listed once, on first use.
 
-    Several threads may ask at once. What is stored after its folder was listed is not found.
+    Thread-safe. Keys that are stored after the listing of their folder are missing.
     """
 
     def __init__(self, store: Store) -> None:
@@ -127,7 +127,7 @@ class StoreListing:
         self._locks: defaultdict[str, Lock] = defaultdict(Lock)
 
     def size(self, key: str) -> int | None:
-        """Size of a document or a blob in bytes; None where it is not listed."""
+        """Size of a document or a blob in bytes; None if it is not listed."""
         folder = key[: key.rindex("/") + 1]
         if folder not in self._folders:
             with self._locks[folder]:
@@ -137,7 +137,7 @@ class StoreListing:
 
 
 class RecordCopies(StoredRecords):
-    """The records of one model: from its copies where there are some. `save` renews these."""
+    """The records of one model, read from its copies where possible. `save` updates the copies."""
 
     def __init__(self, listing: StoreListing, model: str) -> None:
         super().__init__(listing.store)
@@ -164,7 +164,7 @@ class RecordCopies(StoredRecords):
         return super().stored_size(digest) if listed_size is None else listed_size
 
     def save(self) -> None:
-        """Write the copies of what was read, unless they held all of it."""
+        """Write copies of the records that were read, unless the stored copies have all of them."""
         if self._read.keys() <= self._copies.keys():
             return
         copies = {key: {"blobs": list(record.blobs), "value": record.value} for key, record in self._read.items()}
@@ -174,16 +174,16 @@ class RecordCopies(StoredRecords):
 
 FORMAT = 1
 MAX_STATE_BYTES = 32 << 20
-# The most items of a run that are stored; running and failed ones come first.
+# The maximum number of a run's items that are stored; running and failed ones come first.
 MOST_ITEMS = 5000
 State = Literal["running", "done", "failed", "interrupted"]
 ItemState = Literal["planned", "waiting", "running", "done", "built", "cached", "failed", "refused", "cancelled"]
-# States that a unit does not leave.
+# The final states of a unit.
 OVER = ("done", "built", "cached", "failed", "refused", "cancelled")
-# The number of newest runs that are kept, of each model and of all.
+# The number of newest runs that are kept, for each model and for all together.
 MOST_OF_MODEL = 20
 MOST = 2000
-# A run whose document was not written for so long is dead, whatever it says; one that runs is never deleted before.
+# A run whose document was not written for this long is dead, whatever its state; a running one is not deleted earlier.
 LONGEST_RUN_S = 48 * 3600
 _ID = re.compile(r"([0-9]{8}T[0-9]{6}Z)\.(.+)\.([0-9a-f]{6})")
 _LIVE_BYTES = 8 << 20
@@ -193,7 +193,7 @@ _LIVE_BYTES = 8 << 20
 class RunItem:
     """One step or unit of a run. target, precision, backend: '' for a step.
 
-    why: what it waits for, or the reason why it ended.  retries: the reason of each restart.
+    why: the reason why it waits or ended.  retries: the reason of each restart.
     verdict: 'proven', 'unproven' or 'failed', with the reason.  started_at, ended_at: ISO 8601, UTC.
     seconds, peak_mib, cpu_s: time, peak memory and CPU time of its process.  log: digest of its output without
     credentials; log_bytes: the output's size.
@@ -220,7 +220,7 @@ class RunItem:
 
     @property
     def is_unit(self) -> bool:
-        """Whether this is a unit of the plan, and not a step."""
+        """Whether this is a unit of the plan, not a step."""
         return bool(self.backend)
 
 
@@ -230,7 +230,7 @@ class RunState:
     namespace, began: as in `Presence`.
 
     state: 'running', 'done', 'failed' (nothing published, a unit failed, or an error) or 'interrupted'.
-    heard_at: when this was written; while it runs, at the latest every `beats_every_s`.
+    heard_at: when this document was written; a running process writes it at least every `beats_every_s`.
     version: the published version.  reason: why it failed.  left_out: number of items beyond `MOST_ITEMS`, not stored.
     """
 
@@ -260,7 +260,7 @@ class RunState:
         return tuple(run_item for run_item in self.items if run_item.is_unit)
 
     def item(self, name: str) -> RunItem | None:
-        """The unit or step of this name; None if there is none."""
+        """The unit or step with this name; None if there is none."""
         return next((run_item for run_item in self.items if run_item.name == name), None)
 
     def to_bytes(self) -> bytes:
@@ -273,8 +273,8 @@ class RunState:
 
 
 def limit_items(items: Sequence[RunItem]) -> tuple[RunItem, ...]:
-    """The items that a run's document stores: all in their order; of more than MOST_ITEMS, running and failed ones
-    first."""
+    """The items that a run's document stores: all in their order; if there are more than MOST_ITEMS, running and failed
+    ones first."""
     if len(items) <= MOST_ITEMS:
         return tuple(items)
     return tuple(sorted(items, key=lambda run_item: run_item.state in OVER and run_item.state != "failed")[:MOST_ITEMS])
@@ -283,14 +283,14 @@ def limit_items(items: Sequence[RunItem]) -> tuple[RunItem, ...]:
 def new_id(model: str) -> str:
     """A new run name, which sorts by time and contains the model: '20261120T181105Z.digits.3fa9c1'.
 
-    Its end is the milliseconds of that second, and a random number, in three hexadecimal digits each.
+    It ends with the milliseconds of that second and a random number, in three hexadecimal digits each.
     """
     now = datetime.now(UTC)
     return f"{now:%Y%m%dT%H%M%SZ}.{model}.{now.microsecond // 1000:03x}{secrets.randbelow(1 << 12):03x}"
 
 
 def model_of(run: str) -> str:
-    """The model in a run's name; '' if it is no run's name."""
+    """The model in a run's name; '' if the text is no run's name."""
     match = _ID.fullmatch(run)
     return match[2] if match and is_name(match[2]) else ""
 
@@ -308,13 +308,13 @@ def read_run(store: Store, run: str) -> RunState | None:
 
 
 def parse_run(key: str, data: bytes) -> RunState:
-    """Read a run's document. Raises IntegrityError that names the key."""
+    """Parse a run's document. Raises IntegrityError with the key."""
     with explain_damage(key, "it is only a memory: delete it"):
         return parse_as(data, MAX_STATE_BYTES, RunState)
 
 
 def read_runs(store: Store, runs: list[str]) -> Iterator[RunState]:
-    """Read these runs; those that were deleted meanwhile or cannot be read are left out."""
+    """Read these runs; runs that were deleted meanwhile or are unreadable are left out."""
     for run in runs:
         with suppress(IntegrityError):
             if (run_state := read_run(store, run)) is not None:
@@ -322,7 +322,7 @@ def read_runs(store: Store, runs: list[str]) -> Iterator[RunState]:
 
 
 def find_run(store: Store, name: str) -> RunState:
-    """The run of this name, or the newest of the model of this name. Raises UnknownNameError."""
+    """The run with this name, or the newest run of the model with this name. Raises UnknownNameError."""
     all_runs = run_ids(store)
     matching_runs = [run for run in all_runs if run == name] or [run for run in all_runs if model_of(run) == name]
     for run in matching_runs:
@@ -333,7 +333,7 @@ def find_run(store: Store, name: str) -> RunState:
 
 
 def read_live(store: Store, run: str) -> dict[str, str]:
-    """Job's name -> the end of its output, for the running jobs of a run; empty where it cannot be read."""
+    """Job's name -> the end of its output, for the running jobs of a run; empty if it is unreadable."""
     live_bytes = store.read(run_live_key(run))
     try:
         return decode(parsing.parse_json(live_bytes, _LIVE_BYTES), dict[str, str]) if live_bytes else {}
@@ -342,7 +342,7 @@ def read_live(store: Store, run: str) -> dict[str, str]:
 
 
 def find_ages(store: Store) -> dict[str, timedelta]:
-    """Run -> how long ago its document was written, by the store's clock: that of its machine may be wrong."""
+    """Run -> the age of its document on the store's clock, since the clock of the run's machine may be wrong."""
     write_times = dict(store.stamps(RUNS))
     now = store.now()
     return {key.removeprefix(RUNS).removesuffix(".json"): now - written_at for key, written_at in write_times.items()}
@@ -366,7 +366,7 @@ def prune(store: Store) -> list[str]:
     ages = find_ages(store) if runs else {}
     for run in runs:
         if (age := ages.get(run)) is not None and age.total_seconds() <= LONGEST_RUN_S:
-            with suppress(EnginesmithError):  # a run that cannot be read is not running
+            with suppress(EnginesmithError):  # an unreadable run does not run
                 if (run_state := read_run(store, run)) is not None and run_state.state == "running":
                     continue
         for key in (run_live_key(run), run_key(run)):

@@ -1,1 +1,1 @@
-"""What garbage collection does with a registry; `enginesmith.registry.gc` puts it together."""
+"""The parts of garbage collection; `enginesmith.registry.gc` combines them."""

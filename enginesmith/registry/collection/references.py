@@ -1,4 +1,4 @@
-"""What lies in a registry, and what collection keeps."""
+"""The contents of a registry, and the names that garbage collection keeps."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -18,22 +18,23 @@ from enginesmith.registry.versions.channel_state import (
     with_state,
 )
 
-# What lies in a registry, by its keys alone: versions' documents, what else names blobs, blobs with their sizes.
+# The contents of a registry, from its keys only: versions' documents, other documents that name blobs, blobs' sizes.
 #
-# A remote store lists a thousand keys a request, one request after another; so a prefix with more of them than that is
-# listed folder by folder, side by side.
+# A remote store lists a thousand keys per request, one request after another. So a prefix with more keys is listed
+# folder by folder, in parallel.
 
 Version = tuple[str, str]
-# A page of a remote store's listing.
+# The number of keys in a page of a remote store's listing.
 _PAGE = 1000
 
 
 @dataclass(frozen=True)
 class RegistryInventory:
-    """The documents of a registry. folders: each version's documents, a manifest among them or not.
+    """The documents of a registry. folders: each version's documents, with or without a manifest.
 
-    others: the remaining documents under models/: channels, policies, pins.  outside: documents not under models/ that
-    name blobs: runs name their logs, timing documents the timing caches."""
+    others: the other documents under models/: channels, policies, pins.  outside: other documents that name blobs: runs
+    (logs) and timing documents.
+    """
 
     folders: dict[Version, tuple[str, ...]]
     others: tuple[str, ...]
@@ -62,7 +63,7 @@ def inventory(store: Store) -> RegistryInventory:
 
 
 def stored_blobs(store: Store) -> dict[str, int]:
-    """Digest of each blob -> its size in bytes; 0 of what is a link out of the registry."""
+    """Digest of each blob -> its size in bytes; 0 for a link that leads out of the registry."""
     key_sizes: Iterator[tuple[str, int | None]]
     key_sizes = ((key, None) for key in store.list(BLOBS)) if store.near else _sizes_below(store, BLOBS)
     rows = ((key.rpartition("/")[2], key, size) for key, size in key_sizes)
@@ -71,7 +72,7 @@ def stored_blobs(store: Store) -> dict[str, int]:
 
 
 def keys_below(store: Store, prefix: str) -> list[str]:
-    """`Store.list`, in any order; of a remote store folder by folder, side by side, where that is more than a page."""
+    """`Store.list`, in any order; a remote store with more than a page of keys is listed by folders, in parallel."""
     return list(store.list(prefix)) if store.near else [key for key, _ in _sizes_below(store, prefix)]
 
 
@@ -84,21 +85,22 @@ def _sizes_below(store: Store, prefix: str) -> Iterator[tuple[str, int]]:
     folders = [f"{prefix}{name}" for name in children if name.endswith("/")]
     for _, folder_sizes in side_by_side(lambda folder: list(store.sizes(folder)), folders):
         yield from folder_sizes
-    if keys := {f"{prefix}{name}" for name in children if not name.endswith("/")}:  # no listing of a folder has them
+    if keys := {f"{prefix}{name}" for name in children if not name.endswith("/")}:  # folders' listings lack them
         yield from (row for row in store.sizes(prefix) if row[0] in keys)
 
 
-# What garbage collection keeps: versions by rule, channel and pin, and blobs by reference; each document is read once.
+# The names that garbage collection keeps: versions by rule, channel and pin, and blobs by reference. Each document is
+# read once.
 #
-# Any 64 hexadecimal digits in a document of a kept version count as a digest, whatever the field, so that blobs of
-# documents that a later release adds beside a manifest (a signature, a bill of materials) are kept, too. A blob kept
-# needlessly costs space; one deleted wrongly costs an engine.
+# Any 64 hexadecimal digits in a document of a kept version count as a digest, so that blobs which only documents of a
+# later release name (a signature, a bill of materials) are kept too. A blob kept needlessly costs space; one deleted
+# wrongly costs an engine.
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Which versions are kept. versions: number of newest versions of each model.  moves: of each channel its version,
-    those of its last `moves` moves, and those that `moves` rollbacks would lead to."""
+    """The rules which versions are kept. versions: number of newest versions of each model.  moves: for each channel
+    its version, those of its last `moves` moves, and those that `moves` rollbacks would lead to."""
 
     versions: int = 10
     moves: int = 5
@@ -106,9 +108,8 @@ class Rules:
 
 @dataclass(frozen=True)
 class References:
-    """What a registry needs. reasons: version that stays -> reasons, in words.  orphans: the stored blobs that no
-    document names.  channels: model -> channel -> the version that it points to.
-    """
+    """The names that a registry needs. reasons: kept version -> reasons as text.  orphans: stored blobs that no
+    document names.  channels: model -> channel -> its version."""
 
     reasons: dict[Version, tuple[str, ...]]
     orphans: set[str]
@@ -116,11 +117,11 @@ class References:
 
 
 def find_references(store: Store, contents: RegistryInventory, digests: Iterable[str], rules: Rules) -> References:
-    """Read what names blobs: the documents of the versions that are kept, channels (canary reports), policies, pins,
-    runs (logs) and timing documents. digests: digests of the blobs.
+    """Read the documents that name blobs: those of kept versions, channels (canary reports), policies, pins, runs
+    (logs) and timing documents. digests: digests of the blobs.
 
-    Raises IntegrityError for a channel, or a manifest of a kept version, that cannot be read, as it may have named
-    anything, and InputError for a channel of a newer format.
+    Raises IntegrityError for an unreadable channel or manifest of a kept version, as it may have named any blob, and
+    InputError for a channel of a newer format.
     """
     orphans = set(digests)
     marker = _Marking(store, contents, orphans.difference_update)
@@ -139,7 +140,7 @@ def find_references(store: Store, contents: RegistryInventory, digests: Iterable
 
 
 def find_named_digests(store: Store, contents: RegistryInventory) -> set[str]:
-    """The digests in all documents that may name blobs, and in their keys; of a damaged one those that are left."""
+    """The digests in all documents that may name blobs, and in their keys; in a damaged one, those still readable."""
     digests: set[str] = set()
     marker = _Marking(store, contents, digests.update)
     keys = [key for version in contents.versions for key in contents.folders[version]]
@@ -152,7 +153,7 @@ def find_named_digests(store: Store, contents: RegistryInventory) -> set[str]:
 class _Marking:
     store: Store
     contents: RegistryInventory
-    note: Callable[[Iterable[str]], None]  # is given the digests that documents name; a set of them would be large
+    note: Callable[[Iterable[str]], None]  # called with the digests that documents name; a set of them would be large
     reasons: dict[Version, list[str]] = field(default_factory=dict)
     channels: dict[str, dict[str, str]] = field(default_factory=dict)
 
@@ -168,7 +169,7 @@ class _Marking:
                 self.keep((model, version), "among the newest")
 
     def read(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Read documents, and take the digests in them and in their keys; each that is there, with its bytes."""
+        """Read documents, and collect the digests in them and their keys. Yields the existing ones with their bytes."""
         documents = []
         for key in keys:
             self.note(digests_in(key.encode()))
@@ -194,7 +195,7 @@ class _Marking:
                     history_bytes, model, name, place_of(self.store, key)
                 ):
                     states[channel_history_key(model, name)] = state
-        # After the states: a history holds what came before any state that was read earlier.
+        # After the channels: a history read later contains all moves before the state that was read.
         histories = {
             key: parse_history(history_bytes, place_of(self.store, key))
             for key, history_bytes in self.read(sorted({*history_keys, *states}))
@@ -228,13 +229,13 @@ class _Marking:
         try:
             manifest = parse(data, model=model, version=version, place=place_of(self.store, key))
         except IntegrityError as error:
-            raise type(error)(f"{error}; nothing is collected while it is there") from error
+            raise type(error)(f"{error}; nothing is collected while this document is there") from error
         for graph in manifest.graphs:
             self.keep((graph.model, graph.version), f"graph of {model}@{version}")
 
 
 def _newest(versions: list[str], count: int) -> set[str]:
-    """The `count` newest versions by name, and the highest number: the next version's number is derived from it, so
+    """The `count` newest versions by name, and the highest number. The next version's number is derived from it, so
     that no number is used twice."""
     sorted_versions = sorted(versions, key=version_order)
     highest = max(versions, key=number_of)

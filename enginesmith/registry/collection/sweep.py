@@ -1,4 +1,4 @@
-"""One collection: its claim, what is garbage, marking and deleting."""
+"""One collection: its claim, the search for garbage, marking and deleting."""
 
 import os
 import secrets
@@ -31,19 +31,19 @@ from enginesmith.registry.store.layout import MANIFEST, RECORDS, blob_key, manif
 from enginesmith.registry.store.parallel import side_by_side
 from enginesmith.registry.versions.index import ListedModel
 
-# The claim of a collection: one works on a registry at a time, and marks under a generation of its own.
+# The claim of a collection: only one collection works on a registry at a time, with its own generation of marks.
 #
-# A thread renews it while the collection works, so that one that was killed holds up the next for minutes.
+# A thread renews the claim during the collection, so that a killed collection delays the next one only for minutes.
 
-# A collection that did not renew its claim for so long, by the store's clock, counts as dead.
+# A collection that did not renew its claim for this long, on the store's clock, counts as dead.
 SWEEPING = timedelta(minutes=8)
 RENEW_S = 60.0
 
 
 @dataclass
 class Claim:
-    """The claim of this process. state: the marks' state when it was last written.  begun: of `steady_s`, before the
-    store was asked for the time that this write is of."""
+    """The claim of this process. state: the marks' state when it was last written.  begun: `steady_s` before the store
+    was asked for the time in that write."""
 
     store: Store
     sweeper: leases.Sweeper
@@ -52,16 +52,16 @@ class Claim:
     _lock: Lock = field(default_factory=Lock)
 
     def renew(self) -> None:
-        """Renew the claim. Raises ConflictError when another collection took it."""
+        """Renew the claim. Raises ConflictError if another collection took it."""
         self._write(lambda state: state)
 
     def check(self) -> None:
-        """Raise ConflictError if another collection may count this one as dead; asked before each deletion."""
+        """Raise ConflictError if another collection may count this one as dead; called before each deletion."""
         if parsing.steady_s() > leases.end_of(self.begun, SWEEPING):
-            raise ConflictError("this collection stood still so long that another may count it as dead; run it again")
+            raise ConflictError("this collection stopped for so long that another may count it as dead; run it again")
 
     def begin_generation(self, shards: Iterable[str]) -> int:
-        """Take a generation for new marks in these shards, and return it. Called before the first is written."""
+        """Reserve a generation for new marks in these shards, and return it. Called before the first is written."""
 
         def change(state: leases.MarkState) -> leases.MarkState:
             return replace(state, latest=state.latest + 1, shards=tuple(sorted({*state.shards, *shards})))
@@ -70,11 +70,11 @@ class Claim:
         return self.sweeper.generation
 
     def publish_generation(self) -> None:
-        """Have the marks of this generation count. Called when all of them are written."""
+        """Publish the marks of this generation, so that they count. Call it when all of them are written."""
         self._write(lambda state: replace(state, generation=self.sweeper.generation))
 
     def release(self, empty: Iterable[str]) -> None:
-        """Give the claim back. empty: shards that hold no mark any more."""
+        """Release the claim. empty: shards without marks."""
 
         def change(state: leases.MarkState) -> leases.MarkState:
             if state.sweeper is None or state.sweeper.id != self.sweeper.id:
@@ -99,7 +99,7 @@ class Claim:
 
 
 def without_sweeper(state: leases.MarkState) -> leases.MarkState:
-    """The state when a collection ended or died; a generation that it did not publish is abandoned."""
+    """The state after a collection ended or died; a generation that it did not publish is abandoned."""
     generation = state.sweeper.generation if state.sweeper else 0
     abandoned_generations = (generation,) if generation > state.generation else ()
     return replace(state, sweeper=None, abandoned=(*state.abandoned, *abandoned_generations))
@@ -107,7 +107,7 @@ def without_sweeper(state: leases.MarkState) -> leases.MarkState:
 
 @contextmanager
 def hold_claim(store: Store) -> Iterator[Claim]:
-    """Hold the claim to collect while the block runs. Raises ConflictError while another collection holds it."""
+    """Hold the claim to collect while the block runs. Raises ConflictError if another collection holds it."""
     start_s, now = parsing.steady_s(), store.now()
     own_sweeper = leases.Sweeper(secrets.token_hex(16), f"{socket.gethostname()} {os.getpid()}", now + SWEEPING)
 
@@ -125,18 +125,18 @@ def hold_claim(store: Store) -> Iterator[Claim]:
         with leases.keep_renewing(claim.renew, RENEW_S):
             yield claim
     except BaseException:
-        with suppress(EnginesmithError):  # the claim ends by itself
+        with suppress(EnginesmithError):  # the claim expires
             claim.release(())
         raise
 
 
 @dataclass(frozen=True)
 class Garbage:
-    """What a registry can delete. reasons: versions that stay -> reasons.  versions: to be deleted.  remains: versions'
-    folders without a manifest.  blobs: digests to be deleted -> (reason, size in bytes).
+    """The deletable content of a registry. reasons: kept version -> reasons.  versions: to be deleted.  remains:
+    versions' folders without a manifest.  blobs: digests to be deleted -> (reason, size in bytes).
 
     named: digest, or version that an ensemble pins -> names of the versions to be deleted that name it.  records: key
-    of a record -> those of its blobs that are garbage or missing, if any; None for a document that is no record.
+    of a record -> its blobs that are garbage or missing, if any; None for a document that is no record.
     listed: all models that have a version.
     """
 
@@ -150,7 +150,7 @@ class Garbage:
 
     @property
     def names(self) -> list[str]:
-        """All names to be deleted, as the garbage marks have them."""
+        """All names to be deleted, in the form of the garbage marks."""
         return [*(f"{model}@{version}" for model, version in (*self.versions, *self.remains)), *self.blobs]
 
     def rows(self) -> Iterator[tuple[str, str, str, int]]:
@@ -164,9 +164,9 @@ class Garbage:
 
 
 def find_garbage(store: Store, rules: Rules) -> Garbage:
-    """Find the garbage of a registry: every document is listed and read once, side by side.
+    """Find the garbage of a registry: every document is listed and read once, in parallel.
 
-    Raises IntegrityError for a channel or a kept manifest that cannot be read.
+    Raises IntegrityError for an unreadable channel or kept manifest.
     """
     sizes = stored_blobs(store)
     contents = inventory(store)
@@ -202,8 +202,8 @@ def find_garbage(store: Store, rules: Rules) -> Garbage:
 
 
 def _list_graphs(key: str, data: bytes | None) -> list[str]:
-    """The names of the versions that an ensemble pins; none of another document, or of a damaged one."""
-    # Parsing takes a millisecond, and nearly every manifest is one without graphs.
+    """The names of the versions that an ensemble pins; empty for other and for damaged documents."""
+    # Parsing takes a millisecond, and nearly all manifests have no graphs.
     if data is None or not key.endswith(f"/{MANIFEST}") or b'"graphs":[]' in data:
         return []
     with suppress(IntegrityError, InputError):
@@ -224,7 +224,7 @@ def _list_models(versions: list[Version], channels: dict[str, dict[str, str]]) -
 def _read_records(
     store: Store, stored_sizes: dict[str, int], orphans: set[str]
 ) -> tuple[dict[str, str], dict[str, tuple[str, ...] | None]]:
-    """Orphan -> reason, of those that records name; and `Garbage.records`. Copies of records name no blobs."""
+    """Orphan -> reason, for those that records name; and `Garbage.records`. Copies of records name no blobs."""
     orphan_reasons: dict[str, str] = {}
     record_blobs: dict[str, tuple[str, ...] | None] = {}
     reasons: dict[str, str] = {}
@@ -242,23 +242,23 @@ def _read_records(
     return orphan_reasons, record_blobs
 
 
-# One sweep: mark new garbage, and delete what was marked before, is due, and still is garbage.
+# One sweep: mark new garbage, and delete names that were marked before, are due, and still are garbage.
 #
-# The order is what makes it safe (docs/concepts/registry-protocol.md has the argument): the marks are read, then the
-# leases, then the references, once. What is deleted was marked before the sweep began, is due, is garbage by these
-# references, and was not marked under a lease that was held when the leases were read; and its mark still lies in its
-# shard, unchanged, at the swap that makes it going. A writer that came in between took the mark away, so that the swap
-# does not find it.
+# Its order makes it safe (docs/concepts/registry-protocol.md has the argument): it reads the marks, then the leases,
+# then the references, once. A deleted name was marked before the sweep began, is due, is garbage by these references,
+# and was not marked during a lease that was held when the leases were read. When the mark is changed to going by a
+# swap, it must still lie unchanged in its shard: a writer that needed the name meanwhile has removed the mark, and the
+# swap leaves that name out.
 
-# Names that are going in a shard at a time: a writer that needs one of them is refused until they are deleted.
+# Names per shard that are going at a time: a writer that needs one of them is refused until they are deleted.
 BATCH = 1000
-# Shards whose names are going at a time.
+# Shards that have going names at a time.
 _SHARDS_AT_ONCE = 16
 
 
 @dataclass
 class Sweep:
-    """A sweep under a claim. shards: the marks, as they were last read or written.  gone: what was deleted -> kind."""
+    """A sweep under a claim. shards: the marks, as last read or written.  gone: deleted name -> kind."""
 
     claim: Claim
     rules: Rules
@@ -273,7 +273,7 @@ class Sweep:
         return self.claim.store
 
     def run(self) -> Garbage:
-        """Sweep once, and return what was found to be garbage."""
+        """Sweep once, and return the garbage that was found."""
         state = self.claim.state
         self.shards = leases.read_shards(self.store, state.shards)
         marks = {
@@ -296,22 +296,22 @@ class Sweep:
             and mark.since <= deadline
             and (oldest_generation is None or mark.generation <= oldest_generation)
         }
-        # While a version exists, so does what it names, blobs and graphs: a version that cannot go keeps them.
-        named = sweep_garbage.named
+        # While a version exists, so do the blobs and graphs that it names: a version that cannot be deleted keeps them.
+        users = sweep_garbage.named
         due_versions = {name: mark for name, mark in due_marks.items() if "@" in name}
-        self._delete_due({name: mark for name, mark in due_versions.items() if name not in named})
-        for names in (named.keys() & due_versions.keys(), due_marks.keys() - due_versions.keys()):
-            self._delete_due({name: due_marks[name] for name in names if self.gone.keys() >= set(named.get(name, ()))})
+        self._delete_due({name: mark for name, mark in due_versions.items() if name not in users})
+        for names in (users.keys() & due_versions.keys(), due_marks.keys() - due_versions.keys()):
+            self._delete_due({name: due_marks[name] for name in names if self.gone.keys() >= set(users.get(name, ()))})
         return sweep_garbage
 
     def _mark(self, found_garbage: Garbage) -> None:
-        """Mark new garbage, unmark what is needed again, and take over what a dead collection left."""
+        """Mark new garbage, unmark names that are needed again, and adopt the marks of a dead collection."""
         garbage, state = leases.by_shard(found_garbage.names), self.claim.state
         has_new = any(
             shard_names - _counted(self.shards.get(shard, leases.MarkShard()), state.counts).keys()
             for shard, shard_names in garbage.items()
         )
-        # Only collections add marks: a shard that had those of its garbage alone has no others by now.
+        # Only collections add marks. So a shard that had marks only of current garbage still has no others.
         wrong_shards = [
             shard
             for shard in sorted({*self.shards, *garbage})
@@ -327,7 +327,7 @@ class Sweep:
                 new_names = sorted(names - current_marks.keys())[: max(0, leases.MOST_IN_SHARD - len(current_marks))]
                 if generation is None or not new_names:
                     return leases.MarkShard(current_marks)
-                # Dated when it is written: a channel may have led to the name since the references were read.
+                # Dated at the write: a channel may have led to the name since the references were read.
                 return leases.MarkShard(
                     current_marks | dict.fromkeys(new_names, leases.Tombstone(self.store.now(), generation))
                 )
@@ -341,7 +341,7 @@ class Sweep:
             self.claim.publish_generation()
 
     def _delete_due(self, due: Mapping[str, leases.Tombstone]) -> None:
-        """Delete what is due, a batch of each of some shards at a time."""
+        """Delete due names, in batches of several shards at a time."""
         pending_names = {shard: sorted(names) for shard, names in leases.by_shard(due).items()}
         while pending_names:
             batch = {shard: names[:BATCH] for shard, names in islice(pending_names.items(), _SHARDS_AT_ONCE)}
@@ -381,14 +381,14 @@ class Sweep:
             self.store.remove(blob_key(name))
             return
         model, _, version = name.partition("@")
-        # The manifest first: without it the version does not exist.
+        # The manifest first: a version without a manifest does not exist.
         self.store.remove(manifest_key(model, version))
         for key in list(self.store.list(version_prefix(model, version))):
-            self.claim.check()  # a version of this name may have been published since this collection counted as dead
+            self.claim.check()  # by now another version may have this name, if this collection counted as dead
             self.store.remove(key)
 
     def delete_dead_records(self, garbage: Garbage) -> None:
-        """Delete the records that count for nothing, since a blob of theirs is gone or they cannot be read."""
+        """Delete the records that are unusable: a blob of theirs is missing, or they are unreadable."""
         candidate_keys = [
             key
             for key, blobs in garbage.records.items()
@@ -399,8 +399,8 @@ class Sweep:
                 self.gone[key] = "record"
 
     def _delete_if_dead(self, key: str) -> bool:
-        """Whether a record was deleted. It is read again, as its step may have run since. (One being written may
-        be deleted too: then its step runs once more.)"""
+        """Delete a record if it is unusable, and return whether it was deleted. It is read again, because its step may
+        have run meanwhile. (A record that is written at this moment may be deleted too; its step then runs again.)"""
         if (record_bytes := self.store.read(key)) is None:
             return False
         record = read_record(record_bytes)
@@ -417,7 +417,7 @@ def _counted(marks: leases.MarkShard, counts: Callable[[leases.Tombstone], bool]
 def _marks_exactly(
     marks: leases.MarkShard | None, garbage: frozenset[str] | None, counts: Callable[[leases.Tombstone], bool]
 ) -> bool:
-    """Whether a shard has a waiting mark that counts of each of these names, and nothing else."""
+    """Whether a shard has a waiting mark that counts for each of these names, and no other marks."""
     waiting_marks = marks.waiting if marks else {}
     return (
         waiting_marks.keys() == (garbage or frozenset())
@@ -427,7 +427,7 @@ def _marks_exactly(
 
 
 def _take(marks: leases.MarkShard, tombstones: Mapping[str, leases.Tombstone]) -> leases.MarkShard:
-    """The marks with those of `tombstones` going that are still what they were."""
+    """The marks of a shard, with those `tombstones` changed to going that are unchanged in it."""
     going_marks = {name: mark for name, mark in tombstones.items() if marks.waiting.get(name) == mark}
     return leases.MarkShard(
         {name: mark for name, mark in marks.waiting.items() if name not in going_marks}, {**marks.going, **going_marks}

@@ -1,8 +1,8 @@
 """Attachments: files that were added to a version after it was published, such as a compile cache of its model.
 
-The file is a blob. A document beside the manifest names it by digest, with the machines that it fits; it is written
-once and never changed, and of two that have a name in common the newer one counts. The document names the manifest, so
-that its signature is worth nothing beside another version.
+The file is a blob. A document beside the manifest names it by digest, and lists the machines that it fits. The document
+is written once and never changed; if two have the same name, the newer one counts. It names the manifest's digest, so
+that its signature is not valid for another version.
 """
 
 from collections.abc import Mapping
@@ -22,15 +22,15 @@ from enginesmith.registry.store.layout import attachment_key, evidence_prefix, i
 
 FORMAT = 1
 MAX_BYTES = 1 << 20
-# What ends the name of the copy of a document that `pull` writes beside the file.
+# The suffix of the copy of a document that `pull` writes beside the file.
 DESCRIPTION = ".attachment.json"
 COMPILE_CACHE = "torch-compile-cache"
-# Kinds of files that are code where they are used: they are only pulled with a signature, or where that is waived.
+# Kinds of files that are executed as code. Pulling them needs a signature, unless the user waives it.
 CODE_KINDS = frozenset({COMPILE_CACHE})
 
 
 def is_attachment_name(text: str) -> bool:
-    """Whether an attachment can have this name: that of a file, which is not the name of a description."""
+    """Whether an attachment may have this name: a file name that is not the name of a description."""
     return is_key(text) and "/" not in text and not text.endswith(DESCRIPTION)
 
 
@@ -42,11 +42,11 @@ _Text = Annotated[str, Len(0, 1000), doc("at most 1000 characters")]
 
 @dataclass(frozen=True)
 class Attachment:
-    """A file of a version. name: of the file.  kind: what it is; 'torch-compile-cache' is used by `warm_start`.
+    """A file of a version. name: of the file.  kind: the file's use; 'torch-compile-cache' is used by `warm_start`.
 
-    manifest: digest of the version's manifest.  digest, size_bytes: of the file.  requires: what a machine must have
-    that uses it.  note: for people.  measured: what was measured of it, in units that the names say.
-    by: who attached it.  created_at: ISO 8601, UTC.
+    manifest: digest of the version's manifest.  digest, size_bytes: of the file.  requires: requirements on a machine
+    that uses it.  note: for people.  measured: measurements of it; the names contain the units.
+    by: who attached it. created_at: ISO 8601, UTC.
     """
 
     name: _FileName
@@ -65,26 +65,26 @@ class Attachment:
 
     @property
     def is_code(self) -> bool:
-        """Whether who uses it runs code out of it."""
+        """Whether using the file executes code from it."""
         return self.kind in CODE_KINDS
 
     def says_same(self, other: "Attachment") -> bool:
-        """Whether it differs from another one in who attached it, and when, alone."""
+        """Whether this differs from another attachment only in who attached it, and when."""
         return replace(self, by=other.by, created_at=other.created_at) == other
 
     def to_bytes(self) -> bytes:
-        """The document. Raises Malformed for a field that no document has."""
+        """The document. Raises Malformed for an invalid field."""
         document = canonical_json(encode(self))
         read_attachment(document)
         return document
 
     def key(self) -> str:
-        """Where the document lies in a registry."""
+        """The document's key in a registry."""
         return attachment_key(self.model, self.version, self.digest, digest_of_bytes(self.to_bytes()))
 
 
 def read_attachment(data: bytes) -> Attachment:
-    """The attachment of a document. Raises Malformed."""
+    """Parse the document of an attachment. Raises Malformed."""
     return parse_as(data, MAX_BYTES, Attachment)
 
 

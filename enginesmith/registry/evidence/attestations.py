@@ -1,4 +1,4 @@
-"""Validation reports that were made after a version was published, and each engine's status by them."""
+"""Validation reports that were made after a version was published, and each engine's status that follows from them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 # Attestations: validation reports made after a version was published, on machines that have the hardware.
 #
 # A manifest is never rewritten. Attestations are stored beside it under the engine's digest, and `judge_entries`
-# combines both into each engine's current status. A CPU engine has a status on each kind of CPU
-# (`enginesmith.core.hardware.machine`), since a run on one kind says nothing about the kernels of another.
+# combines both into each engine's current status. A CPU engine has one status per kind of CPU
+# (`enginesmith.core.hardware.machine`), because a run on one kind does not test the kernels of another.
 
 MAX_BYTES = 16 << 20
 DECIDED = ("proven", "proven on random inputs", "failed")
@@ -42,14 +42,14 @@ class Attestation:
 
 @dataclass(frozen=True)
 class JudgedEntry(EngineEntry):
-    """An engine with its current status. on: of a CPU engine, kind of CPU -> (status, reason) of runs there."""
+    """An engine with its current status. on: for a CPU engine, kind of CPU -> (status, reason) of runs there."""
 
     on: Mapping[str, tuple[Status, str]] = field(default_factory=dict)
 
     def on_cpu(self, kind: str | None) -> "JudgedEntry":
         """The engine with its status on a kind of CPU. Unchanged for None, its own kind, and a GPU engine.
 
-        An engine that was only proven on other kinds is unproven; one that failed on the kind it was built for stays
+        An engine that was only proven on other kinds is unproven. One that failed on the kind it was built for stays
         failed, unless it was run on this kind.
         """
         if kind in (None, self.cpu) or self.cpu is None or (kind not in self.on and not self.usable):
@@ -63,8 +63,8 @@ class JudgedEntry(EngineEntry):
 def attest(store: Store, manifest: Manifest, report: "Report") -> str:
     """Attach a validation report to a published engine and return the report's digest.
 
-    Raises InputError for an engine that this version does not have, and for a report that is neither failed nor
-    approved by `proof.approve`.
+    Raises InputError for an engine that this version lacks, and for a report that neither failed nor was approved by
+    `proof.approve`.
     """
     from enginesmith.core.reports.proof import approve
 
@@ -74,7 +74,9 @@ def attest(store: Store, manifest: Manifest, report: "Report") -> str:
         raise InputError(f"the report is about engine {engine or '(none)'}, which {manifest.reference} does not have")
     is_approved = report.verdict in DECIDED and approve(report) is not None
     if not is_approved and report.verdict != "failed":
-        raise InputError(f"the report about {entry.unit} says {report.verdict!r}; only 'proven' or 'failed' decides")
+        raise InputError(
+            f"the report about {entry.unit} says {report.verdict!r}; it must be 'failed', or approved by all its checks"
+        )
     report_bytes = canonical_json(report.to_json())
     _read(report_bytes, engine, digest_of_bytes(report_bytes))
     store.create(attestation_key(manifest.model, manifest.version, engine, digest_of_bytes(report_bytes)), report_bytes)
@@ -84,10 +86,10 @@ def attest(store: Store, manifest: Manifest, report: "Report") -> str:
 def judge_entries(
     store: Documents, manifest: Manifest, counts: Callable[[Attestation], bool] | None = None
 ) -> tuple[JudgedEntry, ...]:
-    """The version's engines with their current status; of a CPU engine the one on the kind of CPU it was built for. An
-    engine of an ensemble is no better than those that it stands for.
+    """The version's engines with their current status; for CPU engines, on the kind of CPU they were built for. An
+    ensemble's engine is never better than the engines of its graphs.
 
-    counts: whether an attestation counts by a trust policy (`trust.Vouched.counts`); None: all of them do.
+    counts: whether an attestation counts by a trust policy (`trust.Vouched.counts`); None: all count.
     Raises IntegrityError for a damaged attestation.
     """
     engine_attestations: dict[str, list[Attestation]] = {}
@@ -103,7 +105,7 @@ def judge_entries(
 def _judge_whole(
     store: Documents, manifest: Manifest, entry: JudgedEntry, counts: Callable[[Attestation], bool] | None
 ) -> JudgedEntry:
-    """An engine of an ensemble with the status of the worst engine that it stands for, where that is worse."""
+    """An ensemble's engine, with the status of its graphs' worst engine if that is worse."""
     engines: dict[str, JudgedEntry] = {}
     try:
         for graph, pinned_manifest, engine in pinned_engines(store, manifest, entry):
@@ -120,7 +122,7 @@ def _judge_whole(
 
 
 def _worst(judgement: tuple[Status, str], engines: Mapping[str, EngineEntry]) -> tuple[Status, str]:
-    """Status and reason, those of an engine where that is worse. engines: by graph."""
+    """Status and reason, or those of the worst engine if that is worse. engines: by graph."""
     for name, engine in engines.items():
         if STATUSES.index(engine.status) > STATUSES.index(judgement[0]):
             judgement = engine.status, f"graph {name!r}: {engine.reason}"
@@ -144,24 +146,19 @@ def attestation_documents(store: Documents, manifest: Manifest) -> Iterator[tupl
 
 
 def _judge(entry: EngineEntry, evidence: list[Attestation]) -> JudgedEntry:
-    """The engine with the status by the attestations on the kind of CPU it was built for; a GPU engine by all."""
-    judged_entry = JudgedEntry(**vars(entry))
+    """The engine with the status from attestations on the kind of CPU it was built for; for a GPU engine from all."""
     if entry.cpu is None or entry.digest is None:
         status, reason = _combine(entry, evidence)
-        return replace(judged_entry, status=status, reason=reason)
+        return JudgedEntry(**{**vars(entry), "status": status, "reason": reason})
     kinds = sorted({entry.cpu, *(a.cpu for a in evidence if a.cpu)})
     judgements = {kind: _combine(entry, [a for a in evidence if a.cpu == kind], kind == entry.cpu) for kind in kinds}
     status, reason = judgements[entry.cpu]
-    return replace(
-        judged_entry,
-        status=status,
-        reason=reason,
-        on={kind: judgement for kind, judgement in judgements.items() if judgement[0] in DECIDED},
-    )
+    decided = {kind: judgement for kind, judgement in judgements.items() if judgement[0] in DECIDED}
+    return JudgedEntry(**{**vars(entry), "status": status, "reason": reason, "on": decided})
 
 
 def _combine(entry: EngineEntry, evidence: list[Attestation], published: bool = True) -> tuple[Status, str]:
-    """Status and reason by attestations: of each machine the newest counts, and one failure outweighs all passes.
+    """Status and reason from attestations: the newest of each machine counts, and one failure outweighs all passes.
 
     published: whether the manifest's status counts, too.
     """
@@ -180,7 +177,7 @@ def _combine(entry: EngineEntry, evidence: list[Attestation], published: bool = 
 
 @dataclass(frozen=True)
 class _Attested(Excerpt):
-    """What a stored report says. host: of the machine, of which the digest is its identity."""
+    """The content of a stored report. host: the machine's description, whose digest is its identity."""
 
     engine: Digest
     verdict: Literal["proven", "proven on random inputs", "failed"]

@@ -1,4 +1,4 @@
-"""Verdicts of canaries, and what a build recorded beside its engines."""
+"""Verdicts of canaries, and other records of a build beside its engines."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from enginesmith.registry.store.layout import canary_key, evidence_prefix
 if TYPE_CHECKING:
     from enginesmith.core.reports.breakdown import QuantizationRecord
 
-# What a build recorded beside its engines, as blobs that the manifest names among its sources.
+# Records of a build beside its engines, as blobs that the manifest names among its sources.
 #
-# Layer information of engines is JSON as the compiler's inspector wrote it: a list of layers, each a name, or an object
-# with names, types, formats and the chosen tactic, depending on the profiling verbosity that the engine was built with.
-# Quantization records are one for each graph variant.
+# Layer information of engines is JSON from the compiler's inspector: a list of layers, each a name, or an object with
+# names, types, formats and the chosen tactic, depending on the profiling verbosity of the build. There is one
+# quantization record per graph variant.
 
 # Names of sources in the manifest: 'layers UNIT', 'quantization VARIANT', and 'recipe VARIANT': how a graph was written
 # (`pipeline.compile.steps.graphs`).
@@ -47,17 +47,17 @@ def layers_of(store: Store, manifest: Manifest, unit: str) -> tuple[EngineEntry,
     ]
     if len(matches) != 1:
         unit_list = ", ".join(entry.unit for entry in matches or manifest.engines)
-        mismatch = "fits several" if matches else "is none"
+        mismatch = "fits several" if matches else "is not one"
         raise UnknownNameError(f"{unit!r} {mismatch} of the units of {manifest.reference}: {unit_list}")
     entry = matches[0]
     digest = manifest.sources.get(f"{LAYERS} {entry.unit}")
     if digest is None:
         note = next((entry_note for entry_note in entry.notes if entry_note.startswith(NO_LAYERS)), "")
         explanation = note.partition(": ")[2] or f"{entry.backend} tells none"
-        raise UnknownNameError(f"nothing is on record of the layers of {entry.unit}: {explanation}")
+        raise UnknownNameError(f"no layers are recorded for {entry.unit}: {explanation}")
     document = parse_json(store.read_blob(digest), MAX_BYTES)
     if not isinstance(document.get("Layers"), list):
-        raise IntegrityError(f"what is on record of the layers of {entry.unit} has no list of layers; build it again")
+        raise IntegrityError(f"the record of the layers of {entry.unit} has no list of layers; build it again")
     return entry, document
 
 
@@ -71,7 +71,7 @@ def layer_row(layer: object) -> tuple[str, ...]:
 
 
 def _tensors(tensors: object) -> str:
-    """'float16 [1,64,56,56]' for each tensor, from its format and dimensions."""
+    """The format and dimensions of each tensor as text: 'float16 [1,64,56,56]'."""
     tensor_texts = []
     for tensor in tensors if isinstance(tensors, list) else ():
         if isinstance(tensor, dict):
@@ -99,20 +99,20 @@ def quantization_records(store: Store, manifest: Manifest) -> dict[str, "Quantiz
     return records
 
 
-# Verdicts of canaries: each is of one run of a published version on one target, a GPU generation or a kind of CPU.
+# Verdicts of canaries: each is about one run of a published version on one target, a GPU generation or a kind of CPU.
 #
 # They are stored beside the manifest, which does not change, and are deleted with the version. Each names the canary's
-# report, a blob. Several runs on a target give one verdict (`verdict_on`), where a FAIL outweighs a PASS.
+# report, a blob. Several runs on a target give one verdict (`verdict_on`), in which a FAIL outweighs a PASS.
 
 FORMAT = 1
 MAX_CANARY_BYTES = 1 << 16
-# The target of observations that do not say where they were made; it counts for no channel.
+# The target of observations without a known target; it counts for no channel.
 UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True)
 class CanaryVerdict(Excerpt):
-    """The verdict of a canary on one target. target: 'sm_89', or the kind of CPU.  engine: digest of the candidate's.
+    """The verdict of a canary on one target. target: 'sm_89', or the kind of CPU.  engine: the candidate's digest.
 
     baseline: digest of the manifest it was compared with.  against: that version.  report: digest of the report's blob.
     created_at: ISO 8601, UTC.
@@ -135,10 +135,10 @@ class _StoredVerdict(Excerpt):
 
 
 def attach_canary(store: Store, manifest: Manifest, verdict: CanaryVerdict) -> None:
-    """Store a verdict beside its version; nothing changes if it is there already.
+    """Store a verdict beside its version; nothing changes if it is stored already.
 
-    Raises IntegrityError if its report is not stored, InputError for an engine that the version does not have or that
-    does not run on the target, and for a verdict with malformed fields.
+    Raises IntegrityError if its report is not stored, InputError for an engine that the version lacks or that does not
+    run on the target, and for a verdict with malformed fields.
     """
     entry = next((entry for entry in manifest.engines if entry.digest == verdict.engine), None)
     if entry is None:
@@ -149,7 +149,7 @@ def attach_canary(store: Store, manifest: Manifest, verdict: CanaryVerdict) -> N
     except Malformed as error:
         raise InputError(f"the canary's report does not say what was compared, and where: {error}") from None
     if verdict.target != UNKNOWN:
-        # Whether the engine may have run there, by what it was built for.
+        # Whether the target that the engine was built for includes the canary's.
         capability = parse_targets(verdict.target)[0].compute_capability if verdict.target.startswith("sm_") else None
         processor = hardware_of(entry.requires)
         if processor is None or judge(processor, Machine(capability)).state == "unmet":
@@ -189,12 +189,12 @@ def verdict_on(target: str, baseline: str, verdicts: Iterable[CanaryVerdict]) ->
 
 
 def covers(ran_on: str, target: str) -> bool:
-    """Whether a canary that ran on `ran_on` counts for `target`; for 'cpu', one on any kind of CPU does."""
+    """Whether a canary that ran on `ran_on` counts for `target`; 'cpu' includes all kinds of CPU."""
     return ran_on == target or (target == "cpu" and (ran_on == "cpu" or kind_named(ran_on) is not None))
 
 
 def canary_target(target: Target) -> str:
-    """The canary target of an engine's or a machine's target: the GPU generation, or the kind of CPU."""
+    """The canary target for the target of an engine or a machine: the GPU generation, or the kind of CPU."""
     return target.name if target.is_cpu else target.sm
 
 

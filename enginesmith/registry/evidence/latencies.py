@@ -14,7 +14,7 @@ from enginesmith.registry.manifest import EngineEntry, Manifest
 from enginesmith.registry.store.base import Documents, Store
 from enginesmith.registry.store.layout import evidence_prefix, latency_key
 
-# Latency reports of published engines, for each kind of machine they were timed on, and speeds from them.
+# Latency reports of published engines, per kind of machine that timed them, and speeds from them.
 #
 # Like attestations they are stored beside the manifest, under the engine's digest and their own; the manifest does not
 # change.
@@ -24,9 +24,9 @@ _REMEDY = "time the engine again"
 
 
 def attach_latency(store: Store, manifest: Manifest, report: str) -> None:
-    """Store a report, given as a blob's digest, beside its version; nothing changes if it is there already.
+    """Store a report, given as a blob's digest, beside its version; nothing changes if it is stored already.
 
-    Raises IntegrityError for a blob that is no such report, or about an engine that the version does not have.
+    Raises IntegrityError for a blob that is no latency report, or is about an engine that the version lacks.
     """
     engine = read_latency_report(store, report).engine
     if all(entry.digest != engine for entry in manifest.engines):
@@ -37,13 +37,13 @@ def attach_latency(store: Store, manifest: Manifest, report: str) -> None:
 
 
 def read_latency_report(store: Store, report: str) -> LatencyReport:
-    """The report with this blob digest. Raises IntegrityError for a blob that is none."""
-    with explain_damage(f"blob {report} is no latency report", _REMEDY):
+    """The report with this blob digest. Raises IntegrityError if the blob is no latency report."""
+    with explain_damage(f"blob {report} is not a latency report", _REMEDY):
         return _parse(store.read_blob(report))
 
 
 def latency_reports(store: Documents, manifest: Manifest) -> Iterator[LatencyReport]:
-    """All of a version, in the order of their keys. Raises IntegrityError for a damaged one."""
+    """All latency reports of a version, in the order of their keys. Raises IntegrityError for a damaged one."""
     prefix = evidence_prefix("latency", manifest.model, manifest.version)
     for key in store.list(prefix):
         engine, _, name = key.removeprefix(prefix).partition("/")
@@ -60,8 +60,8 @@ def _parse(data: bytes) -> LatencyReport:
 
 
 def latencies(store: Documents, manifest: Manifest) -> dict[str, list[LatencyReport]]:
-    """Engine's digest -> the newest report of each kind of machine, newest first. One at sizes that somebody asked for
-    counts where there is no other: engines are compared at the sizes that all are timed at.
+    """Engine's digest -> the newest report of each kind of machine, newest first. Reports at sizes that a user chose
+    count only if there is no other: engines are compared at the sizes that all are timed at.
 
     Raises IntegrityError for a damaged report.
     """
@@ -73,7 +73,7 @@ def latencies(store: Documents, manifest: Manifest) -> dict[str, list[LatencyRep
 
 
 def newest_of_each(reports: Iterable[LatencyReport]) -> list[LatencyReport]:
-    """Of each engine and kind of machine the report that counts, as in `latencies`."""
+    """For each engine and kind of machine, the report that counts, as in `latencies`."""
     newest_reports: dict[tuple[str, MachineKind], LatencyReport] = {}
     for report in reports:
         key = (report.engine, report.machine)
@@ -91,7 +91,7 @@ class MeasuredSpeed:
     """The median time of a run in seconds, summed over `buckets`, which are named as in the report.
 
     busy: whether other work ran on the machine.  timed: the runtime's call, or `Session.run`.  interval: the 95 %
-    intervals of the medians, summed; None where one of them had too few runs.
+    intervals of the medians, summed; None if one of them had too few runs.
     """
 
     seconds: float
@@ -104,9 +104,9 @@ class MeasuredSpeed:
 def measured_speeds(
     store: Documents, manifest: Manifest, machine: Machine, engines: Iterable[EngineEntry]
 ) -> dict[str, MeasuredSpeed]:
-    """Engine's digest -> its speed on machines of this kind, by the newest report; unmeasured engines are left out.
+    """Engine's digest -> its speed on machines of this kind, from the newest report; unmeasured engines are left out.
 
-    The times are the runtimes' own where every one of these reports has them, else those of `Session.run`.
+    The times are the runtimes' own if all these reports have them, else those of `Session.run`.
     Reads every latency report of the version. Raises IntegrityError for a damaged one.
     """
     engine_digests = {entry.digest for entry in engines}
@@ -115,7 +115,7 @@ def measured_speeds(
 
 
 def speeds_of(reports: Mapping[str, LatencyReport]) -> dict[str, MeasuredSpeed]:
-    """Engine's digest -> its speed by its report, all of machines of one kind; unmeasured engines are left out."""
+    """Engine's digest -> its speed from its report, all on machines of one kind; unmeasured engines are left out."""
     timing_kind = timed_alike(reports.values())
     speeds = {digest: _speed(report, timing_kind) for digest, report in reports.items()}
     return {digest: speed for digest, speed in speeds.items() if speed}
@@ -130,7 +130,7 @@ def measured_latencies(store: Documents, manifest: Manifest, machine: Machine) -
 
 
 def newest_on(reports: Mapping[str, list[LatencyReport]], machine: Machine) -> dict[str, LatencyReport]:
-    """Engine's digest -> its newest report on machines of this kind. reports: as `latencies` gives them."""
+    """Engine's digest -> its newest report on machines of this kind. reports: from `latencies`."""
     fitting_reports = {
         digest: [r for r in engine_reports if _is_alike(r.machine, machine)]
         for digest, engine_reports in reports.items()
@@ -139,7 +139,7 @@ def newest_on(reports: Mapping[str, list[LatencyReport]], machine: Machine) -> d
 
 
 def _is_alike(kind: MachineKind, machine: Machine) -> bool:
-    """Whether a report's machine is of the same kind: of CPU, or the same product of GPU."""
+    """Whether a report's machine has the same kind of CPU, or the same product of GPU."""
     if machine.compute_capability is None:
         return machine.cpu is not None and kind.kind == machine.cpu
     products = {product_of(machine.compute_capability, name.replace(" ", "-")) for name in kind.gpus}
@@ -147,7 +147,7 @@ def _is_alike(kind: MachineKind, machine: Machine) -> bool:
 
 
 def _speed(report: LatencyReport, timed: Timed) -> MeasuredSpeed | None:
-    """The speed by one report; None where a bucket lacks a time of this kind, or there are none."""
+    """The speed from one report; None if it has no buckets, or a bucket lacks a time of this kind."""
     median_by_bucket = {bucket.name: _median_s(bucket, timed) for bucket in report.buckets}
     medians = [value for value in median_by_bucket.values() if value]
     if not medians or len(medians) != len(median_by_bucket):
@@ -161,7 +161,7 @@ def _speed(report: LatencyReport, timed: Timed) -> MeasuredSpeed | None:
 
 
 def _median_s(bucket: BucketLatency, timed: Timed) -> float | None:
-    """Seconds of the median run, or of the mean one where runs were too few; of the runtime's call only the median."""
+    """Seconds of the median run, or of the mean run if there were too few; for the runtime's call only the median."""
     if timed == "runtime":
         value = bucket.runtime.value if bucket.runtime else None
     else:

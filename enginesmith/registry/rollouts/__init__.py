@@ -1,1 +1,1 @@
-"""Rollouts: a version that comes to a channel in waves; who is in a wave, its state, and what nodes report."""
+"""Rollouts: a version reaches a channel's nodes in waves. Nodes of a wave, the rollout's state, reports of nodes."""

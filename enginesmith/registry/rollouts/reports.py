@@ -1,13 +1,13 @@
-"""What nodes report that they serve: one small document a node, to a rollout that has reached it, or outside of one.
+"""Reports of nodes about the version that they serve: one small document per node, in a rollout or outside of one.
 
-A node writes when something changed, at most once a minute, and else every two minutes in a rollout, every hour outside
-of one. About `MOST_REPORTERS` nodes of a channel report, however many there are: the controller lowers the share of
-those that do in a rollout (`Rollout.reporters_ppm`), a collection the share outside of one (`Channel.reporters_ppm`),
-and no more of them are read. So neither the writes nor the reads grow with the fleet (docs/scale.md).
+A node writes when something changed, at most once a minute; without a change every two minutes in a rollout, every hour
+outside. About `MOST_REPORTERS` nodes of a channel report, whatever the fleet's size: the controller lowers the share of
+reporting nodes in a rollout (`Rollout.reporters_ppm`), a collection the share outside (`Channel.reporters_ppm`), and no
+more reports are read. So neither writes nor reads grow with the fleet (docs/scale.md).
 
-They lie under a prefix of their own, and nothing refers to them. The next rollout of the channel deletes those of the
-rollouts before it; a collection deletes those of nodes that have reported nothing for `GONE_S` outside of one. A node's
-document is named by the digest of its name, so that the first of them are a random sample.
+The reports have their own prefix, and nothing refers to them. The next rollout of the channel deletes those of earlier
+rollouts; a collection deletes those of nodes that reported nothing for `GONE_S` outside of a rollout. A node's document
+is named by the digest of its name, so that the first documents are a random sample.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -37,12 +37,12 @@ FORMAT = 1
 MAX_BYTES = 4 << 10
 MOST_REPORTERS = 2_000
 MOST_DETAIL = 200
-# The variable with the token that nodes show to an endpoint, which asks for it beyond loopback.
+# The variable with the token that nodes send to an endpoint; endpoints beyond loopback require it.
 TOKEN = "ENGINESMITH_REPORT_TOKEN"  # noqa: S105 - the name of the variable
-# A node writes at most so often, and at least so often; the controller counts it as silent after so long.
+# The shortest and longest time between a node's writes; after the third time the controller counts it as silent.
 LEAST_S, HEARTBEAT_S, SILENT_S = 60.0, 120.0, 600.0
-# Reports outside of a rollout: OUTSIDE stands where a report's key has the rollout's id (hexadecimal, so never equal),
-# the next two are as above, and a collection deletes a report after GONE_S.
+# Reports outside of a rollout: OUTSIDE replaces the rollout's id (hexadecimal, so never equal) in a report's key, the
+# next two are as above, and a collection deletes a report after GONE_S.
 OUTSIDE = "nodes"
 OUTSIDE_HEARTBEAT_S, OUTSIDE_SILENT_S, GONE_S = 3_600.0, 10_800.0, 7 * 86_400.0
 
@@ -51,12 +51,12 @@ Failure = Literal["", "pull", "hook", "unhealthy"]
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What a node serves. failure: '' where all is well.  detail: the failure in words, at most 200 characters.
+    """The state of a serving node. failure: '' if there is none.  detail: the failure as text, at most 200 characters.
 
-    version: '' where it serves none that it knows of.  since: since when it is so.  at: time of the report (ISO 8601,
-    UTC), by the store's clock where it was read from there, since nodes' clocks may be wrong.  requests, errors: that
-    the server counted of this version, None where it says none.  engine: digest of the engine.  unit: of the engine,
-    'sm_89 fp16 tensorrt-rtx'.  machine: what the engine was chosen for, in words; both of at most 200 characters.
+    version: '' if it serves no known version.  since: the start of this state.  at: time of the report (ISO 8601, UTC),
+    on the store's clock if the report was read from there, since nodes' clocks may be wrong.  requests, errors: counted
+    by the server for this version, None if unknown.  engine: digest of the engine.  unit: of the engine, 'sm_89 fp16
+    tensorrt-rtx'.  machine: what the engine was chosen for, as text; both of at most 200 characters.
     """
 
     node: str
@@ -78,11 +78,11 @@ class NodeReport:
         return canonical_json(encode(self))
 
     def is_silent(self, now: datetime, after_s: float = SILENT_S) -> bool:
-        """Whether the node has not been heard of for too long. now: by the store's clock."""
+        """Whether the node's last report is too old. now: the time on the store's clock."""
         return (now - parse_time(self.at)).total_seconds() > after_s
 
     def has_same_state(self, other: "NodeReport") -> bool:
-        """Whether another report says the same of what is served, and of how that is."""
+        """Whether another report has the same version, engine and failure."""
         return (self.version, self.engine, self.failure) == (other.version, other.engine, other.failure)
 
 
@@ -97,13 +97,13 @@ class SentReport:
     labels: tuple[str, ...] = ()
 
     def to_bytes(self) -> bytes:
-        """What is posted."""
+        """The body of the POST request."""
         return canonical_json(encode(self))
 
 
 @dataclass(frozen=True)
 class Heard:
-    """Reports of nodes. nodes: how many have reported.  reports: those read.  damaged: how many could not be."""
+    """Reports of nodes. nodes: number of nodes with reports.  reports: those read.  damaged: unreadable ones."""
 
     nodes: int = 0
     reports: tuple[NodeReport, ...] = ()
@@ -116,10 +116,10 @@ def report_key(model: str, channel: str, rollout: str, node: str) -> str:
 
 
 def write_report(store: Store, key: str, report: NodeReport, before: bytes | None) -> bytes:
-    """Write a node's report, and return its bytes, for the next one. before: what this process wrote last, or None.
+    """Write a node's report, and return its bytes for the next call. before: what this process wrote last, or None.
 
-    One that was deleted meanwhile is written anew. Raises ConflictError where another process reports under the same
-    name.
+    If the document was deleted meanwhile, it is written again. Raises ConflictError if another process reports under
+    the same name.
     """
     report_bytes = report.to_bytes()
     try:
@@ -136,21 +136,21 @@ def write_report(store: Store, key: str, report: NodeReport, before: bytes | Non
 
 
 def parse_report(data: bytes) -> NodeReport:
-    """A report from its document's bytes. Raises IntegrityError."""
+    """Parse a report. Raises IntegrityError."""
     return parse_as(data, MAX_BYTES, NodeReport)
 
 
 def read_reports(store: Store, rollout: Rollout) -> Heard:
-    """The reports of a rollout's nodes, as `read_newest` of it alone."""
+    """The reports of a rollout's nodes, from `read_newest` for this rollout."""
     return read_newest(store, rollout.model, rollout.channel, {rollout.id: rollout.reporters_ppm})
 
 
 def read_newest(store: Store, model: str, channel: str, shares: Mapping[str, int]) -> Heard:
-    """The newest report of each node that is asked for one; at most MOST_REPORTERS are read, a random sample.
+    """The newest report of each node that should report; at most MOST_REPORTERS are read, a random sample.
 
-    store, model, channel: whose.
-    shares: of each rollout, or OUTSIDE, the parts per million of the nodes that report.
-    A node that is asked no longer, as fewer shall report by now, has left its last report there.
+    store, model, channel: of the reports.
+    shares: for each rollout, or OUTSIDE, the parts per million of the nodes that report.
+    A node outside the share, which was lowered meanwhile, has left its last report there.
     """
     newest_entries: dict[str, tuple[datetime, str]] = {}
     for rollout, reporters_ppm in shares.items():
@@ -172,17 +172,18 @@ def read_newest(store: Store, model: str, channel: str, shares: Mapping[str, int
 
 
 def reporting_channels(store: Store) -> Iterator[tuple[str, str]]:
-    """Model and channel of what nodes report, or have reported; one list of names for each model."""
+    """Model and channel of all stored reports; sends one listing per model."""
     for model in store.children(SERVING):
         for channel in store.children(f"{SERVING}{model}"):
             yield model.removesuffix("/"), channel.removesuffix("/")
 
 
 def clear_reports(store: Store, running: Rollout, read_rollout: Callable[[], Rollout | None]) -> int:
-    """Delete the reports of a channel's earlier rollouts, at most 10 * MOST_REPORTERS, and return how many.
+    """Delete the reports of a channel's earlier rollouts, at most 10 * MOST_REPORTERS; return how many.
 
-    read_rollout: reads the channel's rollout after the reports are listed. If another rollout runs by then, the list
-    may hold its reports, and none is deleted."""
+    read_rollout: reads the channel's rollout after the reports are listed. If another rollout runs by then, its reports
+    may be listed, and none is deleted.
+    """
     model, channel = running.model, running.channel
     other_prefixes = tuple(serving_prefix(model, channel, rollout) for rollout in (running.id, OUTSIDE))
     listed_keys = (key for key in store.list(serving_prefix(model, channel)) if not key.startswith(other_prefixes))
@@ -194,11 +195,10 @@ def clear_reports(store: Store, running: Rollout, read_rollout: Callable[[], Rol
 
 
 def clear_gone(store: Store, now: datetime) -> tuple[list[str], dict[tuple[str, str], list[str]]]:
-    """Delete what nodes reported outside of rollouts that are gone for `GONE_S`; return its keys, and by model and
-    channel the digests of the names of those that were heard of lately. now: by the store's clock.
+    """Delete reports outside of rollouts of nodes that are gone for `GONE_S`. Returns the deleted keys, and by model
+    and channel the digests of the names of nodes heard of within `OUTSIDE_SILENT_S`. now: the store's time.
 
-    A node that comes back at the same moment may lose its first report, and writes it anew with the next one
-    (`write_report`).
+    A node that returns at the same moment may lose its first report; its next one writes it anew (`write_report`).
     """
     deleted_keys, reporting_nodes = list[str](), dict[tuple[str, str], list[str]]()
     for key, written_at in store.stamps(SERVING):
@@ -213,8 +213,8 @@ def clear_gone(store: Store, now: datetime) -> tuple[list[str], dict[tuple[str, 
 
 
 def next_share(share_ppm: int, count: int) -> int:
-    """The share of nodes, in parts per million, that shall report from now on: less where too many do, and at most
-    doubled where few do. count: of nodes that report."""
+    """The new share of nodes, in parts per million, that report: less if too many do, and at most doubled if few do.
+    count: of nodes that report."""
     if MOST_REPORTERS / 2.5 <= count <= 1.25 * MOST_REPORTERS:
         return share_ppm
     return max(1, min(WHOLE, 2 * share_ppm, share_ppm * MOST_REPORTERS // max(1, count)))

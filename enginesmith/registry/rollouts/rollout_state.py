@@ -1,4 +1,4 @@
-"""A rollout of a version to a channel, as a value, and which nodes are in which wave."""
+"""A rollout of a version to a channel, as a value, and the nodes in each wave."""
 
 import os
 import re
@@ -16,16 +16,16 @@ from enginesmith.core.names import Name
 from enginesmith.core.parsing import Malformed, Seconds, Timestamp, read_stamp
 from enginesmith.core.requirements import Count
 
-# Who is in a wave of a rollout: a pure function of a node, the rollout's id and the shares that are reached.
+# The nodes in a wave of a rollout: a pure function of a node, the rollout's id and the shares that are reached.
 #
 # A node's place is a number in [0, 1): the first 64 bits of SHA-256 over the rollout's id and the node's name. A share
-# reaches the nodes whose place is below it. So shares are nested (1 % is a part of 5 %), the same nodes are not the
-# first of every rollout, and nobody keeps a list of nodes.
+# reaches the nodes whose place is below it. So shares are nested (1 % is a part of 5 %), each rollout starts with other
+# nodes, and no list of nodes is needed.
 
-# Shares are whole parts per million, so that no two programs round them differently.
+# Shares are whole parts per million, so that all programs round them equally.
 WHOLE = 1_000_000
 MOST_LABELS = 32
-# All of them are in the document that nodes read.
+# The maximum number of waves; all of them are in the document that nodes read.
 MOST_WAVES = 100
 _TEXT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}")
 _PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,4})?)%")
@@ -33,9 +33,9 @@ _PERCENT = re.compile(r"([0-9]{1,3}(?:\.[0-9]{1,4})?)%")
 
 @dataclass(frozen=True)
 class ServingNode:
-    """A node that serves. name: unique in the fleet.  region: '' where it has none.  labels: any words.
+    """A serving node. name: unique in the fleet.  region: '' if it has none.  labels: any words.
 
-    Raises InputError for a name, region or label that is none.
+    Raises InputError for an invalid name, region or label.
     """
 
     name: str
@@ -53,7 +53,7 @@ class ServingNode:
                 remedy = f"give another by --{option} or ENGINESMITH_{option.upper()}"
                 raise InputError(f"node {field} {text[:80]!r} must match {_TEXT.pattern}; {remedy}")
         if len(self.labels) > MOST_LABELS:
-            raise InputError(f"node {self.name} has {len(self.labels)} labels; the most are {MOST_LABELS}")
+            raise InputError(f"node {self.name} has {len(self.labels)} labels; at most {MOST_LABELS} are allowed")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "ServingNode":
@@ -69,7 +69,7 @@ class ServingNode:
 
 @dataclass(frozen=True)
 class Slice:
-    """Nodes by their place, and by region or label if one is given. share_ppm: parts per million of them."""
+    """A share of the nodes by their places, in a region or with a label if given. share_ppm: parts per million."""
 
     share_ppm: Count
     region: str | None = None
@@ -77,12 +77,12 @@ class Slice:
 
     def __post_init__(self) -> None:
         if not 0 <= self.share_ppm <= WHOLE:
-            raise ValueError(f"share_ppm is {self.share_ppm}; it is 0 to {WHOLE}")
+            raise ValueError(f"share_ppm is {self.share_ppm}; it must be 0 to {WHOLE}")
         if self.region is not None and self.label is not None:
-            raise ValueError("region and label are given; a wave has one of them")
+            raise ValueError("region and label are both given; a wave has only one of them")
 
     def covers(self, other: "Slice") -> bool:
-        """Whether every node of `other` is in this one."""
+        """Whether every node of `other` is in this slice."""
         has_same_nodes = (self.region, self.label) in ((other.region, other.label), (None, None))
         return has_same_nodes and self.share_ppm >= other.share_ppm
 
@@ -93,12 +93,12 @@ class Slice:
 
 
 def is_below(place: int, share_ppm: int) -> bool:
-    """Whether a place (below 2^64) is within a share."""
+    """Whether a place (a whole number below 2^64) is within a share."""
     return place * WHOLE < share_ppm << 64
 
 
 def is_reached(node: ServingNode, rollout: str, reach: Iterable[Slice]) -> bool:
-    """Whether a rollout has reached a node. reach: the slices that are open; one suffices."""
+    """Whether a rollout has reached a node. reach: the open slices; one of them suffices."""
     # A node's position in a rollout, as a whole number below 2^64.
     position = int.from_bytes(sha256(f"{rollout}\n{node.name}".encode()).digest()[:8], "big")
     return any(
@@ -110,20 +110,20 @@ def is_reached(node: ServingNode, rollout: str, reach: Iterable[Slice]) -> bool:
 
 
 def is_reporter(node: str, reporters_ppm: int) -> bool:
-    """Whether a node is among those that report. node: SHA-256 of its name, which is independent of its places, so that
-    every wave has some; in hexadecimal digits, as in the key of its report."""
+    """Whether a node is among those that report. node: SHA-256 of its name in hexadecimal digits, as in the key of its
+    report. It is independent of the node's places, so that every wave has reporting nodes."""
     return is_below(int(node[:16], 16), reporters_ppm)
 
 
 def add_slice(reach: Sequence[Slice], new_slice: Slice) -> tuple[Slice, ...]:
-    """The slices with one more; what that covers is left out, and it is itself where one covers it."""
+    """The slices and a new one. Slices that the new one covers are left out, and so is the new one if one covers it."""
     if any(old_slice.covers(new_slice) for old_slice in reach):
         return tuple(reach)
     return (*(old_slice for old_slice in reach if not new_slice.covers(old_slice)), new_slice)
 
 
 def parse_share(text: str, what: str) -> int:
-    """Parts per million of '5%', '0.5%'. what: for errors. Raises InputError."""
+    """Parse a share such as '5%' or '0.5%' to parts per million. what: for errors. Raises InputError."""
     match = _PERCENT.fullmatch(text.strip())
     share_ppm = round(float(match[1]) * 10_000) if match else 0
     if not 0 < share_ppm <= WHOLE:
@@ -146,27 +146,27 @@ def parse_wave(text: str) -> Slice:
 
 
 def check_waves(waves: Sequence[Slice]) -> None:
-    """Raise InputError unless each wave reaches more nodes than those before it, and the last one all, and
-    there are not too many."""
+    """Raise InputError unless each wave reaches more nodes than those before it, the last one reaches all, and there
+    are not too many."""
     if not waves or waves[-1] != Slice(WHOLE):
         raise InputError("the last wave must be 100%, so that the rollout ends with every node")
     if len(waves) > MOST_WAVES:
-        raise InputError(f"{len(waves)} waves; the most are {MOST_WAVES}")
+        raise InputError(f"{len(waves)} waves; at most {MOST_WAVES} are allowed")
     reach: tuple[Slice, ...] = ()
     for wave in waves:
         grown_reach = add_slice(reach, wave)
         if grown_reach == reach:
-            raise InputError(f"wave {wave} reaches nobody that the waves before it have not reached; leave it out")
+            raise InputError(f"wave {wave} reaches no node that the waves before it have not reached; leave it out")
         reach = grown_reach
 
 
-# A rollout of a version to a channel, as a value: its plan, how far it is, what was decided.
+# A rollout of a version to a channel, as a value: its plan, its progress, its decisions.
 #
-# It is a part of the channel's document (`versions.channel_state`), so that both always agree: whoever moves the
-# channel ends the rollout by the same write, and what halts a rollout is the write that nodes read.
+# It is part of the channel's document (`versions.channel_state`), so that both always agree: a write that moves the
+# channel also ends the rollout, and nodes read the same write that halts a rollout.
 
-# Of the decisions, the first ones and the last ones, and of the letters of who decided and why, so that the document
-# that nodes read stays small.
+# The first and last decisions are kept, and the texts of who decided and why are cut, so that the document that nodes
+# read stays small.
 MOST_DECISIONS, FIRST_DECISIONS, MOST_BY, MOST_WHY = 60, 20, 200, 500
 
 State = Literal["running", "paused", "done", "halted", "aborted"]
@@ -175,10 +175,10 @@ UNFINISHED: tuple[State, ...] = ("running", "paused")
 
 @dataclass(frozen=True)
 class Gates:
-    """What a wave needs before the next one. health_ppm: least share of reporting nodes that are healthy.
+    """Conditions of a wave for the next one. health_ppm: least share of reporting nodes that are healthy.
 
     errors_ppm: largest share of requests that failed.  canary: whether a canary's PASS is needed.  approve: whether a
-    person ends each wave.  least_reports: fewest nodes that must have reported for `health_ppm`.
+    person ends each wave. least_reports: fewest nodes that must have reported for `health_ppm`.
     """
 
     health_ppm: Count | None = None
@@ -190,11 +190,11 @@ class Gates:
 
 @dataclass(frozen=True)
 class RolloutPlan:
-    """The waves, each with the least time that it lasts in seconds, the gates of all of them, and how fast they open.
+    """The waves, each with its minimum duration in seconds, the gates for all of them, and how fast they open.
 
-    look_s: seconds between two looks of a node.  step_ppm: parts per million of the nodes that may be reached within
-    one look; None: a wave opens at once.  nodes: how many nodes there are at least, of which the waves' shares are
-    limits; None: not said.
+    look_s: polling interval of a node in seconds.  step_ppm: parts per million of the nodes that may be reached within
+    one interval; None: a wave opens at once.  nodes: the least number of nodes, of which the waves' shares are limits;
+    None if unknown.
     """
 
     waves: tuple[Slice, ...]
@@ -207,7 +207,7 @@ class RolloutPlan:
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided. at: ISO 8601, UTC.  wave: the one that it was in, from 1."""
+    """A decision about a rollout. at: ISO 8601, UTC.  wave: the open wave, from 1."""
 
     at: Timestamp
     what: str
@@ -235,13 +235,13 @@ class Rollout:
 
     manifest: digest of the version's.  base, base_manifest: the version that the channel serves meanwhile, and its
     manifest's digest.  wave: index of the open one.  opened: when it was.
-    since: when a look first saw that `reach` is what it is, later by the pauses since; None: no look has.  paused: when
-    it was, until a look has taken the pause off.  approved: number of waves that a person has approved; waived: of
-    those whose gates without data a person lets pass.
-    nodes: how many there are at least, by the plan or the reports of the rollout before; None: not known.  shares_ppm:
-    of each wave the share of places that keeps it within its share of `nodes`; none: the plan's.
-    losses: what the channel serves and the version has not, as whoever started it accepted.  random_inputs: whether
-    engines that are proven on random inputs alone were accepted.
+    since: when the controller first saw that `reach` has this value, plus the pauses since; None if it did not yet.
+    paused: the start of a pause, until the controller has subtracted it.  approved: number of waves that a person has
+    approved; waived: of those whose gates a person lets pass without data.
+    nodes: the least number of nodes, from the plan or the reports of the last rollout; None if unknown.  shares_ppm:
+    for each wave the share of places that keeps it within its share of `nodes`; empty: the plan's.
+    losses: what the channel serves and the version lacks, as accepted by whoever started it.  random_inputs: whether
+    engines proven only on random inputs were accepted.
     reporters_ppm: parts per million of the nodes that report.
     """
 
@@ -270,7 +270,7 @@ class Rollout:
     random_inputs: bool = False
 
     def check_fields(self) -> None:
-        """Raise Malformed for a wave that is none, and for soaks or shares that are not one for each wave."""
+        """Raise Malformed for an invalid wave index, and if soaks or shares are not one per wave."""
         wave_count = len(self.plan.waves)
         if not self.wave < wave_count == len(self.plan.soaks_s) or len(self.shares_ppm) not in (0, wave_count):
             soak_count, share_count = len(self.plan.soaks_s), len(self.shares_ppm)
@@ -280,7 +280,7 @@ class Rollout:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it will not go on."""
+        """Whether it has ended."""
         return self.state not in UNFINISHED
 
     @property
@@ -290,17 +290,17 @@ class Rollout:
 
     @property
     def aim(self) -> Slice:
-        """The slice that nodes follow once all of the open wave is reached: `target`, or less where that is a limit."""
+        """The slice that nodes follow once the open wave is fully reached: `target`, or less if `nodes` limits it."""
         return replace(self.target, share_ppm=self.shares_ppm[self.wave]) if self.shares_ppm else self.target
 
     @property
     def is_open(self) -> bool:
-        """Whether all of the open wave is reached."""
+        """Whether the open wave is fully reached."""
         return any(open_slice.covers(self.aim) for open_slice in self.reach)
 
     @property
     def soaking(self) -> str | None:
-        """Since when all of the open wave is reached; None where a part is not, or no look has seen that it is."""
+        """Since when the open wave is fully reached; None if it is not, or the controller has not seen it yet."""
         return self.since if self.is_open else None
 
     @property
@@ -309,18 +309,18 @@ class Rollout:
         return f"{self.model}:{self.channel}"
 
     def decide(self, at: datetime, what: str, by: str, why: str, **changes: object) -> "Rollout":
-        """The rollout with a decision in its history, and other fields changed. The first decisions are kept."""
+        """The rollout with a new decision in its history and changed fields. The first decisions are kept."""
         decision = Decision(format_time(at), what, self.wave + 1, by[:MOST_BY], why[:MOST_WHY])
         first_decisions, later_decisions = self.history[:FIRST_DECISIONS], self.history[FIRST_DECISIONS:]
         decisions = (*first_decisions, *later_decisions[-(MOST_DECISIONS - FIRST_DECISIONS - 1) :], decision)
         return replace(self, history=decisions, **changes)  # type: ignore[arg-type]
 
     def serves(self, node: ServingNode) -> bool:
-        """Whether a node gets the version that it brings: it is not finished, and has reached the node."""
+        """Whether a node gets the rollout's version: the rollout is not finished, and has reached the node."""
         return not self.is_finished and is_reached(node, self.id, self.reach)
 
     def summarize(self) -> EarlierRollout:
-        """What the channel's history has of it."""
+        """The rollout's entry in the channel's history."""
         first_decision, last_decision = self.history[0], self.history[-1]
         return EarlierRollout(
             self.id, self.version, self.state, first_decision.at, last_decision.at, last_decision.by, last_decision.why
@@ -328,7 +328,7 @@ class Rollout:
 
 
 def open_wave(rollout: Rollout, wave: int, at: datetime) -> Rollout:
-    """The rollout with its wave of this index opened: at once, or by its first step."""
+    """The rollout with the wave of this index opened: at once, or by its first step."""
     new_rollout = replace(rollout, wave=wave, opened=format_time(at), since=None)
     if rollout.plan.step_ppm is None:
         return replace(new_rollout, reach=add_slice(rollout.reach, new_rollout.aim))
@@ -336,7 +336,7 @@ def open_wave(rollout: Rollout, wave: int, at: datetime) -> Rollout:
 
 
 def raise_reach(rollout: Rollout) -> Rollout:
-    """The rollout with one more step of its open wave reached."""
+    """The rollout with one more step of its open wave."""
     target = rollout.aim
     same_slices = [
         open_slice
@@ -351,10 +351,10 @@ def raise_reach(rollout: Rollout) -> Rollout:
 
 
 def count_time(rollout: Rollout, now: datetime) -> Rollout:
-    """The rollout, whose time runs from now on where no look has seen what it reaches, without a pause that has ended.
+    """The rollout with its time started if `since` was None, and with a pause that has ended taken off.
 
-    now: by the store's clock, read after the rollout: its writer may have stood still between its own reading of the
-    clock and the write.
+    now: the time on the store's clock, read after the rollout, since its writer may have been suspended between reading
+    the clock and the write.
     """
     if rollout.state != "running" or (rollout.since and not rollout.paused):
         return rollout
@@ -364,12 +364,12 @@ def count_time(rollout: Rollout, now: datetime) -> Rollout:
 
 
 def format_time(at: datetime) -> str:
-    """A time as documents of rollouts hold it: ISO 8601, UTC, to the millisecond."""
+    """A time in the format of rollouts: ISO 8601, UTC, to the millisecond."""
     return at.isoformat(timespec="milliseconds")
 
 
 def parse_time(text: str) -> datetime:
-    """A time that `format_time` wrote. Raises Malformed."""
+    """Parse a time that `format_time` wrote. Raises Malformed."""
     try:
         return read_stamp(text)
     except ValueError as error:

@@ -1,1 +1,1 @@
-"""Where a registry keeps its bytes: the protocol, folders, buckets, downloads and the cache."""
+"""Storage of a registry's bytes: the protocol, folders, buckets, downloads and the cache."""

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from enginesmith.registry.store.objects.api import BucketApi
     from enginesmith.registry.store.objects.place import AzureLocation, GcsLocation, S3Location
 
-# The object stores by their URI schemes, each with its library: imported when a URI of it is opened, and named with
-# the extra that installs it where it is missing.
+# The object stores by their URI schemes, each with its library. The library is imported when such a URI is opened; if
+# it is missing, the error names the extra that installs it.
 
-# Scheme and the extra that brings its library; boto3 comes with Enginesmith.
+# Scheme -> the extra with its library; boto3 comes with Enginesmith.
 BUCKETS = {"s3": "", "gs": "gcs", "az": "azure"}
 SCHEMES = "file://, s3://, gs:// or az://"
 EXAMPLES = "s3://bucket/prefix, gs://bucket/prefix or az://account/container/prefix"
@@ -35,12 +35,12 @@ def scheme_of(text: str) -> str:
 
 
 def is_in_bucket(text: str) -> bool:
-    """Whether that is the URI of a place in a bucket."""
+    """Whether a text is the URI of a place in a bucket."""
     return scheme_of(text) in BUCKETS
 
 
 def place_in_bucket(uri: str) -> "S3Location | GcsLocation | AzureLocation":
-    """The place of a bucket's URI; no library is imported. Raises InputError."""
+    """The place that a bucket's URI names; no library is imported. Raises InputError."""
     from enginesmith.registry.store.objects.place import parse_azure_place, parse_gcs_place, parse_s3_place
 
     scheme = scheme_of(uri)
@@ -48,7 +48,7 @@ def place_in_bucket(uri: str) -> "S3Location | GcsLocation | AzureLocation":
 
 
 def bucket_at(uri: str) -> "BucketApi":
-    """The bucket of a URI; nothing is sent yet. Raises InputError, for a library that is not installed too."""
+    """The bucket of a URI; nothing is sent yet. Raises InputError, also if the library is not installed."""
     from enginesmith.registry.store.objects.place import AzureLocation, GcsLocation, S3Location
 
     scheme, place = scheme_of(uri), place_in_bucket(uri)
@@ -74,21 +74,19 @@ def bucket_at(uri: str) -> "BucketApi":
         ) from error
 
 
-# The functions that open stores, and the change of a document with many writers.
-
-# Enough for dozens of concurrent writers of one document.
+# Attempts: enough for dozens of concurrent writers of one document.
 _ATTEMPTS = 200
-# A writer that lost a race waits at random up to so long, times its attempts, so that not all retry at once.
+# A writer that lost a race waits a random time up to this, times its attempts, so that not all retry at once.
 _LOSERS_PAUSE_S = 0.01
 
 
 def written_at(store: Store, key: str) -> datetime | None:
-    """When a document was written last, by the store's clock; None if it is absent."""
+    """The time of a document's last write, on the store's clock; None if it is absent."""
     return dict(store.stamps(f"{key.rpartition('/')[0]}/")).get(key)
 
 
 def place_of(store: Documents, key: str) -> str:
-    """The place of a key for messages: a path, or a bucket's URI."""
+    """The place of a key, for messages: a path, or a bucket's URI."""
     uri = store.locator(key)
     return unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
 
@@ -96,13 +94,13 @@ def place_of(store: Documents, key: str) -> str:
 def open_store(uri: str | Path, *, create: bool = False, check: bool = True) -> Store:
     """Open the registry at a path, or a `file://`, `s3://`, `gs://` or `az://` URI, or read-only behind `http(s)://`.
 
-    Of several with commas between them the last, which is the registry itself; those before it are nearer places to
-    read from (`enginesmith.registry.store.nearest`). With `create`, it is created if it is absent, and must be
-    writable. Without `check`, a remote one is asked for nothing before its first use, and the caller looks for the
-    marker (`layout.MARKER`).
+    Of several URIs with commas between them, the last is the registry; the others are nearer copies to read from
+    (`enginesmith.registry.store.nearest`). With `create`, it is created if it is absent, and must be writable. Without
+    `check`, nothing is sent to a remote registry before its first use, and the caller checks the marker
+    (`layout.MARKER`).
 
-    Raises InputError for what cannot be a registry (a file, a place with other content, a newer format, an unknown
-    scheme, a server without conditional writes) and UnavailableError for what is absent or not writable.
+    Raises InputError if it cannot be a registry (a file, a place with other content, a newer format, an unknown scheme,
+    a server without conditional writes) and UnavailableError if it is absent or not writable.
     """
     text = os.fspath(uri) if isinstance(uri, Path) else split_places(uri)[-1]
     if isinstance(uri, Path) or "://" not in text:
@@ -113,7 +111,7 @@ def open_store(uri: str | Path, *, create: bool = False, check: bool = True) -> 
 
         return open_http(text, create=create)
     if uri_fields.scheme in BUCKETS:
-        # Here, because boto3 takes a quarter of a second to import.
+        # Imported here, because boto3 takes a quarter of a second to import.
         from enginesmith.registry.store.objects.store import open_registry
 
         return open_registry(bucket_at(text), create=create, check=check)
@@ -125,7 +123,7 @@ def open_store(uri: str | Path, *, create: bool = False, check: bool = True) -> 
 def absolute_uri(uri: str) -> str:
     """The URI of a registry that is valid in every folder and on every machine with access; nothing is opened.
 
-    Of several with commas between them each is. Raises InputError for what cannot be a registry, as `open_store`.
+    Each of several URIs with commas between them is converted. Raises InputError like `open_store`.
     """
     return ",".join(_absolute(uri_item) for uri_item in split_places(uri))
 
@@ -133,8 +131,8 @@ def absolute_uri(uri: str) -> str:
 def split_places(uri: str) -> tuple[str, ...]:
     """The places of a registry's URI: those to read from, nearest first, and the registry itself last.
 
-    They are separated by commas; a folder with a comma in its name is a `file://` URI, with %2C. Raises InputError for
-    an empty one.
+    They are separated by commas; a folder with a comma in its name is a `file://` URI, with %2C. Raises InputError if
+    one is empty.
     """
     return tuple(_not_empty(uri_item.strip()) for uri_item in uri.split(","))
 
@@ -146,11 +144,10 @@ def _absolute(uri: str) -> str:
 
 
 def _split(text: str) -> SplitResult:
-    """The parts of a file:// or http(s):// URI or one of a bucket. Raises InputError for any other, and for one with
-    credentials,
-    whose message repeats none of it.
+    """The parts of a file://, http(s):// or bucket URI. Raises InputError for any other, and for one with credentials;
+    that message repeats no part of the URI.
 
-    A secret may hold '/', so that `urlsplit` takes a part of it for the path; only a file's path may hold '@'.
+    A secret may contain '/', so that `urlsplit` takes a part of it for the path; only a file's path may contain '@'.
     """
     scheme, _, remainder = text.partition("://")
     if "@" in (remainder.partition("/")[0] if scheme == "file" else remainder):
@@ -181,13 +178,13 @@ def change(
     make: Callable[[bytes | None], bytes | None],
     contains: Callable[[bytes | None, bytes], bool] = lambda stored, written: stored == written,
 ) -> bytes | None:
-    """Replace a document by what `make` returns for its content (None: absent), and return the new content.
+    """Replace a document by the result of `make` for its content (None: absent), and return the new content.
 
     `make` may return None to change nothing, and is called again after every lost race. contains(stored, written):
     whether the content `stored` includes the write `written`, whose response was lost; it is then not repeated. By
-    default they must be equal, so that a change may be made twice if others write, too.
+    default they must be equal, so a change may be made twice if there are other writers.
 
-    Raises ConflictError when the document keeps changing, and whatever `make` raises.
+    Raises ConflictError if the document keeps changing, and whatever `make` raises.
     """
     for attempt in range(_ATTEMPTS):
         time.sleep(random.uniform(0, _LOSERS_PAUSE_S) * min(attempt, 20))  # noqa: S311 - no secret

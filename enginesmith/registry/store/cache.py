@@ -1,14 +1,14 @@
 """This machine's cache of blobs from remote registries, shared by all its processes.
 
-A blob is verified before it enters, under a lock of its digest, so that of several processes one downloads it. The
-cache is bounded: the least recently used blobs are evicted first, and none that is being read. Everything in it can be
-deleted at any time. A blob that was verified by a manifest's BLAKE3 is stored under the pair of both digests (see
-`files`), and under its SHA-256 only after that was computed. (`flock`: Linux and other Unixes; on NFS version 4.)
+A blob is verified before it enters, under a lock of its digest, so that only one of several processes downloads it. The
+cache is bounded: the least recently used blobs are evicted first, but never one that is being read. Everything in it
+can be deleted at any time. A blob that was verified by a manifest's BLAKE3 is stored under the pair of both digests
+(see `files`), and under its SHA-256 only after that was computed. (`flock`: Linux and other Unixes; on NFS version 4.)
 
-A file that was verified is not digested again while its device, inode, size and the times of the last change of its
-content and of its inode are the same (`VerificationCache`; no program can set back the last of these, and git decides
-in the same way which files to read). Digesting a gigabyte takes seconds, and a look at these takes microseconds. A disk
-that changes bits by itself is not seen; `--rehash` reads every file.
+A verified file is not digested again while its device, inode, size and the times of the last change of its content and
+of its inode are the same (`VerificationCache`; no program can set back the last of these, and git uses the same test).
+Digesting a gigabyte takes seconds, comparing these values microseconds. Bits that the disk changes by itself go
+unnoticed; `--rehash` reads every file.
 """
 
 import fcntl
@@ -29,26 +29,26 @@ from enginesmith.registry.store.download import journal_of
 DEFAULT_BYTES = 16 << 30
 # Partial downloads that were not written to for a week are deleted.
 PARTIAL_S = 7 * 24 * 3600.0
-# Locks are shared by digests of equal beginning, so that their number has a bound.
+# Digests with the same beginning share a lock, so that the number of locks is bounded.
 _LOCK_DIGITS = 3
 
-# Writes a blob's bytes into a stream and returns the digest of what it wrote.
+# Writes a blob's bytes into a stream and returns the digest of these bytes.
 Download = Callable[[BinaryIO], str]
-# Writes a blob's bytes into a file, which may hold some of them, and returns the digest of its content then.
+# Writes a blob's bytes into a file, which may already hold some of them, and returns the digest of its content.
 Bring = Callable[[Path], str]
 # Device, inode, size in bytes, and the times in ns of the last change of content and of the inode.
 Facts = list[int]
 
-# Files of one blob that are remembered; of more the oldest are forgotten.
+# The number of files of one blob that are recorded; the oldest are dropped first.
 _KEPT = 8
-# A write within one tick of the kernel's clock leaves the times as they are: a new file is recorded some ticks later.
+# A write within one tick of the kernel's clock does not change the times: a new file is recorded some ticks later.
 _TICKS_S = 0.02
 
 
 @dataclass(frozen=True)
 class VerificationCache:
-    """Records of verified files, one small file in `folder` for each `BlobDigest.name`: a record of a BLAKE3 says
-    nothing about the SHA-256 that a manifest pairs it with. All may be deleted at any time."""
+    """Records of verified files, one small file in `folder` for each `BlobDigest.name`: a record of a BLAKE3 does not
+    verify the SHA-256 that a manifest pairs it with. All may be deleted at any time."""
 
     folder: Path
 
@@ -64,7 +64,7 @@ class VerificationCache:
         return True
 
     def add(self, blob: files.BlobDigest, path: Path) -> None:
-        """Record that `path` was verified just now. Where that cannot be written, it will be digested again."""
+        """Record that `path` was just verified. If the record cannot be written, the file is digested again later."""
         changed_ns = path.stat().st_ctime_ns
         time.sleep(max(0.0, min(_TICKS_S, _TICKS_S - (time.time() - changed_ns / 1e9))))
         file_record = _facts(path)
@@ -82,13 +82,13 @@ class VerificationCache:
                 (self.folder / name).unlink(missing_ok=True)
 
     def note_use(self, name: str) -> None:
-        """Note that what is kept under a blob's name was used just now."""
+        """Record that the blob with this name was used just now."""
         with suppress(OSError):
             files.make_folder(self.folder)
             (self.folder / name).touch()
 
     def last_used(self, name: str) -> float | None:
-        """When a blob was last used, in seconds since 1970; None if it is unknown."""
+        """When a blob was last used, in seconds since 1970; None if unknown."""
         with suppress(OSError):
             return (self.folder / name).stat().st_mtime
         return None
@@ -108,17 +108,17 @@ def _facts(path: Path) -> Facts:
 
 @dataclass(frozen=True)
 class BlobCache:
-    """A cache in `folder` of at most `limit_bytes`, which only blobs in use may exceed."""
+    """A cache in `folder` of at most `limit_bytes`; only blobs in use may exceed it."""
 
     folder: Path
     limit_bytes: int = DEFAULT_BYTES
 
     @contextmanager
     def hold(self, digest: str, download: Download) -> Iterator[Path]:
-        """Keep a blob's file from eviction while the block reads it; `download` writes it if it is absent.
+        """Protect a blob's file from eviction while the block reads it; `download` writes it if it is absent.
 
-        The file was verified when it was stored. Raises IntegrityError when `download` wrote other bytes, OSError when
-        the cache's disk is full or read-only, and whatever `download` raises.
+        The file was verified when it was stored. Raises IntegrityError if `download` wrote other bytes, OSError if the
+        cache's disk is full or read-only, and whatever `download` raises.
         """
         path = self._blob(check_digest(digest))
         stream = _open_shared(path) or self._open_or_download(digest, path, download)
@@ -132,11 +132,11 @@ class BlobCache:
     def hold_verified(
         self, blob: files.BlobDigest, bring: Bring, *, rehash: bool = False
     ) -> Iterator[tuple[Path, files.BlobDigest]]:
-        """Like `hold`, and a file that changed since it was verified is verified again.
+        """Like `hold`, but verifies a file again that changed since it was verified.
 
         Gives the file, and the digest it was verified by: `blob`, or its SHA-256 only. The block may link to the file.
-        `bring` gets the file to write to, which keeps its content when `bring` fails, and returns the content's digest.
-        Raises IntegrityError when it wrote other bytes, OSError, and whatever `bring` raises.
+        `bring` writes the file at a given path, whose content stays if it fails, and returns the content's digest.
+        Raises IntegrityError if it wrote other bytes, OSError, and whatever `bring` raises.
         """
         with self._lock(blob.digest):
             if rehash:
@@ -174,7 +174,7 @@ class BlobCache:
         return self.folder / "blobs" / name
 
     def _sound(self, blob: files.BlobDigest) -> files.BlobDigest | None:
-        """Digests under which the blob is stored, if possible its SHA-256 alone; else None. Deletes a damaged file."""
+        """The stored blob's digests, preferably its SHA-256 alone; None if it is absent. Deletes a damaged file."""
         for candidate in dict.fromkeys((blob.sha256_only, blob)):
             path = self._blob(candidate.name)
             if path.is_file():
@@ -184,7 +184,7 @@ class BlobCache:
         return blob if blob == blob.sha256_only and self._adopt(blob) else None
 
     def _adopt(self, blob: files.BlobDigest) -> bool:
-        """Whether a file that was verified by a BLAKE3 has this SHA-256; it is then renamed to that."""
+        """Whether a file that was verified by a BLAKE3 has this SHA-256; if so, it is renamed to it."""
         for path in sorted((self.folder / "blobs").glob(f"{blob.name}-*")):
             if blob.matches(path):
                 path.replace(self._blob(blob.name))
@@ -193,9 +193,9 @@ class BlobCache:
         return False
 
     def _open_or_download(self, digest: str, path: Path, download: Download) -> BinaryIO:
-        """The blob's file, locked against eviction; downloaded unless another process just did that."""
+        """The blob's file, locked against eviction; downloaded unless another process has just downloaded it."""
         with self._lock(digest):
-            # In a loop, because another process may have downloaded it, or have evicted it right after this one did.
+            # In a loop, because another process may have downloaded the blob, or evicted it right after this download.
             while (stream := _open_shared(path)) is None:
                 if not self._adopt(files.BlobDigest(digest)):
                     files.sweep(self.folder / "tmp")
@@ -203,7 +203,7 @@ class BlobCache:
                         actual_digest = download(file.stream)
                         if actual_digest != digest:
                             raise IntegrityError(
-                                f"blob {digest} came as other bytes (their digest is {actual_digest}); it was not kept"
+                                f"blob {digest} came as other bytes (digest {actual_digest}); it was not stored"
                             )
                         file.commit(path, read_only=True)
         self._evict()
@@ -211,7 +211,7 @@ class BlobCache:
 
     @contextmanager
     def _lock(self, digest: str) -> Iterator[None]:
-        """Hold the lock of a digest, in a cache whose folders are there."""
+        """Hold the lock of a digest; creates the cache's folders."""
         for folder in ("blobs", "locks", "partial", "tmp"):
             files.make_folder(self.folder / folder)
         with (self.folder / "locks" / digest[:_LOCK_DIGITS]).open("ab") as lock_file:
@@ -227,7 +227,7 @@ class BlobCache:
         actual_digest = bring(partial_path)
         if actual_digest != blob.expected:
             raise IntegrityError(
-                f"blob {blob.digest} came as other bytes (their {blob.algorithm} is {actual_digest}); it was not kept"
+                f"blob {blob.digest} came as other bytes (their {blob.algorithm} is {actual_digest}); it was not stored"
             )
         files.rename_durably(partial_path, path, read_only=True)
         self.verifications.add(blob, path)
@@ -247,14 +247,14 @@ class BlobCache:
                 return
             with suppress(OSError), path.open("rb") as stream:
                 fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(stream.fileno()).st_nlink:  # else the name is another file's by now, which may be read
+                if os.fstat(stream.fileno()).st_nlink:  # otherwise the path now names another file, which may be in use
                     path.unlink()
                 excess_bytes -= size
 
 
 def local_cache() -> BlobCache | None:
     """This machine's cache: in ENGINESMITH_CACHE, else $XDG_CACHE_HOME/enginesmith, else ~/.cache/enginesmith, of at
-    most ENGINESMITH_CACHE_BYTES (default 16 GiB). None when that is 0. Raises InputError when it is no number."""
+    most ENGINESMITH_CACHE_BYTES (default 16 GiB). None if that is 0. Raises InputError if it is no number."""
     size_text = os.environ.get("ENGINESMITH_CACHE_BYTES", "").strip()
     if size_text and not size_text.isdecimal():
         raise InputError(f"ENGINESMITH_CACHE_BYTES is {size_text!r}; give a number of bytes, or 0 for no cache")
@@ -265,9 +265,9 @@ def local_cache() -> BlobCache | None:
 
 
 def cached_file(digest: str, download: Download) -> Path:
-    """This machine's cached copy of a remote blob, verified when it came; `download` brings it if it is absent.
+    """This machine's cached copy of a remote blob, verified when it was stored; `download` fetches it if it is absent.
 
-    Raises IntegrityError without a cache, UnavailableError where it cannot be written, and as `BlobCache.hold`.
+    Raises IntegrityError without a cache, UnavailableError if the cache is not writable, and as `BlobCache.hold`.
     """
     cache = local_cache()
     if cache is None:

@@ -1,17 +1,18 @@
 """Downloads a blob over several connections, digests it on the way, and resumes after a killed process.
 
-The blob is divided into parts of 8 MiB. A connection asks for a *span* of several parts at once, because each request
+The blob is divided into parts of 8 MiB. A connection requests a *span* of several parts at once, because each request
 has a latency; spans shrink towards the end, so that all connections finish at about the same time. Parts arrive in any
-order and are digested in theirs: a part that arrives early is kept in memory while there is room (`KEPT_PARTS`), and is
-otherwise read back from the file, most likely from the page cache. So memory is bounded, and no connection waits.
+order and are digested in ascending order: a part that arrives early is kept in memory while there is room
+(`KEPT_PARTS`), and is otherwise read back from the file, most likely from the page cache. So memory is bounded, and no
+connection waits.
 
-A journal beside the file lists the parts that are complete; a later download of the same blob reads those from the
-disk. The journal is not trusted: the caller compares the digest of the whole, and starts anew where it differs.
+A journal beside the file lists the complete parts; a later download of the same blob reads those from the disk. The
+journal is not trusted: the caller compares the digest of the whole, and starts anew if it differs.
 
-The number of connections starts at 4, since few are fastest where the machine's cores or a shared link are the limit.
-One connection to S3 gives 85 to 90 MB/s at best
-(https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html), so where each gives no
-more than that they are doubled, up to 16, as long as that raises the rate.
+The download starts with 4 connections, because few are fastest if the machine's cores or a shared link are the limit.
+One connection to S3 reaches at most 85 to 90 MB/s
+(https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html). So if each gives no more
+than that, they are doubled, up to 16, as long as that raises the rate.
 """
 
 import json
@@ -28,7 +29,7 @@ from enginesmith.registry.store.files import BlobDigest
 
 PART_BYTES = 8 << 20
 SPAN_PARTS = 16
-# Parts that are kept in memory until those before them are digested: 96 MiB.
+# Parts that are kept in memory until all earlier ones are digested: 96 MiB.
 KEPT_PARTS = 12
 _BLOCK_BYTES = 1 << 18
 # How long a failed or cancelled download waits for its connections to end.
@@ -37,12 +38,12 @@ _PATIENCE_S = 2.0
 CONNECTIONS = 4
 MOST_CONNECTIONS = 16
 SLOW_BYTES_S = 90e6
-# The least gain in rate from twice the connections that is not taken for chance.
+# The least gain in rate from doubling the connections that is not attributed to chance.
 _GAIN = 1.25
 
 # Fills a view with the next bytes, or raises.
 Fill = Callable[[memoryview], None]
-# Opens the blob at an offset, for so many bytes; called from many threads.
+# Opens the blob at an offset for a number of bytes; called from many threads.
 RangeOpener = Callable[[int, int], AbstractContextManager[Fill]]
 # Called with the bytes that are downloaded and digested.
 ProgressListener = Callable[[int], object]
@@ -58,7 +59,7 @@ class BlobPart:
 
 
 def parts_of(size_bytes: int, part_bytes: int = PART_BYTES) -> list[BlobPart]:
-    """The parts of a blob of `size_bytes`, in order; none for an empty one."""
+    """The parts of a blob of `size_bytes`, in order; empty for an empty blob."""
     offsets = range(0, size_bytes, part_bytes)
     return [BlobPart(number, offset, min(part_bytes, size_bytes - offset)) for number, offset in enumerate(offsets)]
 
@@ -81,9 +82,9 @@ def download(
     """Download the parts of a blob that are missing from the file `path`, and return the digest of its content by the
     blob's algorithm.
 
-    listener: called with the number of bytes digested so far.  beside: how many downloads run at the same time, this
-    one among them, which share the connections and the memory of one. The caller holds a lock, so that one process at
-    a time writes to `path`. Raises what `source` raises, and OSError; complete parts are kept.
+    listener: called with the number of bytes digested so far.  beside: number of simultaneous downloads, including this
+    one, which share the connections and the memory of one. The caller holds a lock, so that one process at a time
+    writes to `path`. Raises what `source` raises, and OSError; complete parts are kept.
     """
     parts = parts_of(size_bytes, part)
     header: dict[str, object] = {"digest": blob.name, "size_bytes": size_bytes, "part_bytes": part}
@@ -113,10 +114,11 @@ def _blocks(fd: int, part: BlobPart) -> Iterator[bytes]:
 
 @contextmanager
 def _open_journal(path: Path, facts: dict[str, object]) -> Iterator[tuple[set[int], int]]:
-    """Open the journal of the blob of these facts; gives the numbers of complete parts, and a descriptor to append to.
+    """Open the journal of the blob with these facts; gives the numbers of complete parts, and a descriptor to append
+    to.
 
-    The first line is `facts` as JSON, each further line a number; an incomplete last line counts for nothing. It is not
-    synced: the final digest finds what a power failure did to it.
+    The first line is `facts` as JSON, each further line a number; an incomplete last line is ignored. It is not synced:
+    the final digest detects losses.
     """
     header_line, done_numbers = json.dumps(facts, sort_keys=True), set[int]()
     with suppress(FileNotFoundError):
@@ -134,9 +136,9 @@ def _open_journal(path: Path, facts: dict[str, object]) -> Iterator[tuple[set[in
 class _Arrivals:
     """The missing parts, which several connections download at once.
 
-    fd, journal: descriptors of the file and its journal. Threads are daemons with descriptors of their own: one that
-    hangs on a dead connection keeps the process from ending no longer than `_PATIENCE_S`, and what it writes later are
-    the same bytes at the same offset.
+    fd, journal: descriptors of the file and its journal. Threads are daemons with their own descriptors. A thread that
+    hangs on a dead connection delays the process's end by at most `_PATIENCE_S`; if it writes later, it writes the same
+    bytes at the same offset.
     """
 
     def __init__(self, fd: int, parts: list[BlobPart], source: RangeOpener, journal: int, beside: int = 1) -> None:
@@ -146,10 +148,10 @@ class _Arrivals:
         self._source = source
         self._fd, self._marks = os.dup(fd), os.dup(journal)
         self._changed = threading.Condition()
-        # Number of each part that has arrived -> its bytes, or None where there was no room for them.
+        # Number of each part that has arrived -> its bytes, or None if there was no room for them.
         self._came: dict[int, memoryview | None] = {}
         self._room = min(max(1, KEPT_PARTS // beside), len(parts))
-        # Of shorter requests the pace is known sooner, where each download begins with few connections.
+        # Shorter requests show the rate sooner, since each download begins with few connections.
         self._span = max(1, SPAN_PARTS // beside)
         self._spare: list[memoryview] = []
         self._error: BaseException | None = None
@@ -176,7 +178,7 @@ class _Arrivals:
             os.close(self._marks)
 
     def wait_for(self, part: BlobPart) -> Iterator[memoryview | bytes]:
-        """The bytes of a part, in blocks that are valid until the next one is asked for. Raises what a connection
+        """The bytes of a part, in blocks that are valid until the next one is requested. Raises what a connection
         raised."""
         with self._changed:
             self._changed.wait_for(lambda: self._error or part.number in self._came)
@@ -208,7 +210,7 @@ class _Arrivals:
                 self._changed.notify()
 
     def _next_span(self) -> list[BlobPart]:
-        """The next missing parts that are adjacent; empty when there are none, or the download was stopped."""
+        """The next adjacent missing parts; empty if there are none, or the download was stopped."""
         with self._changed:
             if self._stop:
                 return []
@@ -233,7 +235,7 @@ class _Arrivals:
             self._changed.notify()
 
     def _memory(self) -> memoryview | None:
-        """Memory for one part; None where `KEPT_PARTS` are kept already."""
+        """Memory for one part; None if `KEPT_PARTS` are kept already."""
         with self._changed:
             if self._spare:
                 return self._spare.pop()
@@ -243,13 +245,13 @@ class _Arrivals:
         return memoryview(bytearray(self._part_bytes))
 
     def _hire(self, size: int) -> None:
-        """Start more connections where that raises the rate. size: of the span that has just arrived, in bytes."""
+        """Start more connections if that raises the rate. size: of the span that just arrived, in bytes."""
         with self._changed:
             count = self._pace.more(size, time.monotonic(), len(self._threads))
             for _ in range(0 if self._stop else min(count, len(self._todo))):
                 thread = threading.Thread(target=self._work, daemon=True)
                 # Under the lock, so that `__exit__` finds only threads that were started.
-                with suppress(RuntimeError):  # no more threads on this machine: the others go on
+                with suppress(RuntimeError):  # the machine allows no more threads: the others continue
                     thread.start()
                     self._threads.append(thread)
 
@@ -261,7 +263,7 @@ def _write(fd: int, data: memoryview, offset: int) -> None:
 
 
 class ConnectionScaler:
-    """Decides from the rate of finished requests how many connections to add. began: time in seconds of any clock."""
+    """Decides from the rate of finished requests how many connections to add. began: time in seconds on any clock."""
 
     def __init__(self, began: float, max_connections: int = MOST_CONNECTIONS) -> None:
         self._most = max_connections

@@ -1,18 +1,17 @@
-"""Files of a store: the digests of their bytes, and writes that appear whole or not at all.
+"""Files of a store: the digests of their bytes, and atomic writes.
 
 **Digests.** A blob's name is its SHA-256. SHA-256 on a CPU without instructions for it is slower than a network; BLAKE3
 is about ten times as fast there (https://github.com/BLAKE3-team/BLAKE3-specs), so a manifest may give a blob's BLAKE3
-too. That it belongs to the SHA-256 is only the manifest's claim, and a cache is shared by registries that need not
-trust each other. So bytes that were verified by BLAKE3 are stored under the pair of both digests and used for that pair
-only, until their SHA-256 has been computed, too.
+too. Only the manifest claims that both digests belong to the same bytes, and registries that need not trust each other
+share a cache. So bytes that were verified by BLAKE3 are stored under the pair of both digests and used only for that
+pair, until their SHA-256 has been computed, too.
 
-**Atomic writes.** A file is written under a temporary name, locked by its writer, synced to disk and renamed. The lock
-tells a file that is being written from one whose writer died: only the latter can be locked by another process, so
-`sweep` never deletes the file of a living process, whatever its age and container. (`flock`: Linux and other Unixes; on
-NFS version 4.)
+**Atomic writes.** A file is written under a temporary name, locked by its writer, synced to disk and renamed. Only the
+file of a dead writer can be locked by another process, so `sweep` never deletes the file of a living process, whatever
+the file's age and the process's container. (`flock`: Linux and other Unixes; on NFS version 4.)
 
-**Errors.** `reachable` turns an OSError into an UnavailableError with a remedy. I/O errors and retries of a process are
-counted (`count_io`), and read by metrics.
+**Errors.** `reachable` converts an OSError to an UnavailableError with a remedy. I/O errors and retries of a process
+are counted (`count_io`) for metrics.
 """
 
 import errno
@@ -37,18 +36,18 @@ _COUNTS = {"errors": 0, "retries": 0}
 
 
 def count_io(kind: Literal["errors", "retries"]) -> None:
-    """Count a request that failed for good ('errors'), or that is sent again ('retries')."""
+    """Count a request that finally failed ('errors'), or that is sent again ('retries')."""
     with _COUNTS_LOCK:
         _COUNTS[kind] += 1
 
 
 def read_error_counts() -> dict[str, int]:
-    """'errors' and 'retries' since this process began."""
+    """The numbers of 'errors' and 'retries' since this process began."""
     with _COUNTS_LOCK:
         return dict(_COUNTS)
 
 
-# Large enough that hashing runs without Python's lock for most of its time.
+# Large enough that hashing releases Python's lock for most of its time.
 _BLOCK_BYTES = 1 << 20
 
 
@@ -64,7 +63,7 @@ class Hasher(Protocol):
 
 @dataclass(frozen=True)
 class BlobDigest:
-    """A blob's digests. digest: the SHA-256, its name.  blake3: verifies the bytes if given, else the SHA-256 does.
+    """A blob's digests. digest: the SHA-256, its name.  blake3: if given, it verifies the bytes; else the SHA-256 does.
 
     Raises InputError for malformed digests.
     """
@@ -84,7 +83,7 @@ class BlobDigest:
 
     @property
     def expected(self) -> str:
-        """The digest that `hasher` must give for the blob's bytes."""
+        """The digest that `hasher` must compute for the blob's bytes."""
         return self.blake3 or self.digest
 
     @property
@@ -94,7 +93,7 @@ class BlobDigest:
 
     @property
     def sha256_only(self) -> "BlobDigest":
-        """The digest without the BLAKE3, which is only a manifest's claim."""
+        """The digest without the BLAKE3, which only a manifest claims."""
         return BlobDigest(self.digest)
 
     def hasher(self) -> Hasher:
@@ -102,20 +101,20 @@ class BlobDigest:
         return hashlib.sha256() if self.blake3 is None else new_blake3_hasher()
 
     def matches(self, path: Path) -> bool:
-        """Whether a file's content has the expected digest. Reads all of it; raises OSError."""
+        """Whether a file's content has the expected digest. Reads the whole file; raises OSError."""
         with path.open("rb") as stream:
             return copy_hashed(stream, None, self.hasher()) == self.expected
 
 
 def new_blake3_hasher() -> Hasher:
     """A new BLAKE3 hasher."""
-    from blake3 import blake3  # here, because few processes digest anything
+    from blake3 import blake3  # imported here, because few processes digest anything
 
     return blake3()
 
 
 def copy_hashed(source: BinaryIO, dest: BinaryIO | None, hasher: Hasher | None = None) -> str:
-    """Copy a stream to `dest` (None: only read it), and return its digest by `hasher` or SHA-256."""
+    """Copy a stream to `dest` (None: only read it), and return its digest by `hasher`, by default SHA-256."""
     digest_state = hasher or hashlib.sha256()
     for block in _blocks(source):
         digest_state.update(block)
@@ -157,7 +156,7 @@ _REMEDIES = {
 
 @contextmanager
 def reachable(doing: str) -> Iterator[None]:
-    """Turn an OSError inside into an UnavailableError: 'writing /x: No space left on device; free some space ...'."""
+    """Convert an OSError inside to an UnavailableError: 'writing /x: No space left on device; free some space ...'."""
     try:
         yield
     except OSError as error:
@@ -216,10 +215,10 @@ def start_atomic_write(folder: Path) -> Iterator[AtomicWrite]:
     try:
         yield file
     finally:
-        # Unlink before close: without the lock a sweep may delete the file, and another writer take the name.
+        # Unlink before close: without the lock a sweep may delete the file, and another writer may use its name.
         with suppress(FileNotFoundError):
             file.path.unlink()
-        # A failed write fails again while closing; the first error is the one to report.
+        # After a failed write, closing fails too; the first error is the one to report.
         with suppress(OSError):
             file.stream.close()
 
@@ -240,7 +239,7 @@ def strays(folder: Path, *, remove: bool = False) -> list[Path]:
 
 
 def sweep(folder: Path) -> int:
-    """Delete the temporary files in `folder` whose writers have died, and return how many."""
+    """Delete the temporary files in `folder` whose writers have died, and return their number."""
     return len(strays(folder, remove=True))
 
 
@@ -263,7 +262,7 @@ def sync_folder(path: Path) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that appears whole or not at all. Raises UnavailableError."""
+    """Write a file atomically. Raises UnavailableError."""
     with reachable(f"writing {path}"):
         make_folder(path.parent)
         with start_atomic_write(path.parent) as file:

@@ -32,18 +32,18 @@ _LOCK = "lock"
 _DISCARDED = "discarded"
 _OWN = frozenset({_TEMPORARY, _LOCK})
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR})
-# What opening a folder, a socket, a link to itself and a link to nothing ends with.
+# The errors of opening a folder, a socket, a link to itself and a link to a missing file.
 _NO_FILE = frozenset({errno.EISDIR, errno.ENXIO, errno.ELOOP, errno.ENOENT})
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """An opener for `open` that does not wait for the other end of a pipe."""
+    """An opener for `open` that does not block on a pipe without a writer."""
     return os.open(path, flags | os.O_NONBLOCK, 0o666)
 
 
 @dataclass(frozen=True)
 class FileStore(Store):
-    """The store in the folder `root`, an absolute path (`Store` documents the methods). `open_store` makes one."""
+    """The store in the folder `root`, an absolute path (`Store` documents the methods). Created by `open_store`."""
 
     root: Path
     near = True  # see `Store.near`
@@ -64,7 +64,7 @@ class FileStore(Store):
             path.open("rb") as source,
             self._start_write() as file,
         ):
-            # One pass: to digest first and copy afterwards would read each new file twice.
+            # One pass: digesting first and copying afterwards would read each new file twice.
             digest = files.digest_stream(source, file.stream)
             if not self._holds(digest.digest):
                 self._commit_blob(file, digest.digest)
@@ -82,11 +82,11 @@ class FileStore(Store):
 
     def stored_size(self, digest: str) -> int | None:
         """See `Store.stored_size`."""
-        # Strings in place of path objects, here and in `read`: planning a catalog asks tens of thousands of times.
+        # Strings instead of path objects, here and in `read`: planning a catalog calls this tens of thousands of times.
         path = f"{self.root}/{layout.blob_key(digest)}"
         try:
             file_stat = os.lstat(path)
-            # A link counts only where it leads to something in the registry.
+            # A link counts only if it leads to a file in the registry.
             if stat.S_ISLNK(file_stat.st_mode) and Path(path).resolve().is_relative_to(self.root.resolve()):
                 file_stat = os.stat(path)  # noqa: PTH116
         except OSError:
@@ -116,12 +116,12 @@ class FileStore(Store):
         with files.reachable(f"reading {blob_path}"), blob_path.open("rb") as stream:
             content = stream.read(min(os.fstat(stream.fileno()).st_size, max_bytes) + 1)
         if len(content) > max_bytes:
-            raise IntegrityError(f"{blob_path} is over {max_bytes} bytes, which no blob of its kind is")
+            raise IntegrityError(f"{blob_path} is over the limit of {max_bytes} bytes")
         self._check(digest, digest_of_bytes(content))
         return content
 
     @contextmanager
-    def open_range(self, digest: str, offset: int, size: int) -> Iterator[Fill]:  # noqa: ARG002 - the reader knows
+    def open_range(self, digest: str, offset: int, size: int) -> Iterator[Fill]:  # noqa: ARG002 - callers know it
         """See `Store.open_range`."""
         blob_path = self.path(digest)
 
@@ -159,16 +159,14 @@ class FileStore(Store):
                 if error.errno in _ABSENT and not Path(path).is_symlink():
                     return None
                 if error.errno in _NO_FILE:
-                    raise IntegrityError(f"{path} is no regular file; remove it") from error
+                    raise IntegrityError(f"{path} is not a regular file; remove it") from error
                 raise
         if len(content) > layout.MAX_DOCUMENT_BYTES:
-            raise IntegrityError(
-                f"{path} is over {layout.MAX_DOCUMENT_BYTES} bytes, which no document of a registry is"
-            )
+            raise IntegrityError(f"{path} is over the limit of {layout.MAX_DOCUMENT_BYTES} bytes")
         return content
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
-        """See `Store.read_if_changed`. Every write is a new file: inode number, time and size are the tag."""
+        """See `Store.read_if_changed`. Every write creates a new file: inode number, time and size are the tag."""
         path = self.root / layout.check_key(key)
         with files.reachable(f"reading {path}"):
             try:
@@ -178,7 +176,7 @@ class FileStore(Store):
         current_tag = f"{file_stat.st_ino}-{file_stat.st_mtime_ns}-{file_stat.st_size}"
         if current_tag == tag:
             return None, tag
-        # If it was replaced in between, the older tag makes the next call read it once more.
+        # If it was replaced in between, the older tag makes the next call read it again.
         content = self.read(key)
         return content, current_tag if content is not None else ""
 
@@ -233,16 +231,16 @@ class FileStore(Store):
         return ((key, file_stat.st_size) for key, file_stat in self._files(prefix))
 
     def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
-        """See `Store.stamps`: the time of the file, which a file server stamps by its own clock."""
+        """See `Store.stamps`: the time of the file, from the file server's clock."""
         return ((key, datetime.fromtimestamp(file_stat.st_mtime, UTC)) for key, file_stat in self._files(prefix))
 
     def now(self) -> datetime:
-        """See `Store.now`: the time of a file that is made now. This machine's time where nothing may be written,
-        since nothing is decided there."""
+        """See `Store.now`: the time of a file that is created now. This machine's time if the folder is not writable,
+        since no decision depends on it there."""
         if not os.access(self.root, os.W_OK):
             return datetime.now(UTC)
         with files.reachable(f"writing into {self.root}"), self._start_write() as file:
-            os.utime(file.stream.fileno())  # a full disk has no room for a byte
+            os.utime(file.stream.fileno())  # sets the time without a write: a full disk has no room for one
             return datetime.fromtimestamp(os.fstat(file.stream.fileno()).st_mtime, UTC)
 
     def _files(self, prefix: str) -> Iterator[tuple[str, os.stat_result]]:
@@ -277,7 +275,7 @@ class FileStore(Store):
         return self.root / layout.blob_key(check_digest(digest))
 
     def _holds(self, digest: str) -> bool:
-        """Whether a blob is there and sound. Reading it costs less than writing it, and a corrupt one is replaced."""
+        """Whether a blob is stored and sound. Reading it costs less than writing it, and a corrupt blob is replaced."""
         return self.has(digest) and digest_of_file(self._blob(digest)) == digest
 
     def _check(self, digest: str, actual_digest: str) -> None:
@@ -303,7 +301,7 @@ def _raise_unless_absent(error: OSError) -> None:
 
 
 def open_folder(root: Path, *, create: bool) -> FileStore:
-    """Open the registry in a folder, or make one there. Raises InputError and UnavailableError; see `open_store`."""
+    """Open the registry in a folder, or create one there. Raises InputError and UnavailableError; see `open_store`."""
     store = FileStore(Path(os.path.abspath(root.expanduser())))  # noqa: PTH100 - resolve() would follow symlinks
     if not _is_registry(store):
         if not create:
@@ -321,7 +319,7 @@ def open_folder(root: Path, *, create: bool) -> FileStore:
 
 
 def _is_registry(store: FileStore) -> bool:
-    """Whether a registry is there; False if the folder is absent or empty. Raises InputError for any other."""
+    """Whether the folder is a registry; False if it is absent or empty. Raises InputError for any other folder."""
     if not store.root.exists():
         return False
     if not store.root.is_dir():

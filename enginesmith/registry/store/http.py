@@ -1,13 +1,12 @@
-"""A registry behind HTTP: a bucket that is read, and never written, as a web server of a registry's folder has it.
+"""A read-only registry behind HTTP: a bucket, as a web server offers it for a registry's folder.
 
-A document is `GET /KEY`, with `If-None-Match` where its ETag is known; a blob `GET` with `Range`, its size `HEAD`.
-`GET /PREFIX/` is a JSON list of `{"name": ..., "type": "directory"}` of what is directly below: nginx's with
-`autoindex_format json`. What the server says is not believed: blobs are verified by whoever reads them, documents as
-those of any registry.
+A document is `GET /KEY`, with `If-None-Match` if its ETag is known; a blob `GET` with `Range`, its size `HEAD`. `GET
+/PREFIX/` is a JSON list of `{"name": ..., "type": "directory"}` of the direct children: nginx's with `autoindex_format
+json`. The server is not trusted: readers verify blobs, and documents like those of any registry.
 
-Of the standard library alone, because serving nodes read by it. No proxy is asked: a cache is near. A bearer token, if
-the server wants one, is read from the file that ENGINESMITH_CACHE_TOKEN_FILE names at every request, so that it may be
-renewed; redirections are not followed, so that no other host gets it.
+Uses only the standard library, because serving nodes read with it. It ignores proxies, because a cache is near. If the
+server requires a bearer token, it is read from the file in ENGINESMITH_CACHE_TOKEN_FILE at every request, so that it
+can be renewed; redirections are not followed, so that no other host receives it.
 """
 
 import atexit
@@ -36,9 +35,9 @@ _PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True)
 class HttpLocation(BucketPlace):
-    """A server and where the registry is on it. prefix: '' or 'some/folder', without a slash at its ends.
+    """A server and the registry's path on it. prefix: '' or 'some/folder', without a slash at its ends.
 
-    attempts: see `BucketPlace`; fewer where another place can be asked instead.
+    attempts: see `BucketPlace`; fewer if there is another place to read from.
     """
 
     scheme: str
@@ -56,7 +55,7 @@ class HttpLocation(BucketPlace):
 
 
 def parse_location(text: str, attempts: int | None = None) -> HttpLocation:
-    """Read an http:// or https:// URI. Raises InputError, which never repeats what may be a secret."""
+    """Parse an http:// or https:// URI. Raises InputError; its message never contains a possible secret."""
     scheme, _, location = text.partition("://")
     if "@" in location or "?" in location or "#" in location:
         raise InputError(
@@ -80,12 +79,12 @@ def parse_location(text: str, attempts: int | None = None) -> HttpLocation:
 
 
 TOKEN_FILE = "ENGINESMITH_CACHE_TOKEN_FILE"  # noqa: S105 - the name of a variable
-# Idle connections that are kept for each server.
+# The number of idle connections that are kept for each server.
 _KEPT = 32
-# The object is not had here: absent, larger than a proxy takes (413), or damaged where it reads from (422).
+# This server does not provide the object: absent, larger than a proxy allows (413), or damaged in its source (422).
 _MISSING = (api.ABSENT, 410, 413, 422)
 _PASSING = (408, 429, 500, 502, 504)
-# What http.client raises for a request; ValueError, where it reads a number from a header that was cut off.
+# The exceptions of http.client for a request; ValueError for a number in a header that was cut off.
 FAILURES = (OSError, HTTPException, ValueError)
 
 # Connections without a request. A fork closes its copies of them: two processes must not share a socket.
@@ -95,7 +94,7 @@ os.register_at_fork(after_in_child=_idle.clear)
 
 @atexit.register
 def close_idle() -> None:
-    """Close the connections that are kept."""
+    """Close the idle connections."""
     while _idle:
         for connection in _idle.popitem()[1]:
             connection.close()
@@ -103,7 +102,7 @@ def close_idle() -> None:
 
 @contextmanager
 def _answers() -> Iterator[None]:
-    """Turn what http.client raises inside into Failed, with the remedy."""
+    """Convert exceptions of http.client to Failed, with the remedy."""
     try:
         yield
     except ssl.SSLCertVerificationError as error:
@@ -111,7 +110,7 @@ def _answers() -> Iterator[None]:
     except FAILURES as error:
         reason = f"{type(error).__name__}: {getattr(error, 'strerror', None) or str(error)[:300] or 'no answer'}"
         remedy = "check that the cache runs and can be reached"
-        raise Failed(f"no whole answer ({reason}); {remedy}", passing=True) from error
+        raise Failed(f"no complete answer ({reason}); {remedy}", passing=True) from error
 
 
 class _Answer:
@@ -129,7 +128,7 @@ class _Answer:
         return count
 
     def close(self) -> None:
-        """See `Body.close`: `length` is what is left of an answer that was not read to its end."""
+        """See `Body.close`: `length` is the rest of an answer that was not read to its end."""
         idle_connections, response = _idle.setdefault(self._place, deque()), self.response
         if response.isclosed() and not (response.length or response.will_close) and len(idle_connections) < _KEPT:
             idle_connections.append(self._connection)
@@ -139,8 +138,8 @@ class _Answer:
 
 
 def _send(place: HttpLocation, method: str, key: str, headers: Mapping[str, str]) -> _Answer:
-    """The answer to a request: 200, 206 or 304. It is sent over an idle connection, or a new one where the server has
-    closed that meanwhile. Raises Declined, Failed, and UnavailableError for a token that cannot be read."""
+    """The answer to a request: 200, 206 or 304. It is sent over an idle connection, or a new one if the server has
+    closed that meanwhile. Raises Declined, Failed, and UnavailableError for an unreadable token."""
     all_headers = {**headers, **_authorization()}
     with _answers():
         while True:
@@ -164,7 +163,7 @@ def _send(place: HttpLocation, method: str, key: str, headers: Mapping[str, str]
     if status == 503 or status in _PASSING:
         raise Failed(f"the server is overloaded or failing ({status}); run again later", passing=status != 503)
     if status in (401, 407):
-        raise Failed(f"it wants a token; set {TOKEN_FILE} to the file that holds it")
+        raise Failed(f"the server requires a token; set {TOKEN_FILE} to the file that holds it")
     raise Failed(f"the server refuses with {status}; check the URI")
 
 
@@ -182,7 +181,7 @@ def _connect(place: HttpLocation) -> HTTPConnection:
 
 
 def _authorization() -> dict[str, str]:
-    """The header with the bearer token; none without a file. Raises UnavailableError."""
+    """The header with the bearer token; empty without a token file. Raises UnavailableError."""
     if not (token_file := os.environ.get(TOKEN_FILE, "").strip()):
         return {}
     try:
@@ -196,9 +195,9 @@ def _authorization() -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-# Folders in one another in a list: a registry has 6 (models/NAME/versions/VERSION/attestations/ENGINE/).
+# The maximum depth of folders: a registry has 6 (models/NAME/versions/VERSION/attestations/ENGINE/).
 _MOST_FOLDERS = 12
-# No list says when a file was written.
+# Listings contain no times of writes.
 _SOME_TIME = datetime.fromtimestamp(0, UTC)
 
 
@@ -227,7 +226,7 @@ class HttpBucket(api.ByMd5):
             return ObjectFacts(int(size), tag)
 
     def get(self, key: str, unless: str, limit: int) -> tuple[bytes, str]:
-        """See `BucketApi.get`. An unchanged object costs an answer without a body (304)."""
+        """See `BucketApi.get`. The answer for an unchanged object has no body (304)."""
         headers = {"If-None-Match": unless} if unless else {}
         with closing(_send(self.place, "GET", key, headers)) as answer, _answers():
             response = answer.response
@@ -236,7 +235,7 @@ class HttpBucket(api.ByMd5):
                 raise Declined(api.UNCHANGED, "unchanged")
             if max(len(content), response.length or 0) > limit:
                 raise Declined(api.TOO_LARGE, "large")
-            if response.length:  # what is left of the stated length: `read` would take memory for it first
+            if response.length:  # the rest of the stated length: `read` would allocate memory for it first
                 raise IncompleteRead(content, response.length)
             # A server without ETags still answers; its documents are read each time.
             return content, response.getheader("ETag") or "none"
@@ -254,7 +253,7 @@ class HttpBucket(api.ByMd5):
         return current_tag, answer
 
     def open_range(self, key: str, offset: int, size: int) -> api.Body:
-        """See `BucketApi.open_range`. Declines a server without ranges, too."""
+        """See `BucketApi.open_range`. Also declines if the server does not support ranges."""
         last_offset = offset + size - 1
         answer = _send(self.place, "GET", key, {"Range": f"bytes={offset}-{last_offset}"})
         is_whole = answer.response.status == 200 and offset == 0
@@ -263,13 +262,13 @@ class HttpBucket(api.ByMd5):
             raise Declined(api.NO_RANGE, "no range")
         if answer.response.getheader("Content-Length") != str(size):
             answer.close()
-            raise Declined(api.NO_RANGE, "it ends before")
+            raise Declined(api.NO_RANGE, "it ends too early")
         return answer
 
     def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:  # noqa: ARG002 - there is one page
-        """See `BucketApi.page`: a request for each folder. Sizes and times are not known.
+        """See `BucketApi.page`: one request per folder. Sizes and times are unknown.
 
-        Raises IntegrityError for what is no list, and for folders or keys without an end.
+        Raises IntegrityError if the answer is no list, and for an endless listing.
         """
         objects, folders, pending = list[ListedObject](), list[str](), [prefix]
         while pending:
@@ -287,7 +286,7 @@ class HttpBucket(api.ByMd5):
         return ListedPage(tuple(objects), () if deep else tuple(folders), "")
 
     def _entries(self, folder: str) -> set[tuple[str, bool]]:
-        """The names in a folder, and whether each is one; none of an absent one. Raises IntegrityError, Failed."""
+        """The names in a folder, and whether each is one; empty for an absent folder. Raises IntegrityError, Failed."""
         try:
             rows = parsing.load_json(self.get(folder, "", MAX_DOCUMENT_BYTES)[0])
             entries = {(str(row["name"]), row["type"] == "directory") for row in rows}
@@ -295,23 +294,23 @@ class HttpBucket(api.ByMd5):
             if refusal.status == api.ABSENT:
                 return set()
             reason = f"over {MAX_DOCUMENT_BYTES} bytes" if refusal.status == api.TOO_LARGE else str(refusal)
-            raise IntegrityError(f"{self.place.uri} answers '{folder}' with no list of names: {reason}") from refusal
+            raise IntegrityError(f"{self.place.uri} returned no list of names for '{folder}': {reason}") from refusal
         except (ValueError, RecursionError, LookupError, TypeError) as error:
             raise IntegrityError(
-                f"{self.place.uri} answers '{folder}' with no JSON list of names; with nginx, turn on `autoindex` and "
+                f"{self.place.uri} returned no JSON list of names for '{folder}'; with nginx, turn on `autoindex` and "
                 "`autoindex_format json`"
             ) from error
         return {(name, is_folder) for name, is_folder in entries if is_key(name) and "/" not in name}
 
 
 def _starts_at(response: HTTPResponse, content_range: str) -> bool:
-    """Whether an answer is the range that was asked for; a server may leave out which one it is."""
+    """Whether an answer is the requested range; a server may omit the range's header."""
     stated_range = f"{response.getheader('Content-Range') or ''}/"
     return response.status == 206 and stated_range.startswith((content_range, "/"))
 
 
 class HttpStore(ObjectStore):
-    """The store in a bucket that is never written. `open_store` makes one and checks it."""
+    """The store in a read-only bucket. `open_store` creates and checks it."""
 
     put_file = put_and_digest_file = put_bytes = create = replace = remove = discard = _refuse
     rehash = sizes = stamps = now = _refuse

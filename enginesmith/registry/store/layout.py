@@ -1,6 +1,6 @@
-"""The protocol of a registry's stores, and where things lie in each: the keys of blobs and documents, and the marker.
+"""The protocol of a registry's stores, and the keys of blobs, documents and the marker in them.
 
-A store has blobs (immutable, by digest) and documents (small, by key, changed by compare-and-swap). It has no notion of
+A store has blobs (immutable, by digest) and documents (small, by key, changed by compare-and-swap). It knows no
 models, so that another kind of store needs one file and passes the same tests.
 
 A key is a relative path with '/' between its parts::
@@ -13,28 +13,28 @@ A key is a relative path with '/' between its parts::
     models/<model>/versions/<version>/attestations/<engine>/<report>.json
     models/<model>/versions/<version>/latency/<engine>/<report>.json
     models/<model>/versions/<version>/attachments/<blob>/<document>.json
-    models/<model>/versions/<version>/attributions/<name>.json   what drifted in a graph or unit
+    models/<model>/versions/<version>/attributions/<name>.json   causes of drift in a graph or unit
     models/<model>/versions/<version>/canaries/<target>/<report>.json    a canary's verdict on one target
     models/<model>/versions/<version>/signatures/<document>/<key id>.sig.json
     models/<model>/versions/<version>/report.html         a copy of the report for people
     models/<model>/versions/<version>/report.json         the data of that page
     models/<model>/channels/<channel>.json                a channel and its rollout (`registry.versions.channel_state`)
-    models/<model>/histories/<channel>.json               the moves and rollouts before that
+    models/<model>/histories/<channel>.json               the earlier moves and rollouts
     failed/<model>/report.html, report.json               page of the model's last run that published nothing
-    models/<model>/policies/<channel>.json                what a channel asks; policies/<channel>.json: for all models
+    models/<model>/policies/<channel>.json                a channel's policy; policies/<channel>.json: for all models
     models/<model>/pins/<version>.json                    a version that is never deleted, and why
     models/<model>/registered.json                        the model's last registered specs, with their files' digests
-    rollouts/<model>/<channel>/<rollout>.json             marks one that may run (`versions.channel_writes`)
-    serving/<model>/<channel>/<rollout>/<node>.json        what a node reports (`registry.rollouts.reports`)
-    serving/<model>/<channel>/nodes/<node>.json            the same while no rollout asks it
+    rollouts/<model>/<channel>/<rollout>.json             marks a rollout that may run (`versions.channel_writes`)
+    serving/<model>/<channel>/<rollout>/<node>.json        a node's report (`registry.rollouts.reports`)
+    serving/<model>/<channel>/nodes/<node>.json            its report outside of rollouts
     locks/<digest>.json                                   a build lock (`enginesmith.registry.builds.build_history`)
     leases/<id>.json                                      a running writer (`enginesmith.registry.leases`)
     runs/<run>.json, <run>.live                           the state of a run, and the latest output of its jobs
     history/<backend>/models/<model>.json, all.json       finished builds (`enginesmith.registry.builds.build_history`)
     series/<model>/<digest>.json                          latencies of a unit (`registry.latency_series`)
     history/totals.json                                   number of builds by outcome, and their times
-    timing/<product>/<driver>/<version>.json              which blob is a GPU's timing cache
-    index/<digit>.json                                    what versions models have
+    timing/<product>/<driver>/<version>.json              names the blob of a GPU's timing cache
+    index/<digit>.json                                    the models' versions
                                                           (`enginesmith.registry.versions.index`)
     gc/state.json, gc/marks/<two digits>.json             the garbage marks (`enginesmith.registry.leases`)
 """
@@ -57,13 +57,13 @@ from enginesmith.registry.store.files import BlobDigest
 
 # The registry of commands and flows that name none.
 DEFAULT_REGISTRY = "./registry"
-# The environment variable that names another one.
+# The environment variable with another registry.
 REGISTRY_VARIABLE = "ENGINESMITH_REGISTRY"
 
-# No document of a registry is larger, and no blob: uploads have at most 10,000 parts.
+# The maximum sizes of a registry's documents and blobs; uploads have at most 10,000 parts.
 MAX_DOCUMENT_BYTES = 64 << 20
 MAX_BLOB_BYTES = 1 << 40
-# Keys of one listing: a registry of a million documents is large.
+# The maximum number of keys in one listing: a registry of a million documents is large.
 MAX_KEYS = 1 << 24
 
 MARKER = "enginesmith-registry.json"
@@ -93,22 +93,22 @@ _KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
 
 def check_key(key: str) -> str:
-    """Return `key` if it can be a path in no other place than the registry. Raises InputError."""
+    """Return `key` if it can only be a path within the registry. Raises InputError."""
     if is_key(key):
         return key
     raise InputError(f"registry key {key!r}: its parts must match {_PART.pattern}")
 
 
 def is_key(text: str) -> bool:
-    """Whether `text` can be a key: a relative path that climbs nowhere."""
+    """Whether `text` can be a key: a relative path without '..'."""
     return all(_PART.fullmatch(segment) for segment in text.split("/"))
 
 
 def check_size(size: int, where: str) -> int:
-    """Return the size in bytes that a server states of an object if an object can have it. Raises IntegrityError."""
+    """Return an object's size in bytes as a server states it, if it is possible. Raises IntegrityError."""
     if 0 <= size <= MAX_BLOB_BYTES:
         return size
-    raise IntegrityError(f"{where} has {str(size)[:40]} bytes by what the server says, which nothing in a registry has")
+    raise IntegrityError(f"the server says {where} has {str(size)[:40]} bytes; an object has 0 to {MAX_BLOB_BYTES}")
 
 
 def blob_key(digest: str) -> str:
@@ -117,7 +117,7 @@ def blob_key(digest: str) -> str:
 
 
 def record_key(kind: str, key: str) -> str:
-    """Key of a step's record; `key`: digest of what it read. Raises InputError for a kind that makes no key."""
+    """Key of a step's record; `key`: digest of its inputs. Raises InputError for a kind that no key can contain."""
     if not _KIND.fullmatch(kind):
         raise InputError(f"record kind {kind!r} must match {_KIND.pattern}")
     return f"{RECORDS}{kind}/{check_digest(key)}.json"
@@ -129,7 +129,7 @@ def model_prefix(kind: Literal["versions", "channels", "pins"], model: str) -> s
 
 
 def version_prefix(model: str, version: str) -> str:
-    """Prefix of everything about one version."""
+    """Prefix of all documents about one version."""
     return f"{model_prefix('versions', model)}{check_version(version)}/"
 
 
@@ -138,7 +138,7 @@ def evidence_prefix(
     model: str,
     version: str,
 ) -> str:
-    """Prefix of the documents of one kind that were stored beside a version after it was published."""
+    """Prefix of the documents of one kind that were stored beside a version after its publication."""
     return f"{version_prefix(model, version)}{kind}/"
 
 
@@ -153,7 +153,7 @@ def page_key(model: str, version: str) -> str:
 
 
 def page_data_key(model: str, version: str) -> str:
-    """Key of the JSON that a version's HTML report is drawn from."""
+    """Key of the JSON data of a version's HTML report."""
     return f"{version_prefix(model, version)}report.json"
 
 
@@ -163,7 +163,7 @@ def failed_page_key(model: str) -> str:
 
 
 def failed_data_key(model: str) -> str:
-    """Key of the JSON that this report is drawn from."""
+    """Key of the JSON data of that report."""
     return f"{FAILED}{check_model(model)}/report.json"
 
 
@@ -173,7 +173,7 @@ def attestation_key(model: str, version: str, engine: str, report: str) -> str:
 
 
 def attachment_key(model: str, version: str, blob: str, document: str) -> str:
-    """Key of the document about an attachment; it and the attached blob go by their digests."""
+    """Key of the document about an attachment; both arguments are digests."""
     return f"{evidence_prefix('attachments', model, version)}{check_digest(blob)}/{check_digest(document)}.json"
 
 
@@ -183,7 +183,7 @@ def latency_key(model: str, version: str, engine: str, report: str) -> str:
 
 
 def attribution_key(model: str, version: str, name: str) -> str:
-    """Key of the attribution of a graph or a unit of a version. name: what it is called there."""
+    """Key of the attribution of a graph or a unit of a version. name: of the graph or unit."""
     return f"{evidence_prefix('attributions', model, version)}{digest_of({'attribution': name})}.json"
 
 
@@ -193,7 +193,7 @@ def canary_key(model: str, version: str, target: str, report: str) -> str:
 
 
 def signature_key(model: str, version: str, document: str, key_id: str) -> str:
-    """Key of one signature; the document and the key that signed it go by their digests."""
+    """Key of one signature; `document` is the digest of the document, `key_id` the id of the key that signed it."""
     return f"{evidence_prefix('signatures', model, version)}{check_digest(document)}/{check_digest(key_id)}.sig.json"
 
 
@@ -203,7 +203,7 @@ def channel_key(model: str, channel: str) -> str:
 
 
 def channel_history_key(model: str, channel: str) -> str:
-    """Key of the moves and rollouts of a channel before its state."""
+    """Key of a channel's history: the moves and rollouts before its state."""
     return f"{MODELS}{check_model(model)}/histories/{check_channel(channel)}.json"
 
 
@@ -213,13 +213,13 @@ def running_rollout_key(model: str, channel: str, rollout: str) -> str:
 
 
 def serving_prefix(model: str, channel: str, rollout: str | None = None) -> str:
-    """Prefix of what nodes report about a rollout of a channel ('nodes': outside of one), or (None) all of it."""
+    """Prefix of nodes' reports about a rollout of a channel ('nodes': outside of rollouts), or (None) of all."""
     channel_prefix = f"{SERVING}{check_model(model)}/{check_channel(channel)}/"
     return channel_prefix if rollout is None else f"{check_key(f'{channel_prefix}{rollout}')}/"
 
 
 def policy_key(model: str | None, channel: str) -> str:
-    """Key of the policy of a model's channel, or (None) of that channel of every model."""
+    """Key of the policy of a model's channel, or (None) of this channel for all models."""
     prefix = f"{MODELS}{check_model(model)}/" if model is not None else ""
     return f"{prefix}policies/{check_channel(channel)}.json"
 
@@ -230,7 +230,7 @@ def registered_key(model: str) -> str:
 
 
 def build_lock_key(name: str) -> str:
-    """Key of a build lock; `name` is the digest of what is built."""
+    """Key of a build lock; `name` is the digest of the build."""
     return f"{BUILD_LOCKS}{check_digest(name)}.json"
 
 
@@ -255,27 +255,27 @@ def mark_shard_key(shard: str) -> str:
 
 
 def run_key(run: str) -> str:
-    """Key of what became of a run."""
+    """Key of the state of a run."""
     return check_key(f"{RUNS}{run}.json")
 
 
 def run_live_key(run: str) -> str:
-    """Key of what the running jobs of a run printed last."""
+    """Key of the last output of a run's jobs."""
     return check_key(f"{RUNS}{run}.live")
 
 
 def history_key(backend: str, model: str | None = None) -> str:
-    """Key of what builds of a backend took: of one model, or (None) of the newest of all."""
+    """Key of the build history of a backend: of one model, or (None) of the newest builds of all models."""
     return check_key(f"{HISTORY}{backend}/" + ("all.json" if model is None else f"models/{check_model(model)}.json"))
 
 
 def series_key(model: str, series: str) -> str:
-    """Key of a series of latencies; `series` is the digest of what it is of."""
+    """Key of a series of latencies; `series` is the digest of its identity."""
     return f"{SERIES}{check_model(model)}/{check_digest(series)}.json"
 
 
 def timing_key(product: str, driver: str, version: str) -> str:
-    """Key of the document that names a GPU's timing cache; what a key cannot hold becomes '-'."""
+    """Key of the document that names a GPU's timing cache; characters that are not allowed in a key become '-'."""
     key_parts = (
         re.sub(r"[^A-Za-z0-9._-]+", "-", part).strip("-._").lower() or "unknown" for part in (product, driver, version)
     )
@@ -283,14 +283,14 @@ def timing_key(product: str, driver: str, version: str) -> str:
 
 
 def refuse_other(children: Collection[str], where: str, remedy: str) -> NoReturn:
-    """Raise InputError for a place without a marker that holds other things; for a registry that has lost its marker,
-    say how it gets it back. children: what lies there.  remedy: for a place that is no registry."""
+    """Raise InputError for a place that has other content and no marker. If a registry lost its marker, the message
+    says how to restore it. children: names in the place.  remedy: for a place that is no registry."""
     if {"blobs", "models"} & set(children):
         raise InputError(
             f"{where} looks like a registry that has lost its marker; if it is one, write "
             f"{MARKER_CONTENT.decode()} into {where}/{MARKER}"
         )
-    raise InputError(f"{where} holds {min(children)!r} and is no registry (no {MARKER}); {remedy}")
+    raise InputError(f"{where} holds {min(children)!r} and is not a registry (no {MARKER}); {remedy}")
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ class _Marker(Excerpt):
 
 
 def check_format(marker: bytes, where: str) -> None:
-    """Raise IntegrityError for a marker that cannot be read, InputError for a format this release does not know."""
+    """Raise IntegrityError for an unreadable marker, InputError for a format that this release does not know."""
     try:
         parse_as(marker, MARKER_MAX_BYTES, _Marker)
     except NewerFormatError as error:
@@ -309,17 +309,17 @@ def check_format(marker: bytes, where: str) -> None:
 
 
 class Documents(Protocol):
-    """What resolving a version reads: a whole store, or a snapshot of the version's documents (`versions.lookup`)."""
+    """The reads that resolve a version: from a store, or a snapshot of its documents (`versions.lookup`)."""
 
     @property
     def uri(self) -> str:
-        """The URI that `open_store` opens this store with."""
+        """The URI that opens this store in `open_store`."""
 
     def locator(self, key: str) -> str:
         """The URI of a document: 'file:///srv/registry/KEY', 's3://bucket/prefix/KEY'."""
 
     def read_blob(self, digest: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> bytes:
-        """A blob's bytes, verified, `max_bytes` at most: no more are held in memory, whatever size the server states.
+        """A blob's bytes, verified, at most `max_bytes`: memory has this limit, whatever size the server states.
 
         Raises IntegrityError for a missing, corrupt or larger blob.
         """
@@ -334,26 +334,26 @@ class Documents(Protocol):
         """
 
     def children(self, prefix: str = "") -> Iterator[str]:
-        """The names directly under a prefix, sorted; folders end in '/'. Lists nothing deeper."""
+        """The names directly under a prefix, sorted; folders end in '/'. Lists no deeper names."""
 
 
 class Store(Documents, Protocol):
     """A place for blobs and documents.
 
-    Every method raises UnavailableError when the place is out of reach, full or read-only, and leaves no half-written
-    object then. Keys and digests are checked before they become a path (InputError).
+    Every method raises UnavailableError if the place is unreachable, full or read-only, and then leaves no half-written
+    object. Keys and digests are checked before they become a path (InputError).
     """
 
     @property
     def near(self) -> bool:
-        """Whether blobs are files of this machine, so that keeping copies of them in a cache gains nothing."""
+        """Whether blobs are files of this machine, so that a cache of copies is useless."""
 
     def put_file(self, path: Path) -> str:
-        """Store a file as a blob and return its digest. An intact blob of it stays, a corrupt one is replaced."""
+        """Store a file as a blob and return its digest. An intact stored blob stays, a corrupt one is replaced."""
         return self.put_and_digest_file(path).digest
 
     def put_and_digest_file(self, path: Path) -> BlobDigest:
-        """Like `put_file`; returns the BLAKE3 of the same bytes too."""
+        """Like `put_file`; also returns the BLAKE3 of the same bytes."""
 
     def put_bytes(self, data: bytes) -> str:
         """Store bytes and return their digest."""
@@ -363,7 +363,7 @@ class Store(Documents, Protocol):
         return self.stored_size(digest) is not None
 
     def stored_size(self, digest: str) -> int | None:
-        """Size of a blob in bytes; None where `has` is False. Reads no bytes of it."""
+        """Size of a blob in bytes; None if `has` is False. Reads none of its bytes."""
 
     def size(self, digest: str) -> int:
         """Size of a blob in bytes. Raises IntegrityError if it is missing."""
@@ -372,7 +372,7 @@ class Store(Documents, Protocol):
         return size_bytes
 
     def lost_error(self, digest: str) -> IntegrityError:
-        """The error of a blob that is missing."""
+        """The error for a missing blob."""
         return IntegrityError(f"{self.uri} has lost blob {digest}; run `enginesmith registry fsck`, then build again")
 
     def path(self, digest: str) -> Path:
@@ -388,58 +388,58 @@ class Store(Documents, Protocol):
         """Open `size` bytes of a blob from `offset`: gives a function that fills a view with the next bytes.
 
         The bytes are not verified. Several threads may each open a range. Raises IntegrityError, here or while filling,
-        when the blob is missing or too short.
+        if the blob is missing or too short.
         """
 
     def rehash(self, digest: str) -> BlobDigest:
-        """The digests of a blob's stored bytes, read anew.
+        """The digests of a blob's stored bytes, computed anew.
 
         Raises IntegrityError if the blob is missing.
         """
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
-        """A document and its tag; (None, `tag`) if it still has that tag, without reading it; (None, '') if absent."""
+        """A document and its tag; (None, `tag`), without reading it, if it still has that tag; (None, '') if absent."""
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write a document if it is absent, and return whether this call wrote it. Of several writers one wins."""
+        """Write a document if it is absent, and return whether this call wrote it. Of concurrent writers one wins."""
 
     def replace(self, key: str, data: bytes, expected: bytes | None) -> bool:
         """Write a document if its content is `expected` (None: absent), and return whether this call wrote it.
 
-        Raises UndecidedError when the response was lost and the content does not show who wrote it: read it again.
+        Raises UndecidedError if the response was lost and the content does not show who wrote it: read it again.
         """
 
     def remove(self, key: str) -> None:
         """Delete a document or a blob by its key, if it exists.
 
-        Only `gc` may delete blobs, since it alone checks that nothing refers to them.
+        Only `gc` may delete blobs, since only it checks that nothing refers to them.
         """
 
     def sizes(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Each key under a prefix that ends in '/', with its size in bytes, in any order.
 
-        A thousand of them cost a remote store one request. What is a link in a folder is left out: `stored_size` says
-        whether it counts.
+        A thousand keys cost a remote store one request. Links in a folder are left out: `stored_size` tells whether one
+        counts.
         """
 
     def stamps(self, prefix: str) -> Iterator[tuple[str, datetime]]:
-        """Each key under a prefix that ends in '/', with the time of its last write by the store's clock, in any order.
+        """Each key under a prefix that ends in '/', with the time of its last write on the store's clock, in any order.
 
-        It costs what `sizes` costs.
+        It costs as much as `sizes`.
         """
 
     def now(self) -> datetime:
-        """The time in UTC by the clock that `stamps` are of. What lasts from one machine's write to another's is
-        measured by it, since the clocks of two machines differ."""
+        """The time in UTC on the clock of `stamps`. Durations between writes of different machines are measured with
+        it, since the machines' clocks differ."""
 
     def discard(self, digest: str) -> None:
-        """Move a corrupt blob to discarded/ for inspection, so that it counts as missing and can be stored again; one
-        that was stored again since it was read is sound, and stays."""
+        """Move a corrupt blob to discarded/ for inspection, so that it counts as missing and can be stored again. A
+        blob that was stored again since it was read is sound, and stays."""
 
     def strays(self) -> tuple[str, ...]:
-        """Files or uploads that dead writers left behind, in words; no key refers to them."""
+        """Descriptions of files or uploads that dead writers left behind; no key refers to them."""
         return ()
 
     def sweep(self) -> int:
-        """Delete what `strays` lists, and return how many; nothing of a running process is deleted."""
+        """Delete the remains that `strays` lists, and return their number; files of running processes stay."""
         return 0

@@ -1,10 +1,10 @@
 """A registry that is read from a list of places, tried in order: `http://cache.region,s3://bucket/prefix`.
 
-The last place is the registry itself; those before it are caches or mirrors of it, nearest first. A read goes to the
-first place that answers: one that is out of reach, lacks what is asked for, or has other bytes than a blob's digest
-says, is followed by the next; a range goes on there at the byte where it broke off. A place that was out of reach is
-left alone for `AWAY_S`, and asked before that only if no other one answers. Writes, and what only writers ask, go to
-the last place. Nothing else is remembered: a mirror that lags shows what it has, until it has caught up.
+The last place is the registry itself; the others are caches or mirrors of it, nearest first. A read goes to the first
+place that answers. If a place is unreachable, lacks the object, or returns other bytes than a blob's digest requires,
+the next one is asked; a range continues there at the byte where it broke off. An unreachable place is skipped for
+`AWAY_S`, and asked earlier only if no other one answers. Writes, and reads for writers, go to the last place. There is
+no other state: a mirror that lags returns its own content until it has caught up.
 """
 
 import time
@@ -22,18 +22,18 @@ Value = TypeVar("Value")
 Arguments = ParamSpec("Arguments")
 Say = Callable[[str], object]
 
-# Seconds for which a place that was out of reach is left alone.
+# Seconds for which an unreachable place is skipped.
 AWAY_S = 30.0
 # Requests to a place over HTTP before the next place is asked.
 _ATTEMPTS = 2
-# What no place answers.
+# An answer that no place gives.
 _NEVER: Any = object()
 
 
 def open_nearest(uri: str, say: Say) -> Store:
-    """Open a registry to read from the nearest of several places, of which none is asked yet.
+    """Open a registry to read from the nearest of several places; no request is sent yet.
 
-    say: called when a place stops to answer, and when it answers again. Raises as `open_store`.
+    say: called when a place stops answering, and when it answers again. Raises as `open_store`.
     """
     uris = split_places(uri)
     last_index = len(uris) - 1
@@ -42,7 +42,7 @@ def open_nearest(uri: str, say: Say) -> Store:
 
 @dataclass
 class _Place:
-    """One place, opened at first use. until: it is left alone till then, by `time.monotonic`; None while it answers."""
+    """One place, opened on first use. until: end of its skipping, on `time.monotonic`; None while it answers."""
 
     uri: str
     last: bool
@@ -59,7 +59,7 @@ class _Place:
 
     @property
     def away(self) -> bool:
-        """Whether it is left alone now."""
+        """Whether the place is skipped now."""
         return self.until is not None and time.monotonic() < self.until
 
 
@@ -71,7 +71,7 @@ def _delegated(
 ) -> Callable[Concatenate["NearestStore", Arguments], Value]:
     """A method of `NearestStore` that calls `method` of `Store`, with the same arguments.
 
-    first: whether of the first place that answers; else of the registry itself, the last place, alone.
+    first: True calls it on the first place that answers; False only on the last place, the registry itself.
     """
 
     def ask(place: _Place, *arguments: Arguments.args, **options: Arguments.kwargs) -> Value:
@@ -93,24 +93,24 @@ class NearestStore(Store):
         self._places, self._say = places, say
 
     def list_rests(self) -> Iterator["NearestStore"]:
-        """The list without its first place, without its first two, and so on."""
+        """Yield this list without its first place, without its first two, and so on."""
         return (NearestStore(self._places[index:], self._say) for index in range(1, len(self._places)))
 
     @property
     def uri(self) -> str:
-        """All places, with commas."""
+        """The URIs of all places, separated by commas."""
         return ",".join(endpoint.uri for endpoint in self._places)
 
     @property
     def near(self) -> bool:
-        """See `Store.near`: only where all places are."""
+        """See `Store.near`: only if all places are."""
         return all(endpoint.uri.startswith("file://") for endpoint in self._places)
 
     def locator(self, key: str) -> str:
-        """See `Store.locator`: where it is in the registry itself."""
+        """See `Store.locator`: the key's place in the registry itself."""
         return f"{self._places[-1].uri.partition('?')[0]}/{key}"
 
-    # What writes, and what only writers ask for: of the registry itself.
+    # Writes, and reads for writers: from the registry itself.
     put_and_digest_file = _delegated(Store.put_and_digest_file, first=False)
     put_bytes = _delegated(Store.put_bytes, first=False)
     create = _delegated(Store.create, first=False)
@@ -124,7 +124,7 @@ class NearestStore(Store):
     strays = _delegated(Store.strays, first=False)
     sweep = _delegated(Store.sweep, first=False)
 
-    # What a reader asks for: of the first place that answers.
+    # Reads: from the first place that answers.
     size = _delegated(Store.size, first=True)
     path = _delegated(Store.path, first=True)
     fetch = _delegated(Store.fetch, first=True)
@@ -136,7 +136,7 @@ class NearestStore(Store):
 
     @contextmanager
     def open_range(self, digest: str, offset: int, size: int) -> Iterator[Fill]:
-        """See `Store.open_range`. The next place goes on where one broke off."""
+        """See `Store.open_range`. If one place breaks off, the next one continues."""
         position, candidates = offset, self._order()
         with ExitStack() as exit_stack:
             current_fill: Fill | None = None
@@ -168,7 +168,7 @@ class NearestStore(Store):
         return self._first(lambda place: place.store.read(key), None)
 
     def read_if_changed(self, key: str, tag: str) -> tuple[bytes | None, str]:
-        """See `Store.read_if_changed`. The tag names the place, too; another one's document is read anew."""
+        """See `Store.read_if_changed`. The tag names the place, too; a document from another place is read anew."""
         tag_index, _, inner_tag = tag.partition(":")
 
         def ask(place: _Place) -> tuple[bytes | None, str]:
@@ -190,12 +190,12 @@ class NearestStore(Store):
         yield from self._first(lambda place: tuple(place.store.children(prefix)), no_keys)
 
     def _order(self) -> _Places:
-        """The places in the order in which they are asked: those that are left alone come last."""
+        """The places in the order of requests: those that are skipped come last."""
         return sorted(self._places, key=lambda place: place.away)
 
     def _first(self, ask: Callable[[_Place], Value], nothing: Value = _NEVER) -> Value:
-        """The first answer that is not `nothing`; that, if a place says so and no other one that can be reached knows
-        more. Raises what the last place raised if none answers."""
+        """The first answer other than `nothing`; `nothing` if a place gives it and no reachable place knows more.
+        Raises the last place's error if none answers."""
         has_answer, failure = False, None
         for endpoint in self._order():
             if has_answer and endpoint.away:
@@ -215,7 +215,7 @@ class NearestStore(Store):
         return nothing
 
     def _note(self, place: _Place, error: EnginesmithError | None) -> None:
-        """Note whether a place is out of reach, and say so when that is new."""
+        """Record whether a place is unreachable, and report a change."""
         away_until = place.until
         if isinstance(error, UnavailableError):
             place.until = time.monotonic() + AWAY_S

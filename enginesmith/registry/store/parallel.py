@@ -1,13 +1,13 @@
-"""Many requests to a store side by side: results in the order of the items, and memory for a part of them only."""
+"""Many parallel requests to a store: results in the order of the items, with only a part of them in memory."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-# Requests at one time; a remote store keeps so many connections (`objects.api.CONNECTIONS`).
+# Simultaneous requests; a remote store keeps this many connections (`objects.api.CONNECTIONS`).
 AT_ONCE = 32
-# Items that a thread takes at a time, where there are enough of them: handing one over costs more than reading a file.
+# Items that a thread takes at a time, if there are enough of them: handing one over costs more than reading a file.
 _MOST_IN_PART = 64
 
 Item = TypeVar("Item")
@@ -17,11 +17,11 @@ Result = TypeVar("Result")
 def side_by_side(
     work: Callable[[Item], Result], items: Sequence[Item], at_once: int = AT_ONCE, most_in_part: int = _MOST_IN_PART
 ) -> Iterator[tuple[Item, Result]]:
-    """Each item with what `work` gives for it, in order, by `at_once` threads; a few parts ahead of the reader.
+    """Each item with the result of `work` for it, in order, by `at_once` threads, which work a few parts ahead of the
+    caller.
 
-    most_in_part: items that a thread takes at a time; 1 for work that takes long.
-    Raises what `work` raises, after the results of earlier parts; parts that no thread has begun are then dropped, as
-    they are where the reader stops.
+    most_in_part: items that a thread takes at a time; 1 for slow work.  Raises what `work` raises, after the results of
+    earlier parts. Parts that no thread has begun are then dropped, as they are if the caller stops early.
     """
     if len(items) < 2:
         yield from ((item, work(item)) for item in items)

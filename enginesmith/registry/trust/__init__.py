@@ -1,7 +1,7 @@
-"""Which signatures a version needs before a client loads it.
+"""The signatures that a version needs before a client loads it.
 
 Signatures are OpenSSF model signatures (Sigstore bundles) stored beside a version; a policy on the client names the
-signers. What pulls, runs or promotes an engine calls `require` before it reads a byte of it.
+signers. Code that pulls, runs or promotes an engine calls `require` before it reads a byte of it.
 """
 
 from enginesmith.registry.trust.policy import Vouched, require

@@ -1,4 +1,4 @@
-"""Trust policies: which signatures a version needs, and whether it has them."""
+"""Trust policies: the signatures that a version needs, and whether it has them."""
 
 import fnmatch
 import os
@@ -44,7 +44,7 @@ from enginesmith.registry.trust.signatures import (
 if TYPE_CHECKING:
     import yaml
 
-# The trust policy of a client: a YAML file that says whose signatures a model needs before it is loaded
+# The trust policy of a client: a YAML file with the signers that a model needs before it is loaded
 # (docs/concepts/security.md).
 #
 # A model that no rule matches is refused; a rule for `*` matches all. An unknown key is an error, since a policy with a
@@ -70,7 +70,7 @@ class _KeyText:
 
 @dataclass(frozen=True)
 class _CertificateText:
-    """certificate_roots: without one, model-signing would take every root that browsers trust."""
+    """A signer by certificate. certificate_roots: without any, model-signing would trust all roots of browsers."""
 
     certificate_roots: Annotated[
         tuple[_Text, ...], Len(1, MOST_SIGNERS), doc(f"a list; name 1 to {MOST_SIGNERS} files")
@@ -86,7 +86,7 @@ class _KeylessText:
 
 @dataclass(frozen=True)
 class _RuleText:
-    """A rule as it is written. signers: names."""
+    """A rule as written in the file. signers: their names."""
 
     models: Annotated[str, Predicate(_GLOB.fullmatch), doc("a glob over names, as in 'digits*'")]
     signers: tuple[_Text, ...] = ()
@@ -97,7 +97,7 @@ class _RuleText:
 
 @dataclass(frozen=True)
 class _PolicyText:
-    """The file. signers: each one of three kinds."""
+    """The policy file. signers: each of one of three kinds."""
 
     signers: Annotated[Mapping[_Text, JsonObject], Len(0, MOST_SIGNERS)]
     rules: Annotated[tuple[_RuleText, ...], Len(1, MOST_RULES)]
@@ -106,9 +106,9 @@ class _PolicyText:
 
 @dataclass(frozen=True)
 class Rule:
-    """What the models that `models` (a glob) matches need. needed: how many of the signers must have signed.
+    """The requirements on models that match the glob `models`. needed: how many of the signers must have signed.
 
-    min_version: versions that sort before it are refused, however well signed.
+    min_version: versions that sort before it are refused, with any signatures.
     """
 
     models: str
@@ -120,28 +120,28 @@ class Rule:
 
 @dataclass(frozen=True)
 class TrustPolicy:
-    """The rules in their order, and the file they are from."""
+    """The rules in their order, and the file that contains them."""
 
     rules: tuple[Rule, ...]
     path: str = ""
 
     def rule(self, model: str) -> Rule | None:
-        """The first rule that matches a model's name; None means that it is refused."""
+        """The first rule that matches a model's name; None means that the model is refused."""
         return next((rule for rule in self.rules if fnmatch.fnmatchcase(model, rule.models)), None)
 
 
 def load_policy(path: Path | str) -> TrustPolicy:
-    """Read a policy and the keys it names. Raises InputError that names the file, the key and the remedy."""
+    """Read a policy and the keys it names. Raises InputError with the file, the key and the remedy."""
     path = Path(path)
     try:
         document = _plain(_read_file(path, LARGEST_POLICY_BYTES))
         policy_text = decode(document, _PolicyText, "policy")
         signers = {name: _signer(name, value, path.parent) for name, value in policy_text.signers.items()}
         signer_names: dict[object, str] = {}
-        for name, signer in signers.items():  # a key under two names would count as two signers
+        for name, signer in signers.items():  # one key with two names would count as two signers
             signer_id = signer.key_id if isinstance(signer, KeySigner) else signer.identity
             if signer_id in signer_names:
-                raise Malformed(f"signers {signer_names[signer_id]!r} and {name!r} are one; keep one name")
+                raise Malformed(f"signers {signer_names[signer_id]!r} and {name!r} are the same signer; keep one name")
             signer_names[signer_id] = name
         return TrustPolicy(
             tuple(_rule(rule, f"rules[{index}]", signers) for index, rule in enumerate(policy_text.rules)), str(path)
@@ -151,7 +151,7 @@ def load_policy(path: Path | str) -> TrustPolicy:
 
 
 def policy_of_key(path: Path) -> TrustPolicy:
-    """A policy that asks for the signature of one public key, for whatever model. Raises InputError."""
+    """A policy that requires the signature of one public key, for all models. Raises InputError."""
     return TrustPolicy((Rule("*", (public_key(path),)),), f"(--public-key {path})")
 
 
@@ -165,7 +165,7 @@ def public_key(path: Path) -> KeySigner:
 
 
 def _plain(data: bytes) -> object:
-    """The document in YAML bytes. Raises Malformed for what JSON cannot say, duplicate keys and deep nesting."""
+    """The document in YAML bytes. Raises Malformed for values that JSON lacks, duplicate keys and deep nesting."""
     import yaml
 
     try:
@@ -235,28 +235,26 @@ def _read_file(path: Path, limit: int) -> bytes:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError(f"trust: {path}: {reason}; without it nothing is trusted, so nothing is loaded") from error
     if len(content) > limit:
-        raise InputError(f"trust: {path} is over {limit} bytes; this is no policy and no key")
+        raise InputError(f"trust: {path} is over {limit} bytes; this is neither a policy nor a key")
     return content
 
 
-# Whether a version may be loaded by a trust policy; checked before pulling, running and promoting.
+# Whether a trust policy allows loading a version; checked before pulling, running and promoting.
 #
-# Only signatures by a policy's own keys are read, so that one who can write to the registry cannot hide a good
-# signature among many bad ones. Under a policy, an attestation without the signatures can only say that an engine
-# failed; that it is proven does not count then.
+# Only signatures by a policy's own keys are read, so that a person with write access to the registry cannot hide a good
+# signature among many bad ones. Under a policy, an attestation without the signatures counts only if it says that an
+# engine failed, not if it says that it is proven.
 
-# How many signatures are read to find those by certificates; those by keys are found by name.
+# The number of signatures that are read to find those by certificates; those by keys are found by name.
 MOST_SIGNATURES = 64
 _SUFFIX = ".sig.json"
 
 
 @dataclass(frozen=True)
 class Vouched:
-    """A version that may be loaded. signers: the policy's names of its signers; empty where none was needed.
-
-    counts: whether an attestation counts.  attachment_signers: of the document of an attachment the signers, if there
-    are as many as the policy needs; else none, as where it needs none.
-    """
+    """A version that may be loaded. signers: the policy's names of its signers; empty if none were required.
+    counts: whether an attestation counts.  attachment_signers: the signers of an attachment's document, if there are as
+    many as the policy requires; empty otherwise, and if none are required."""
 
     signers: tuple[str, ...]
     counts: Callable[[Attestation], bool] = lambda _: True
@@ -264,11 +262,11 @@ class Vouched:
 
 
 def require(store: Documents, manifest: Manifest, policy: TrustPolicy | Path | str | None = None) -> Vouched:
-    """The signers of a version. Raises UntrustedError when the policy needs other or more signatures, or refuses it.
+    """The signers of a version. Raises UntrustedError if the policy requires other or more signatures, or refuses it.
 
-    manifest: the signatures of exactly this manifest are checked, so the caller must go on with it and load no other.
-    policy: one, or its file; None is the one that ENGINESMITH_TRUST_POLICY names; without it nothing is required.
-    Raises InputError for a policy that cannot be read, and for an unreadable key that it names.
+    manifest: the signatures of exactly this manifest are checked, so the caller must continue with it and load no
+    other.  policy: one, or its file; None is the one in ENGINESMITH_TRUST_POLICY; without that nothing is required.
+    Raises InputError for an unreadable policy, or an unreadable key that it names.
     """
     if not isinstance(policy, TrustPolicy):
         path = policy or os.environ.get(TRUST_VARIABLE)
@@ -307,7 +305,7 @@ def require(store: Documents, manifest: Manifest, policy: TrustPolicy | Path | s
 def signatures(
     store: Documents, manifest: Manifest, document: str
 ) -> Iterator[tuple[str, SignatureBundle | Malformed]]:
-    """File name and signature, or the reason why it cannot be read, of each signature of a document (its digest)."""
+    """File name and signature, or the reason why it is unreadable, of each signature of a document (its digest)."""
     prefix = f"{evidence_prefix('signatures', manifest.model, manifest.version)}{check_digest(document)}/"
     for name in store.children(prefix):
         bundle_bytes = store.read(f"{prefix}{name}") if name.endswith(_SUFFIX) and is_key(name) else None
@@ -322,7 +320,7 @@ def signatures(
 
 
 def find_misplaced(store: Documents, manifest: Manifest) -> Iterator[tuple[str, str]]:
-    """Key and reason of each signature of a version that is malformed, or of another document than its folder says."""
+    """Key and reason of each signature of a version that is malformed, or of another document than its folder names."""
     folder = evidence_prefix("signatures", manifest.model, manifest.version)
     for child in store.children(folder):
         document_digest = child.removesuffix("/")
@@ -342,7 +340,7 @@ def find_misplaced(store: Documents, manifest: Manifest) -> Iterator[tuple[str, 
 def find_signers(
     store: Documents, manifest: Manifest, signers: Sequence[Signer], file: str, content: bytes
 ) -> tuple[list[Signer], dict[str, str]]:
-    """The signers with a valid signature of `content` (named `file`), and of the others signer -> reason."""
+    """The signers with a valid signature of `content` (named `file`), and for the others signer -> reason."""
     document_digest = digest_of_bytes(content)
     valid_signers: list[Signer] = []
     refusals: dict[str, str] = {}
@@ -392,7 +390,7 @@ def _too_few(
     try:
         key_ids = (name.removesuffix(_SUFFIX) for name, _ in islice(signatures(store, manifest, document_digest), 8))
         key_names = [key_id[:12] for key_id in key_ids if is_digest(key_id)]
-    except EnginesmithError:  # the refusal matters more than what else is wrong there
+    except EnginesmithError:  # the refusal is more important than other errors here
         key_names = []
     signer_list = ", ".join(key_names) or "none"
     refusal_text = "; ".join(f"{signer}: {reason}" for signer, reason in refusals.items())

@@ -1,7 +1,7 @@
-"""Signatures of documents: how they are read, and whether one was made by a signer that a policy names.
+"""Signatures of documents: parsing, and checking whether a signer of a policy made one.
 
 A stored signature is a Sigstore bundle around an in-toto statement, as OpenSSF model-signing writes it. `read_bundle`
-reads it strictly and without cryptography: the document and the key that it names are claims until `objection` has
+parses it strictly and without cryptography: the document and the key that it names are claims until `objection` has
 verified them with model-signing, an optional dependency that takes seconds to import.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from model_signing import verifying
 
 MAX_BYTES = 256 << 10
-# The file name under which a document of each kind is signed, so that a signature of one kind counts for no other.
+# The file name under which a document of each kind is signed, so that a signature is valid for one kind only.
 MANIFEST_FILE = "manifest.json"
 ATTESTATION_FILE = "attestation.json"
 ATTACHMENT_FILE = "attachment.json"
@@ -50,7 +50,7 @@ class _Key(Excerpt):
 
 @dataclass(frozen=True)
 class _Certificate(Excerpt):
-    rawBytes: _Base64  # noqa: N815 - as the format has it
+    rawBytes: _Base64  # noqa: N815 - the format's name
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class _Chain(Excerpt):
 
 @dataclass(frozen=True)
 class _Material:
-    """Exactly one of the first three. It has no other field: a library might accept another spelling of these."""
+    """One of the first three fields is set. Other fields are refused: a library might accept another spelling."""
 
     publicKey: _Key | None = None  # noqa: N815
     certificate: _Certificate | None = None
@@ -69,13 +69,13 @@ class _Material:
     timestampVerificationData: Json = None  # noqa: N815
 
     def check_fields(self) -> None:
-        """Raise Malformed for none, and for several."""
+        """Raise Malformed unless exactly one of the three is set."""
         if (count := sum(map(bool, (self.publicKey, self.certificate, self.x509CertificateChain)))) != 1:
             raise Malformed(f"it has {count} of publicKey, certificate, x509CertificateChain; it must have one")
 
     @property
     def first_certificate(self) -> str | None:
-        """The certificate of the key in base64; None where there is a key alone."""
+        """The certificate of the key in base64; None if there is only a key."""
         chain = self.x509CertificateChain
         certificate = chain.certificates[0] if chain else self.certificate
         return certificate.rawBytes if certificate else None
@@ -104,7 +104,7 @@ class _Resource(Excerpt):
 
 @dataclass(frozen=True)
 class _Predicate(Excerpt):
-    """resources: of no file, with the document's name among the ignored ones, would agree with any document."""
+    """The signed files. resources: without any, and with the document's name ignored, it would match any document."""
 
     resources: Annotated[tuple[_Resource, ...], Len(1, 1), doc("a list of one: a document's signature has one")]
 
@@ -120,7 +120,7 @@ class _Statement(Excerpt):
 class SignatureBundle:
     """The claims of a signature. key_id: of the key that made it.  certificate: its certificate (DER), if it has one.
 
-    file, digest: file name and SHA-256 of the signed document.  data: the bundle as it is stored.
+    file, digest: file name and SHA-256 of the signed document.  data: the bundle as stored.
     """
 
     key_id: str
@@ -131,7 +131,7 @@ class SignatureBundle:
 
 
 def read_bundle(data: bytes) -> SignatureBundle:
-    """Read a stored signature. Raises Malformed for what is not one signature of exactly one file."""
+    """Parse a stored signature. Raises Malformed unless it is one signature of exactly one file."""
     bundle = parse_as(data, MAX_BYTES, _Bundle)
     statement = parse_as(base64.b64decode(bundle.dsseEnvelope.payload), MAX_BYTES, _Statement)
     (resource,), material = statement.predicate.resources, bundle.verificationMaterial
@@ -143,9 +143,9 @@ def read_bundle(data: bytes) -> SignatureBundle:
 
 
 def key_id_of_pem(pem: bytes) -> str:
-    """Id of a public key: the SHA-256 of its PEM (SubjectPublicKeyInfo), as model-signing has it.
+    """Id of a public key: the SHA-256 of its PEM (SubjectPublicKeyInfo), as in model-signing.
 
-    Raises Malformed for what is no public key.
+    Raises Malformed if the bytes are no public key.
     """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
@@ -153,18 +153,18 @@ def key_id_of_pem(pem: bytes) -> str:
     try:
         return _key_id(serialization.load_pem_public_key(pem))
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise Malformed(f"is no public key in PEM ({error})") from error
+        raise Malformed(f"is not a public key in PEM ({error})") from error
 
 
 def _key_id_of_certificate(der: bytes) -> str:
-    """Id of the key in a certificate. Raises Malformed for what is no certificate."""
+    """Id of the key in a certificate. Raises Malformed if the bytes are no certificate."""
     from cryptography import x509
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:
         return _key_id(x509.load_der_x509_certificate(der).public_key())
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise Malformed(f"holds what is no certificate ({error})") from error
+        raise Malformed(f"holds something that is not a certificate ({error})") from error
 
 
 def _key_id(key: "PublicKeyTypes") -> str:
@@ -175,9 +175,9 @@ def _key_id(key: "PublicKeyTypes") -> str:
 
 
 def import_model_signing() -> tuple[ModuleType, ModuleType, object]:
-    """model-signing's modules `signing` and `verifying`, and how documents are hashed: whole, with SHA-256, no links.
+    """model-signing's modules `signing` and `verifying`, and its hashing of documents: whole, with SHA-256, no links.
 
-    Raises UnavailableError when the extra is not installed.
+    Raises UnavailableError if the extra is not installed.
     """
     try:
         from model_signing import hashing, signing, verifying
@@ -190,7 +190,7 @@ def import_model_signing() -> tuple[ModuleType, ModuleType, object]:
 
 
 def ask_sigstore(work: Callable[[], object], remedy: str = "check the network") -> None:
-    """Call `work`, which asks Sigstore's servers. Raises InputError for a bad token, UnavailableError for all else."""
+    """Call `work`, which uses Sigstore's servers. Raises InputError for a bad token, else UnavailableError."""
     try:
         work()
     except Exception as error:
@@ -216,7 +216,7 @@ class KeySigner:
 class CertificateSigner:
     """The holder of a certificate for `identity` under one of `roots` (PEM).
 
-    identity: the certificate's common name, or one of its alternative names (DNS, e-mail, URI), letter for letter.
+    identity: the certificate's common name, or one of its alternative names (DNS, e-mail, URI), with equal case.
     """
 
     name: str
@@ -229,7 +229,7 @@ class CertificateSigner:
 
 @dataclass(frozen=True)
 class KeylessSigner:
-    """An OpenID Connect identity, as Sigstore's public instance certifies it. Needs the network; not tested here."""
+    """An OpenID Connect identity that Sigstore's public instance certified. Needs the network; not tested here."""
 
     name: str
     identity: str
@@ -243,7 +243,7 @@ Signer = KeySigner | CertificateSigner | KeylessSigner
 
 
 def claims(bundle: SignatureBundle, signer: Signer) -> bool:
-    """Whether a signature claims to be this signer's, which proves nothing; no cryptography."""
+    """Whether a signature claims to be this signer's. Uses no cryptography, so the claim is unproven."""
     if isinstance(signer, KeySigner):
         return bundle.certificate is None and bundle.key_id == signer.key_id
     if bundle.certificate is None:
@@ -252,7 +252,7 @@ def claims(bundle: SignatureBundle, signer: Signer) -> bool:
 
 
 def objection(bundle: SignatureBundle, signer: Signer, file: str, content: bytes) -> str | None:
-    """Why a signature is no valid one of this document by this signer; None if it is one.
+    """The reason why this is no valid signature of this document by this signer; None if it is.
 
     file, content: the document's file name and bytes. Raises UnavailableError without model-signing.
     """
@@ -260,7 +260,7 @@ def objection(bundle: SignatureBundle, signer: Signer, file: str, content: bytes
         return f"it is about another {bundle.file} ({bundle.digest[:12]}): it was moved there by hand"
     if not claims(bundle, signer):
         return f"it is not by {signer}"
-    import tempfile  # here, because a client without a policy does without
+    import tempfile  # imported here, because a client without a policy does not need it
 
     _, signing_library, hashing = import_model_signing()
     config = signing_library.Config().set_hashing_config(hashing)
@@ -269,7 +269,8 @@ def objection(bundle: SignatureBundle, signer: Signer, file: str, content: bytes
         document_path.mkdir()
         (document_path / file).write_bytes(content)
         signature_path.write_bytes(bundle.data)
-        # Three libraries read untrusted bytes here, each with errors of its own; each error means that it is not valid.
+        # Three libraries with their own errors read untrusted bytes here; each error means that the signature is
+        # invalid.
         try:
             _use(config, signer, Path(folder))
             config.verify(document_path, signature_path)
@@ -294,7 +295,7 @@ def _use(config: "verifying.Config", signer: Signer, folder: Path) -> None:
 
 
 def identities(der: bytes) -> tuple[str, ...]:
-    """The names that a certificate (DER) is issued to: common name, DNS, e-mail, URI. Empty if they cannot be read."""
+    """The names that a certificate (DER) is issued to: common name, DNS, e-mail, URI. Empty if unreadable."""
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 

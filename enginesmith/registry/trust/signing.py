@@ -1,8 +1,8 @@
 """Signing the documents of a version with OpenSSF model-signing.
 
-What is signed is the manifest as it is stored. It names every blob by digest, so one signature covers all bytes of the
+The signed document is the stored manifest. It names every blob by digest, so one signature covers all bytes of the
 version; and it names its model and version, so a signature that is moved to another version is invalid there.
-Attestations and attachments come later than manifests, and are signed one by one in the same way.
+Attestations and attachments are written after the manifest, and are signed one by one in the same way.
 """
 
 import json
@@ -55,7 +55,7 @@ class SigningKey:
 class Keyless:
     """Sigstore: an identity of OpenID Connect instead of a key. Needs the network; not run by this project's tests.
 
-    identity_token: None takes what the CI system offers, else asks in a browser.
+    identity_token: None uses the CI system's token, or else opens a browser.
     """
 
     identity_token: str | None = None
@@ -78,20 +78,20 @@ class Signed:
 def sign(
     store: Store, manifest: Manifest, signer: SigningKey | Keyless, attached: Collection[str] = ()
 ) -> tuple[Signed, ...]:
-    """Sign a version's manifest and the attestations it has by now; what this key signed before stays.
+    """Sign a version's manifest and its present attestations; existing signatures of this key stay.
 
-    attached: digests of files; their attachments are signed, too. Others are not: somebody else may have added code.
-
-    A stored signature under the key's name that is invalid or has another certificate is replaced: others who can write
-    to the registry may have put it there.
-    Raises InputError for a key that cannot sign, and a file that is not attached, UnavailableError when the extra
-    `signing` is not installed, IntegrityError when the stored manifest is not the one given.
+    attached: digests of files whose attachments are signed, too. Others are not signed: somebody else may have added
+    code.
+    A stored signature under the key's name that is invalid or has another certificate is replaced: another person with
+    write access may have stored it.
+    Raises InputError for a key that cannot sign, and a file that is not attached, UnavailableError if the extra
+    `signing` is not installed, IntegrityError if the stored manifest is not the given one.
     """
     manifest_bytes = store.read(manifest_key(manifest.model, manifest.version))
     if manifest_bytes is None or manifest_bytes != manifest.to_bytes():
         raise IntegrityError(
             f"{manifest.reference} is stored in other bytes than its canonical ones; "
-            "run `enginesmith registry fsck`, and sign nothing until it is sound"
+            "run `enginesmith registry fsck`, and sign nothing until it finds no damage"
         )
     make_signature = _maker(signer)
     name = manifest.reference
@@ -125,7 +125,7 @@ def check_signer(signer: SigningKey | Keyless) -> None:
 def _put(
     store: Store, manifest: Manifest, what: str, document: tuple[str, bytes], signature: bytes, public_key: bytes | None
 ) -> Signed:
-    """Write a signature of a document (file name, content) unless as good a one is there."""
+    """Write a signature of a document (file name, content) unless an equally good one is stored."""
     bundle = read_bundle(signature)
     if bundle.digest != digest_of_bytes(document[1]):
         raise IntegrityError(f"the signature of {what} is about {bundle.digest}; sign again")
@@ -140,8 +140,8 @@ def _put(
 def _as_good(before: bytes, fresh: SignatureBundle, document: tuple[str, bytes], public_key: bytes | None) -> bool:
     """Whether a stored signature is this key's, valid for the document, and has the certificates of the fresh one.
 
-    Certificates are not part of what is signed, so the key alone decides. A keyless signature (public_key: None) has a
-    key of its own, which is another each time.
+    Certificates are not part of the signed data, so only the key decides. A keyless signature (public_key: None) has a
+    new key each time.
     """
     try:
         bundle = read_bundle(before)
@@ -163,7 +163,7 @@ def _public_key(signer: SigningKey | Keyless) -> bytes | None:
         return None
     from cryptography.hazmat.primitives import serialization
 
-    password = None if signer.certificate else _password()  # as model-signing has it
+    password = None if signer.certificate else _password()  # as in model-signing
     public_key = serialization.load_pem_private_key(signer.private_key.read_bytes(), password).public_key()
     return public_key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
@@ -200,16 +200,16 @@ def _with_key(config: "signing.Config", signer: SigningKey) -> None:
                 raise InputError(f"key {path}: {error.strerror}; give the path of a PEM file") from error
             if not 0 <= size <= LARGEST_KEY_BYTES:
                 raise InputError(
-                    f"key {path} is no file of at most {LARGEST_KEY_BYTES} bytes; give the path of a PEM file"
+                    f"key {path} is not a file of at most {LARGEST_KEY_BYTES} bytes; give the path of a PEM file"
                 )
     if signer.certificate is not None:
-        # model-signing takes no empty chain; the certificate once more adds nothing to what verifiers trust.
+        # model-signing accepts no empty chain; repeating the certificate does not change what verifiers trust.
         chain = signer.chain or (signer.certificate,)
         config.use_certificate_signer(
             private_key=signer.private_key, signing_certificate=signer.certificate, certificate_chain=chain
         )
         return
-    password = cast("str | None", _password())  # cryptography wants bytes, whatever model-signing's annotation says
+    password = cast("str | None", _password())  # cryptography requires bytes, against model-signing's annotation
     config.use_elliptic_key_signer(private_key=signer.private_key, password=password)
 
 
@@ -219,7 +219,7 @@ def _password() -> bytes | None:
 
 
 def _explain(what: str, work: Callable[[], object]) -> None:
-    """Run `work`, and turn any error of model-signing and its libraries into InputError: the key `what` cannot sign."""
+    """Run `work`, and convert any error of model-signing and its libraries to InputError: `what` cannot sign."""
     try:
         work()
     except InputError:

@@ -1,4 +1,4 @@
-"""Checks a whole registry, and repairs what can be repaired."""
+"""Checks a whole registry, and repairs the damage that can be repaired."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -24,13 +24,13 @@ from enginesmith.registry.versions.channel_state import Move, read_channel, read
 from enginesmith.registry.versions.lookup import MISSING, engine_sizes, find_lost, is_snapshot
 
 FAULTS = ("missing", "corrupt", "size", "blake3", "edited", "misplaced", "dangling", "signature", "stale")
-# What a channel's snapshot is called among the things that a blob is part of.
+# The name of a channel's snapshot in the lists of what a blob is part of.
 SNAPSHOT = "snapshot"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong. what: a digest, reference, key or path.  affects: what it was published as part of."""
+    """One problem. what: a digest, reference, key or path.  affects: the published items that it is part of."""
 
     kind: str
     what: str
@@ -39,13 +39,13 @@ class Problem:
 
     @property
     def fault(self) -> bool:
-        """Whether something published cannot be served as it was."""
+        """Whether published content cannot be served unchanged."""
         return self.kind in FAULTS
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What was read and what was found wrong. size_bytes: of all blobs that were read."""
+    """The result of a verification. size_bytes: of all blobs that were read."""
 
     problems: tuple[Problem, ...]
     versions: int
@@ -54,14 +54,14 @@ class Verification:
 
     @property
     def sound(self) -> bool:
-        """Whether everything published can be served as it was."""
+        """Whether all published content can be served unchanged."""
         return not any(problem.fault for problem in self.problems)
 
 
 @dataclass
 class Findings:
-    """What a verification has found so far. needed: digest -> what it is part of.  unread: whether a manifest could not
-    be read.  blake3: digest -> reference -> the digest that it claims."""
+    """The findings of a verification so far. needed: digest -> the items that it is part of.  unread: whether a
+    manifest was unreadable.  blake3: digest -> reference -> the BLAKE3 that it claims."""
 
     store: Store
     progress: Callable[[str], None]
@@ -78,12 +78,12 @@ class Findings:
         self.problems.append(Problem(kind, what, detail, affects))
 
     def close(self) -> Verification:
-        """The result."""
+        """The result of the verification."""
         return Verification(tuple(self.problems), len(self.manifests), self.blobs, self.size_bytes)
 
 
 def check_blobs(findings: Findings, digests: list[str]) -> None:
-    """Add what is wrong with these blobs: missing, of other bytes, or of another BLAKE3 than manifests claim."""
+    """Add problems of these blobs: missing, wrong bytes, or another BLAKE3 than manifests claim."""
     for digest in digests:
         dependents = tuple(findings.needed.get(digest, ()))
         if not findings.store.has(digest):
@@ -96,7 +96,7 @@ def check_blobs(findings: Findings, digests: list[str]) -> None:
         if actual_digests.digest != digest:
             findings.add("corrupt", digest, f"its bytes have digest {actual_digests.digest}", dependents)
         else:
-            # A manifest may be wrong about a sound blob: a pull that verifies it by BLAKE3 then fails.
+            # A manifest may have a wrong BLAKE3 for a sound blob: a pull that verifies by BLAKE3 then fails.
             for reference, claimed_blake3 in findings.blake3.get(digest, {}).items():
                 if claimed_blake3 != actual_digests.blake3:
                     detail = f"says {claimed_blake3} of blob {digest}, whose BLAKE3 is {actual_digests.blake3}"
@@ -104,9 +104,9 @@ def check_blobs(findings: Findings, digests: list[str]) -> None:
 
 
 def check_litter(findings: Findings, blobs: list[str]) -> None:
-    """Add records that count for nothing, blobs that nothing refers to, and files of writers that died."""
+    """Add unusable records, unreferenced blobs, and files of dead writers."""
     contents = inventory(findings.store)
-    # By the rules of garbage collection: what it keeps is no orphan, though no manifest names it.
+    # With the rules of garbage collection: blobs that it keeps are no orphans, even if no manifest names them.
     named_digests = find_named_digests(findings.store, contents)
     for key in findings.store.list(layout.RECORDS):
         record = read_record(findings.store.read(key))
@@ -114,7 +114,7 @@ def check_litter(findings: Findings, blobs: list[str]) -> None:
             findings.add("forgotten", key, "unreadable, or its blobs are gone; the step will run again")
         else:
             named_digests.update(record.blobs)
-    for digest in () if findings.unread else blobs:  # what a manifest that cannot be read refers to is not known
+    for digest in () if findings.unread else blobs:  # the references of an unreadable manifest are unknown
         if digest not in findings.needed and digest not in named_digests and not is_snapshot(findings.store, digest):
             findings.add("orphaned", digest, f"{findings.store.size(digest)} bytes that nothing refers to")
     for path in findings.store.strays():
@@ -122,7 +122,7 @@ def check_litter(findings: Findings, blobs: list[str]) -> None:
 
 
 def check_documents(findings: Findings) -> None:
-    """Documents that refer to nothing: remains of versions, pins and channels."""
+    """Add documents without their object: remains of versions, pins and channels."""
     contents = inventory(findings.store)
     versions = set(contents.versions)
     models = {model for model, _ in versions}
@@ -144,7 +144,7 @@ def check_documents(findings: Findings) -> None:
 
 
 def _check_policies(findings: Findings, others: tuple[str, ...]) -> None:
-    """Policies that cannot be read. others: keys of documents of models, policies among them."""
+    """Add unreadable policies. others: keys of documents of models, including policies."""
     model: str | None
     for key in (*others, *findings.store.list("policies/")):
         match key.split("/"):
@@ -161,7 +161,7 @@ def _check_policies(findings: Findings, others: tuple[str, ...]) -> None:
 
 
 def check_leases(findings: Findings) -> None:
-    """Leases and garbage marks that cannot be read, and leases of writers that died."""
+    """Add unreadable leases and garbage marks, and leases of dead writers."""
     try:
         read_shards(findings.store, read_state(findings.store).shards)
         now = findings.store.now()
@@ -178,7 +178,7 @@ def check_leases(findings: Findings) -> None:
 
 
 def check_series(findings: Findings) -> None:
-    """Series of latencies that cannot be read, or are not what their keys say."""
+    """Add series of latencies that are unreadable, or do not match their keys."""
     for key in findings.store.list(layout.SERIES):
         try:
             parse_series(findings.store.read(key) or b"", key)
@@ -188,7 +188,7 @@ def check_series(findings: Findings) -> None:
 
 @dataclass(frozen=True)
 class Repairs:
-    """What was mended. blobs: digests of corrupt ones that were moved away.  channels: of which (`model:channel`) the
+    """The repairs. blobs: digests of corrupt ones that were moved away.  channels: those (`model:channel`) whose
     snapshots were written anew."""
 
     blobs: tuple[str, ...] = ()
@@ -196,8 +196,8 @@ class Repairs:
 
 
 def repair(store: Store, verification: Verification) -> Repairs:
-    """Move corrupt blobs away, so that the next build makes them again, and write snapshots anew; the
-    marks of rollouts that do not run are removed.
+    """Move corrupt blobs away, so that the next build makes them again, write snapshots anew, and remove the marks of
+    rollouts that do not run.
 
     Raises InputError for a channel of a newer format.
     """
@@ -233,9 +233,8 @@ def check_model(findings: Findings, model: str) -> None:
 
 
 def _check_channel(findings: Findings, model: str, name: str) -> None:
-    """A channel that leads nowhere, by the channel itself or by its rollout; whose history is damaged; whose snapshots
-    have other documents than the versions. Its snapshots, and the canary reports that its moves refer to, are needed.
-    """
+    """Add a channel whose version is missing, in the channel or its rollout; whose history is damaged; or whose
+    snapshots differ from the versions' documents. Its snapshots, and the canary reports of its moves, are needed."""
     channel_name, store = f"{model}:{name}", findings.store
     try:
         lookup.locate(store, Reference(model, channel=name))
@@ -258,7 +257,7 @@ def _check_channel(findings: Findings, model: str, name: str) -> None:
 
 
 def take_registered(findings: Findings) -> None:
-    """Add the files of registered specs, which are needed to build them."""
+    """Add the files of registered specs, which building them needs."""
     for name in findings.store.children(layout.MODELS):
         model = name.removesuffix("/")
         try:
@@ -272,7 +271,7 @@ def take_registered(findings: Findings) -> None:
 
 
 def take_version(findings: Findings, manifest: Manifest) -> None:
-    """Check the documents of a version, and note the blobs that it needs."""
+    """Check the documents of a version, and record the blobs that it needs."""
     reference = manifest.reference
     findings.manifests.append(manifest)
     for digest, role in manifest.blobs().items():
@@ -294,16 +293,16 @@ def take_version(findings: Findings, manifest: Manifest) -> None:
             load_pinned(findings.store, graph)
         except IntegrityError as error:
             findings.add("dangling", reference, str(error))
-    # Signatures that cannot be read or are about something else; whose they are only a trust policy can say.
+    # Unreadable signatures, or of other documents; only a trust policy can tell whose they are.
     for key, detail in find_misplaced(findings.store, manifest):
         findings.add("signature", key, detail, (reference,))
     for digest, loss in find_lost(findings.store, attachment_sizes | engine_sizes(manifest)).items():
-        if loss.kind == "size":  # what is missing is found with the other blobs
+        if loss.kind == "size":  # missing ones are found with the other blobs
             findings.add("size", digest, loss.detail, (findings.needed[digest][-1],))
 
 
 def _take_attachments(findings: Findings, manifest: Manifest) -> dict[str, int | None]:
-    """Check the documents of a version's attachments, and note their blobs: digest -> size in bytes."""
+    """Check the documents of a version's attachments, and record their blobs: digest -> size in bytes."""
     reference, sizes = manifest.reference, dict[str, int | None]()
     try:
         for attachment, _ in attachments(findings.store, manifest):
@@ -319,7 +318,7 @@ def verify(
 ) -> Verification:
     """Read every byte of a version, or of the whole registry, and compare digests. progress: called with each blob.
 
-    Raises UnknownNameError for an unknown reference; damage is in the result and raises nothing.
+    Raises UnknownNameError for an unknown reference; damage is part of the result.
     """
     findings = Findings(store, progress)
     if reference is not None:

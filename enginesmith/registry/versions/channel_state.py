@@ -1,13 +1,13 @@
 """The state of a channel, one document: the version that it serves, and the rollout that brings another one.
 
-Nodes read this document, and it alone decides: a move, and each step, halt or end of a rollout, is one compare-and-swap
-of it. So there is no moment at which the channel says one thing and nodes follow another, and a writer that is killed
-leaves the state before or the state after (docs/decisions/0026-one-document-for-a-channel.md).
+Nodes read this document, and only it decides: a move, and each step, halt or end of a rollout, is one compare-and-swap
+of it. So the channel and the nodes never disagree, and a writer that is killed leaves either the state before or the
+state after (docs/decisions/0026-one-document-for-a-channel.md).
 
-It holds the last move and the last rollout alone, so that nodes may read it after every change. The moves and rollouts
-before those are in the channel's history, a document that grows. Who replaces a move or a rollout writes it there
-first, so that the two documents together always hold all moves. What else repeats the state (the index, the
-marks of running rollouts) is mended by whoever looks next.
+It contains only the last move and the last rollout, so that nodes can read it after every change. Earlier moves and
+rollouts are in the channel's history, a document that grows. A writer that replaces a move or a rollout first writes it
+to the history, so that the two documents together always contain all moves. Other copies of the state (the index, the
+marks of running rollouts) are corrected by the next reader.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,12 +28,12 @@ from enginesmith.registry.store.layout import FORMAT as REGISTRY_FORMAT
 from enginesmith.registry.store.layout import channel_history_key, channel_key
 
 FORMAT = 1
-# Of the state, which all nodes read; and of the history.
+# Maximum sizes: of the state, which all nodes read; and of the history.
 MAX_BYTES, HISTORY_MAX_BYTES = 256 << 10, 16 << 20
 MOST_EARLIER = 50
 
 Action = Literal["promote", "rollback"]
-# How many moves a channel has had, and the id of the rollout that runs ('' for none).
+# The number of a channel's moves, and the id of the running rollout ('' for none).
 Position = tuple[int, str]
 
 
@@ -41,10 +41,9 @@ Position = tuple[int, str]
 class Move:
     """One entry of a channel's history: the version, when (ISO 8601, UTC), by whom and why.
 
-    manifest: digest of the version's manifest.  canary: digests of the canary reports that it was promoted with, which
-    are blobs of the registry.  losses: what was served before and not after it, and was accepted
-    (`policies.list_losses`).
-    random_inputs: whether engines that are proven on random inputs alone were accepted.
+    manifest: digest of the version's manifest.  canary: digests of the canary reports for its promotion, which are
+    blobs of the registry.  losses: what was served before and not after it, and was accepted (`policies.list_losses`).
+    random_inputs: whether engines proven only on random inputs were accepted.
     """
 
     version: Name
@@ -63,10 +62,10 @@ class Move:
 class Channel:
     """A name such as `stable` that points at one version.
 
-    moves: how many moves it has had.  move: the last one.  rollout: the one that runs, or the last one.  snapshots: by
-    a manifest's digest that of the blob with the version's documents (`snapshots`); a version that has none is read
-    document by document.  revision: number of the write.  registry: the format of the registry, so that who reads this
-    needs no marker.  reporters_ppm: parts per million of the nodes that report outside of a rollout.
+    moves: the number of its moves.  move: the last one.  rollout: the running or last one.  snapshots: manifest's
+    digest -> digest of the blob with the version's documents (`snapshots`); a version without one is read document by
+    document.  revision: number of the write.  registry: the format of the registry, so that a reader needs no marker.
+    reporters_ppm: parts per million of the nodes that report outside of a rollout.
     """
 
     model: str
@@ -83,7 +82,7 @@ class Channel:
     def check_fields(self) -> None:
         """Raise Malformed for a rollout of another channel."""
         if self.rollout and (self.rollout.model, self.rollout.channel) != (self.model, self.name):
-            raise Malformed(f"its rollout is that of {self.rollout.where}")
+            raise Malformed(f"its rollout belongs to {self.rollout.where}")
 
     @property
     def version(self) -> str:
@@ -102,11 +101,11 @@ class Channel:
 
     @property
     def active_rollout(self) -> Rollout | None:
-        """The rollout that is not finished."""
+        """The rollout if it is not finished, else None."""
         return self.rollout if self.rollout and not self.rollout.is_finished else None
 
     def served_to(self, node: ServingNode | None) -> Move:
-        """The version that a node gets, as the move to it. node: None is one that no rollout reaches."""
+        """The version that a node gets, as the move to it. node: None means a node that no rollout reaches."""
         rollout = self.rollout
         if rollout is None or node is None or not rollout.serves(node):
             return self.move
@@ -144,9 +143,9 @@ class ChannelHistory:
         return active_moves[-2] if len(active_moves) > 1 else None
 
     def active_promotions(self) -> list[Move]:
-        """The promotions that were not rolled back, oldest first; of a version promoted again, the last one.
+        """The promotions that were not rolled back, oldest first; for a version promoted again, only the last one.
 
-        A rollback to the version that is active already, as older releases wrote after such a promotion, ends none.
+        A rollback to the version that is already active, which older releases wrote after such a promotion, ends none.
         """
         active_moves: list[Move] = []
         for move in self.moves:
@@ -160,7 +159,7 @@ class ChannelHistory:
     def with_state(self, channel: Channel) -> "ChannelHistory":
         """The history up to a state of the channel, with its move, and its rollout if that is finished.
 
-        Raises Malformed where moves before that are missing.
+        Raises Malformed if moves before that are missing.
         """
         if len(self.moves) < channel.moves - 1 or self.moves[channel.moves - 1 : channel.moves] not in (
             (),
@@ -174,13 +173,13 @@ class ChannelHistory:
 
 
 def position_of(channel: Channel | None) -> Position:
-    """What changes where a channel is moved or its rollout begins or ends; (0, '') where there is no channel."""
+    """The position of a channel, which changes with each move and rollout's begin and end; (0, '') without one."""
     rollout = channel.active_rollout if channel else None
     return channel.moves if channel else 0, rollout.id if rollout else ""
 
 
 def check_unmoved(channel: Channel | None, decided_on: Position | None) -> None:
-    """Raise ConflictError, with who moved it, where a channel is not any more as a move was decided on."""
+    """Raise ConflictError, with the mover's name, if a channel changed its position since a move was decided."""
     if channel is None or decided_on in (None, position_of(channel)):
         return
     where, change = f"{channel.model}:{channel.name}", f"{channel.move.by or '?'} moved it to {channel.version}"
@@ -197,9 +196,9 @@ def read_channel(store: Documents, model: str, name: str) -> Channel | None:
 
 
 def parse_channel(data: bytes | None, model: str, name: str, place: str = "") -> Channel | None:
-    """A channel's state from its document's bytes; None for no document. place: of the document, for messages.
+    """Parse a channel's state; None without a document. place: of the document, for messages.
 
-    Raises IntegrityError for a damaged one, InputError for one of a newer format, or of a newer registry.
+    Raises IntegrityError for a damaged document, InputError for one of a newer format, or of a newer registry.
     """
     if data is None:
         return None
@@ -207,7 +206,7 @@ def parse_channel(data: bytes | None, model: str, name: str, place: str = "") ->
     try:
         channel = parse_as(data, MAX_BYTES, Channel)
         if (channel.model, channel.name) != (model, name):
-            raise Malformed(f"is that of {channel.model}:{channel.name}: it was moved by hand")
+            raise Malformed(f"belongs to {channel.model}:{channel.name}: it was moved by hand")
     except NewerFormatError as error:
         raise InputError(f"{document_name}: {error}") from error
     except IntegrityError as error:
@@ -217,15 +216,15 @@ def parse_channel(data: bytes | None, model: str, name: str, place: str = "") ->
 
 
 def read_history(store: Documents, channel: Channel) -> ChannelHistory:
-    """The history of a channel, up to the state given. Raises IntegrityError where it is damaged or lost."""
+    """The history of a channel, up to the given state. Raises IntegrityError if it is damaged or lost."""
     history = _read_stored(store, channel.model, channel.name)
     return with_state(store, history, channel)
 
 
 def parse_history(data: bytes | None, what: str) -> ChannelHistory:
-    """A history from its document's bytes; an empty one for no document. what: the document, for messages.
+    """Parse a history; an empty one without a document. what: the document, for messages.
 
-    Raises IntegrityError for a damaged one, InputError for one of a newer format.
+    Raises IntegrityError for a damaged document, InputError for one of a newer format.
     """
     if data is None:
         return ChannelHistory()
@@ -245,26 +244,26 @@ def _read_stored(store: Documents, model: str, name: str) -> ChannelHistory:
 
 
 def with_state(store: Documents, history: ChannelHistory, channel: Channel) -> ChannelHistory:
-    """`ChannelHistory.with_state`. Raises IntegrityError with the history's place where moves are missing."""
+    """`ChannelHistory.with_state`. Raises IntegrityError with the history's place if moves are missing."""
     locator = place_of(store, channel_history_key(channel.model, channel.name))
     with explain_damage(f"history of {channel.model}:{channel.name} ({locator})", _REMEDY):
         return history.with_state(channel)
 
 
 def count_moves(store: Documents, model: str, name: str) -> int:
-    """How many moves the history of a channel has whose document is not there: none, unless it was deleted by hand."""
+    """The number of moves in the history of a channel without a state: 0, unless the state was deleted by hand."""
     return len(_read_stored(store, model, name).moves)
 
 
 def keep_history(store: Store, channel: Channel) -> None:
-    """Write the last move and rollout of a state into the channel's history, unless they are there. Raises as
-    `read_history`, and what the store raises."""
+    """Write the last move and rollout of a state to the channel's history, unless they are in it. Raises as
+    `read_history`, and errors of the store."""
     key, document_name = channel_history_key(channel.model, channel.name), f"history of {channel.model}:{channel.name}"
 
     def make(data: bytes | None) -> bytes | None:
         history = parse_history(data, document_name)
         if len(history.moves) > channel.moves:
-            return None  # the state is not the last one any more, and whoever replaced it wrote it
+            return None  # the state was replaced, and its replacer wrote the history
         return canonical_json(encode(with_state(store, history, channel)))
 
     change(store, key, make)
@@ -273,15 +272,15 @@ def keep_history(store: Store, channel: Channel) -> None:
 def change_channel(
     store: Store, model: str, name: str, make: Callable[[Channel | None], Channel | None]
 ) -> Channel | None:
-    """Replace the state of a channel by what `make` returns for it (None: there is none), and return the new state.
+    """Replace the state of a channel by the result of `make` for it (None: no state), and return the new state.
 
-    `make` may return None to change nothing, and is called again after a lost race. What its state has no more is in
-    the history first. Raises ConflictError while others keep changing it, IntegrityError for a damaged document, and
-    what `make` and the store raise.
+    `make` may return None to change nothing, and is called again after a lost race. Moves and rollouts that the new
+    state drops are in the history first. Raises ConflictError while others keep changing it, IntegrityError for a
+    damaged document, and what `make` and the store raise.
 
-    The versions that it leaves lose their garbage marks: a collection that had looked before they were served may have
-    marked them since, and their grace period begins now. It does so before the write, after which the writer may be
-    killed, and after it, as the writer may have stood still in between.
+    The versions that the channel leaves lose their garbage marks: a collection that read the references before they
+    were served may have marked them since, and their grace period begins now. This happens before the write, after
+    which the writer may be killed, and after it, as the writer may have been suspended in between.
     """
     old_state: Channel | None = None
     unserved_versions: list[str] = []
@@ -294,7 +293,7 @@ def change_channel(
             return data
         if old_state:
             unserved_versions = sorted({*old_state.served.values()} - {*new_state.served.values()})
-            with suppress(ConflictError, IntegrityError):  # which must keep no rollout from its end
+            with suppress(ConflictError, IntegrityError):  # a failure to unmark must not prevent the end of a rollout
                 unmark_versions(store, model, unserved_versions)
             if _loses(old_state, new_state):
                 keep_history(store, old_state)
@@ -308,7 +307,7 @@ def change_channel(
         if current_channel is None or own_channel is None or current_channel.moves < own_channel.moves:
             return False
         if old_state is not None and old_state.moves == own_channel.moves:
-            if old_state.rollout == own_channel.rollout:  # its snapshots may have what those of a faster writer lack
+            if old_state.rollout == own_channel.rollout:  # other fields were changed, as snapshots: compare them all
                 return current_channel == own_channel
             return (current_channel.moves, current_channel.rollout) == (own_channel.moves, own_channel.rollout)
         return read_history(store, current_channel).moves[own_channel.moves - 1] == own_channel.move
@@ -321,7 +320,7 @@ def change_channel(
 
 def unmark_versions(store: Store, model: str, versions: list[str]) -> None:
     """Remove the garbage marks of versions. Raises as `leases.unmark`."""
-    from enginesmith.registry.leases import unmark, version_name  # what only reads channels loads no leases
+    from enginesmith.registry.leases import unmark, version_name  # code that only reads channels does not import leases
 
     unmark(store, (version_name(model, version) for version in versions))
 

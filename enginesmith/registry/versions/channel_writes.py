@@ -1,4 +1,4 @@
-"""Writes what a channel's state holds beside its move: snapshots of the versions that it serves, and the rollout."""
+"""Writes a channel's state except its move: snapshots of the versions that it serves, and the rollout."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -27,15 +27,15 @@ from enginesmith.registry.versions.channel_state import Channel, change_channel,
 # Writes the snapshots of the versions that a channel serves, which its state names.
 #
 # They are made from the documents of the versions, and may be made anew at any time. Two writers who refresh at once
-# agree: each reads the state first and the documents after it, and writes by compare-and-swap, so that what is written
-# last was read last.
+# agree: each reads the state first and the documents after it, and writes by compare-and-swap, so the last write has
+# the last read.
 
 
 def with_snapshots(guard: Guard, channel: Channel) -> Channel:
-    """The state with the snapshots of the versions that nodes get, which are stored, and deleted by no collection while
-    the lease is held. Evidence that was damaged since comes into no snapshot: the one that is known stays.
+    """The state with the snapshots of the versions that nodes get. These are stored, and no collection deletes them
+    while the lease is held. Evidence that was damaged since enters no snapshot: the known one stays.
 
-    Raises ConflictError when the lease is over, as the state is written next.
+    Raises ConflictError if the lease is over, as the state is written next.
     """
     snapshots: dict[str, str] = {}
     for manifest, version in channel.served.items():
@@ -53,21 +53,21 @@ def with_snapshots(guard: Guard, channel: Channel) -> Channel:
 
 
 def refresh_channel(guard: Guard, model: str, channel: str) -> None:
-    """Write the snapshots of a channel's versions, unless they are as they should be."""
+    """Write the snapshots of a channel's versions, unless they are up to date."""
     change_channel(guard.store, model, channel, lambda state: with_snapshots(guard, state) if state else None)
 
 
 def refresh_version(guard: Guard, manifest: Manifest) -> None:
     """Refresh the channels that serve a version, after evidence was added to it."""
     for name in lookup.channel_names(guard.store, manifest.model):
-        with suppress(IntegrityError):  # a damaged channel is `verify`'s to tell
+        with suppress(IntegrityError):  # `verify` reports a damaged channel
             channel = read_channel(guard.store, manifest.model, name)
             if channel and manifest.version in channel.served.values():
                 refresh_channel(guard, manifest.model, name)
 
 
 def refresh_models(store: Store, models: Iterable[str]) -> None:
-    """Refresh all channels of models, whose writers may have died before they did."""
+    """Refresh all channels of models whose writers may have died before they did it."""
     for model in sorted(set(models)):
         with hold_lease(store, f"refreshing the channels of {model}") as guard:
             for name in lookup.channel_names(store, model):
@@ -76,12 +76,12 @@ def refresh_models(store: Store, models: Iterable[str]) -> None:
 
 
 def find_fault(store: Store, channel: Channel) -> str | None:
-    """What is wrong with a channel's snapshots; None if complete. Raises IntegrityError for a damaged history."""
+    """The problem of a channel's snapshots; None if they are complete. Raises IntegrityError for a damaged history."""
     read_history(store, channel)
     for manifest, version in channel.served.items():
         try:
             snapshot_bytes = _pack(store, channel.model, version, manifest)
-        except IntegrityError:  # which is told of the version
+        except IntegrityError:  # which is reported for the version
             continue
         if channel.snapshots.get(manifest) != (digest_of_bytes(snapshot_bytes) if snapshot_bytes is not None else None):
             return f"its snapshot has not all documents of version {version}, or others"
@@ -89,7 +89,7 @@ def find_fault(store: Store, channel: Channel) -> str | None:
 
 
 def _pack(store: Store, model: str, version: str, digest: str) -> bytes | None:
-    """The snapshot's blob of a version whose manifest has this digest; None where it can have none.
+    """The snapshot's blob of a version whose manifest has this digest; None if it cannot have one.
 
     Raises IntegrityError for a damaged document.
     """
@@ -101,13 +101,13 @@ def _pack(store: Store, model: str, version: str, digest: str) -> bytes | None:
 
 
 def read_documents(store: Documents, manifest: Manifest) -> lookup.Snapshot:
-    """The documents of a version that a client needs, read side by side. Raises IntegrityError for a damaged one."""
+    """The documents of a version that a client needs, read in parallel. Raises IntegrityError for a damaged one."""
     prefix = version_prefix(manifest.model, manifest.version)
     keys = [key for key in store.list(prefix) if lookup.is_needed(key.removeprefix(prefix))]
     documents = {key: document for key, document in side_by_side(store.read, keys) if document is not None}
     full_snapshot = lookup.Snapshot(manifest.model, manifest.version, documents)
     list(attestations(lookup.SnapshotDocuments(full_snapshot), manifest))
-    # Latency reports that newer ones outdate are left out.
+    # Latency reports that newer ones replace are left out.
     documents = dict(full_snapshot.documents)
     folder = evidence_prefix("latency", manifest.model, manifest.version)
     keys = [key for key in sorted(documents, key=lambda key: key.split("/")) if key.startswith(folder)]
@@ -120,7 +120,7 @@ def read_documents(store: Documents, manifest: Manifest) -> lookup.Snapshot:
 
 
 def pack_snapshot(snapshot: lookup.Snapshot) -> bytes | None:
-    """The blob of a snapshot; None for one that is too large, or of documents that are no text."""
+    """The blob of a snapshot; None if it is too large, or a document is no text."""
     if sum(map(len, snapshot.documents.values())) > lookup.MAX_DOCUMENTS_BYTES:
         return None
     try:
@@ -132,22 +132,22 @@ def pack_snapshot(snapshot: lookup.Snapshot) -> bytes | None:
 
 # Reads and changes the rollout in a channel's state, and finds the rollouts that may be unfinished.
 #
-# A document under `rollouts/` marks such a rollout, so that a controller of ten thousand models lists those alone. It
-# is written before the rollout begins, by an id that only this attempt has, and removed when the rollout has ended: a
-# writer that is killed leaves a mark too many, which the next look removes (`clear_marks`).
+# A document under `rollouts/` marks such a rollout, so that a controller of ten thousand models lists only those. It is
+# written before the rollout begins, under an id that only this attempt has, and removed when the rollout has ended. A
+# writer that is killed leaves a surplus mark, which the next poll removes (`clear_marks`).
 
 
 def read_rollout(store: Documents, model: str, channel: str) -> Rollout | None:
-    """The rollout of a channel, which may be finished; None where there never was one. Raises as `read_channel`."""
+    """The rollout of a channel, which may be finished; None if there never was one. Raises as `read_channel`."""
     state = read_channel(store, model, channel)
     return state.rollout if state else None
 
 
 def begin_rollout(guard: Guard, model: str, channel: str, make: Callable[[Channel | None], Rollout]) -> Rollout:
     """Write the rollout that `make` returns for a channel's state, and return it. `make` is called again after a lost
-    race, and gives another id each time.
+    race, and returns another id each time.
 
-    Raises what `make` raises, as `change_channel`, and ConflictError where the channel was deleted meanwhile.
+    Raises what `make` raises, as `change_channel`, and ConflictError if the channel was deleted meanwhile.
     """
     store = guard.store
 
@@ -166,9 +166,9 @@ def begin_rollout(guard: Guard, model: str, channel: str, make: Callable[[Channe
 
 
 def change_rollout(store: Store, old_rollout: Rollout, new_rollout: Rollout) -> Channel:
-    """Replace a rollout in its channel's state, and return the new state. One write, which is what nodes read.
+    """Replace a rollout in its channel's state, and return the new state. Nodes read this single write.
 
-    Raises ConflictError, with what the other writer did, where one was faster.
+    Raises ConflictError, with the other writer's change, if another writer was faster.
     """
 
     def make(state: Channel | None) -> Channel | None:
@@ -193,16 +193,16 @@ def _describe_change(rollout: Rollout, state: Channel | None) -> str:
 
 
 def running_rollouts(store: Documents) -> list[tuple[str, str]]:
-    """Model and channel of each rollout that may be unfinished, sorted; one list of keys."""
+    """Model and channel of each rollout that may be unfinished, sorted; lists keys once."""
     return sorted({mark[:2] for mark in _marks(store, ROLLOUTS)})
 
 
 def clear_marks(store: Store, model: str, name: str) -> None:
-    """Remove the marks of a channel's rollouts that do not run. What cannot be removed is left to the next look: a mark
-    too many costs a look, and leads nobody.
+    """Remove the marks of a channel's rollouts that do not run. Marks that cannot be removed are left to the next poll:
+    a surplus mark costs one poll and changes no node.
 
-    A mark may be of a rollout that is about to begin. So the state is written anew first: who read it before begins
-    nothing with that id any more.
+    A mark may belong to a rollout that is about to begin. So the state is written anew first: a writer that read it
+    before can no longer begin a rollout with that id.
     """
     with suppress(EnginesmithError):
         for _, _, rollout in list(_marks(store, f"{ROLLOUTS}{model}/{name}/")):
@@ -211,7 +211,7 @@ def clear_marks(store: Store, model: str, name: str) -> None:
 
 
 def _runs(store: Store, model: str, name: str, rollout: str) -> bool:
-    """Whether a channel's rollout of this id runs; where not, it will not begin any more."""
+    """Whether a channel's rollout with this id runs; if not, it cannot begin any more."""
     is_running = False
 
     def fence(state: Channel | None) -> Channel | None:

@@ -1,10 +1,10 @@
 """Moves channels: promotes a version to a channel, and rolls a channel back. A move is one write of the channel's state
-(`versions.channel_state`), which ends a rollout that runs.
+(`versions.channel_state`), which also ends a running rollout.
 
-Channels other than `candidate` accept only versions whose engines are all proven, unless they are set to serve the
-proven ones only; that is recorded with the move, and pulls through the channel then never yield an unproven engine.
-A move forward by which nodes lose targets or precisions is refused unless the loss is accepted, and is recorded
-(`losses`). Rolling back is exempt: it goes back to what was served.
+Channels other than `candidate` accept only versions whose engines are all proven, unless they are set to serve only the
+proven ones; that is recorded with the move, and pulls through the channel then never yield an unproven engine. A move
+forward by which nodes lose targets or precisions is refused unless the loss is accepted, and is recorded (`losses`).
+Rolling back is exempt: it returns to a version that was served.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,14 +37,14 @@ from enginesmith.registry.versions.policies import AcceptedLosses, CanaryPass, l
 
 
 class MoveTerms(TypedDict, total=False):
-    """What a move takes into account beside the version.
+    """Conditions and options of a move.
 
-    proven_only: whether the channel serves only the proven engines then.
-    random_inputs: whether engines proven on random inputs alone are accepted, which the move records.
+    proven_only: whether the channel then serves only the proven engines.
+    random_inputs: whether engines proven only on random inputs are accepted, which the move records.
     canaries: passed canaries, whose reports are stored as blobs.  decided_on: the channel's position when the move was
-    decided on, from which it must start; without it the channel must serve the canaries' baseline.  counts: whether an
-    attestation counts by a trust policy; None: all of them do.  ending: the rollout whose end this move is, as it must
-    be, and as it is then.  accepted_losses: what nodes may lose.
+    decided, from which it must start; without it the channel must serve the canaries' baseline.  counts: whether an
+    attestation counts by a trust policy; None: all count.  ending: the rollout that this move ends, in its required
+    state and in its final one. accepted_losses: losses of nodes that are accepted.
     """
 
     proven_only: bool
@@ -61,16 +61,15 @@ def promote(
 ) -> Channel:
     """Point a channel at a version; nothing changes if it points there already.
 
-    Raises InputError when the channel's policy does not allow it or nodes lose what is not accepted, ConflictError if
-    somebody else moved the channel since `decided_on`, or since this began, or it serves another version than a
-    canary's baseline, IntegrityError if the version was deleted
-    or has lost a blob.
+    Raises InputError if the channel's policy forbids it or nodes lose engines and this was not accepted, ConflictError
+    if somebody else moved the channel since `decided_on`, or since this began, or it serves another version than a
+    canary's baseline, IntegrityError if the version was deleted or lacks a blob.
     """
     if not terms.get("ending") and "decided_on" not in terms:
         channel = read_channel(store, manifest.model, name)
         baselines = {canary.baseline for canary in terms.get("canaries", ())}
         if channel and channel.manifest != manifest.digest and not baselines <= {channel.manifest}:
-            raise ConflictError(f"{channel.model}:{name} serves {channel.version} by now, not what the canary saw")
+            raise ConflictError(f"{channel.model}:{name} now serves {channel.version}, not the canary's baseline")
         terms["decided_on"] = position_of(channel)
     if refusal := policy_refusal(store, manifest, name, in_waves=bool(terms.get("ending")), **terms):
         raise InputError(refusal)
@@ -87,8 +86,8 @@ def promote(
 def point(
     guard: Guard, manifest: Manifest, name: str, by: str = "", why: str = "", **terms: Unpack[MoveTerms]
 ) -> Channel:
-    """Point a channel at a version as `promote` does, without those of its checks that hold whatever the channel
-    serves: the caller did them and holds the lease. Without `decided_on` it moves from wherever the channel is.
+    """Point a channel at a version like `promote`, but without its checks that do not depend on what the channel
+    serves: the caller did them and holds the lease. Without `decided_on` it moves from any position.
 
     Raises as `promote` does.
     """
@@ -119,7 +118,7 @@ def rollback(
     store: Store, model: str, name: str, *, by: str = "", why: str = "", decided_on: Position | None = None
 ) -> Channel:
     """Point a channel at the version it served before. Raises UnknownNameError if there is none or it was deleted, and
-    ConflictError if somebody else moved it since `decided_on`; None: whatever it serves.
+    ConflictError if somebody else moved it since `decided_on`; None: from any position.
 
     No policy is checked, so that a rollback is never refused in an emergency.
     """
@@ -149,7 +148,7 @@ def policy_refusal(
 ) -> str | None:
     """The reason why a channel does not accept a version, with the rule and the remedy; None if it does.
 
-    in_waves: whether a rollout brings it; else a channel whose policy asks for one, or that has one, refuses.
+    in_waves: whether a rollout brings it; if not, a channel refuses whose policy requires one, or that has one.
     """
     counts, accepted_losses = terms.get("counts"), terms.get("accepted_losses", ())
     proven_only, random_inputs = terms.get("proven_only", False), terms.get("random_inputs", False)
@@ -168,7 +167,7 @@ def policy_refusal(
 
 
 def _busy(channel: Channel | None) -> str | None:
-    """Why a channel that has a rollout takes no version beside it; None where it has none."""
+    """The reason why a channel with a running rollout accepts no other version; None without a rollout."""
     rollout = channel.active_rollout if channel else None
     if rollout is None:
         return None
@@ -187,8 +186,8 @@ def _move(
 ) -> Channel:
     """Make the move that `next_move` returns for a channel's state (None: none), and return the new state.
 
-    `next_move` is called again after a lost race, so that no move is lost. ended_rollout: the channel's rollout as it
-    is then; None: one that runs is aborted.
+    `next_move` is called again after a lost race, so that no move is lost. ended_rollout: the final state of the
+    channel's rollout; None: a running one is aborted.
     """
 
     def make(channel: Channel | None) -> Channel | None:
@@ -202,19 +201,19 @@ def _move(
         return with_snapshots(guard, replace(old_channel, moves=moves + 1, move=move, rollout=rollout))
 
     new_channel = change_channel(guard.store, model, name, make)
-    if new_channel is None:  # `next_move` makes a move, or raises, where there is no channel
+    if new_channel is None:  # without a channel, `next_move` makes a move or raises
         raise ConflictError(f"channel {model}:{name} was deleted at the same time; run again")
     refresh_channel(guard, model, name)  # a writer of evidence may have read the state before this move
     return new_channel
 
 
 def _now(store: Store) -> str:
-    """The time of a move: by the store's clock, as that of evidence that comes later."""
+    """The time of a move, on the store's clock, like that of later evidence."""
     return store.now().isoformat(timespec="seconds")
 
 
 def _end_rollout(rollout: Rollout, move: Move) -> Rollout:
-    """A rollout as a move of its channel leaves it: one that runs is aborted."""
+    """A rollout after a move of its channel: a running one is aborted."""
     if rollout.is_finished:
         return rollout
     reason = f"the channel was moved to {move.version} by {move.by or '?'}"

@@ -32,39 +32,39 @@ from enginesmith.registry.versions.lookup import Listed, catalogue, channel_name
 if TYPE_CHECKING:
     from enginesmith.core.reports.latency import LatencyReport
 
-# The index of all models: versions and what channels serve, in 16 documents, so that a list asks for few of them.
+# The index of all models: versions and channels' versions, in 16 documents, so that a listing reads few of them.
 #
-# It is a view of `models/`, made where a list had to look at many models, and complete from then on: who changes a
-# model holds a lease that names it, and writes the model's entry anew before the lease goes. So an entry is what the
-# registry holds unless a lease names its model; such models are looked at themselves. A list reads the leases first: a
-# writer that came later had changed nothing when the list began. A writer that dies leaves its lease, which stays until
-# a collection has written the entry; a collection also rewrites every entry that is not what it found, whoever changed
-# it. The index may be deleted at any time.
+# It is a copy of facts under `models/`, created when a listing had to read many models, and complete from then on. A
+# writer that changes a model holds a lease that names it, and rewrites the model's entry before the lease ends. So an
+# entry is up to date unless a lease names its model; such models are read directly. A listing reads the leases first: a
+# later writer had changed nothing when the listing began. A writer that dies leaves its lease, which stays until a
+# collection has written the entry; a collection also rewrites every entry that differs from its findings. The index may
+# be deleted at any time.
 #
-# An entry is written by compare-and-swap from what the registry holds after the document was read, and every write
-# counts the document's serial number up: of two writers of one model the later one has seen what the earlier one did.
+# An entry is written by compare-and-swap from the registry's content after the document was read, and every write
+# increments the document's serial number. So of two writers of one model the later one has seen the other's change.
 
 FORMAT = 1
 MAX_BYTES = 48 << 20
 # The first digits of the digests of models' names.
 SHARDS = "0123456789abcdef"
-# A list that looked at so many models makes the index.
+# A listing that reads this many models creates the index.
 WORTH_AN_INDEX = 100
 _VERSIONS = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}( [a-z0-9][a-z0-9._-]{0,62})*")
-# Stands for the version of a channel that cannot be read, so that the other channels are still listed.
+# Replaces the version of an unreadable channel, so that the other channels are still listed.
 UNREADABLE = "(unreadable)"
 
 
 @dataclass(frozen=True)
 class ListedModel:
-    """A model, its versions in the order of their names, and the version that each of its channels points to."""
+    """A model, its versions sorted by name, and the version that each of its channels points to."""
 
     model: str
     versions: tuple[str, ...]
     channels: Mapping[str, str]
 
     def without(self, deleted_names: Container[str]) -> "ListedModel":
-        """With the versions that are not among `deleted_names`, which are names such as 'model@version'."""
+        """A copy without the versions in `deleted_names`, which are names such as 'model@version'."""
         return replace(
             self, versions=tuple(v for v in self.versions if version_name(self.model, v) not in deleted_names)
         )
@@ -86,7 +86,7 @@ class IndexShard:
         return canonical_json(encode(_IndexDocument(self.serial, self.complete, models)))
 
     def updated(self, changes: Mapping[str, ListedModel | None], *, complete: bool = False) -> "IndexShard":
-        """With other entries: None for a model that has no version any more."""
+        """A copy with changed entries; None removes a model, which has no version any more."""
         models = {**(self.models or {}), **changes}
         entries = {name: entry for name, entry in models.items() if entry is not None}
         return IndexShard(self.serial + 1, self.complete or complete, entries)
@@ -94,7 +94,7 @@ class IndexShard:
 
 @dataclass(frozen=True)
 class _IndexEntry:
-    """versions: one text in place of a list, since 200,000 values in JSON take a second to read."""
+    """The entry of a model. versions: one text, not a list: 200,000 values in JSON take a second to parse."""
 
     versions: Annotated[str, Predicate(_VERSIONS.fullmatch), doc("versions with a space between them")]
     channels: Mapping[str, str]
@@ -109,19 +109,19 @@ class _IndexDocument:
 
 
 def list_all(store: Store) -> list[ListedModel]:
-    """Every model that has a version, by name. Reads the index where there is one; otherwise looks at every model, and
-    makes the index of many, where this user may write."""
+    """Every model that has a version, by name. Reads the index if there is one; otherwise reads every model, and
+    creates the index if there are many and this user may write."""
     if (index_models := read_index(store)) is not None:
         return index_models
     models = look_at(store, catalogue(store))
     if len(models) >= WORTH_AN_INDEX:
-        with suppress(EnginesmithError):  # a registry that may only be read, or others write: the next list looks again
+        with suppress(EnginesmithError):  # the registry is read-only, or others write: the next listing tries again
             make_index(store)
     return models
 
 
 def read_index(store: Store) -> list[ListedModel] | None:
-    """Every model by the index, by name; None without a complete one. Raises UnavailableError."""
+    """Every model in the index, by name; None without a complete index. Raises UnavailableError."""
     if store.read(index_key(SHARDS[0])) is None:
         return None
     changing_models = {model for lease in list_leases(store) for model in lease.changes}
@@ -136,8 +136,8 @@ def read_index(store: Store) -> list[ListedModel] | None:
 
 
 def make_index(store: Store) -> None:
-    """Write the index anew from what the registry holds. Raises EnginesmithError while others write it."""
-    for shard in SHARDS:  # from now on writers keep it
+    """Write the index anew from the registry's content. Raises EnginesmithError while others write it."""
+    for shard in SHARDS:  # from now on writers update it
         base.change(store, index_key(shard), lambda data: None if data else IndexShard().to_bytes())
     documents = dict(side_by_side(store.read, [index_key(shard) for shard in SHARDS]))
     models_by_name = {entry.model: entry for entry in look_at(store, catalogue(store))}
@@ -149,8 +149,8 @@ def make_index(store: Store) -> None:
 
 
 def refresh_index(store: Store, models: Iterable[str]) -> None:
-    """Write the entries of models anew, where there is an index. Called after a model was changed, while the lease
-    that names it is still there."""
+    """Rewrite the entries of models if there is an index. Call it after a model was changed, while the lease that names
+    it is still held."""
     shards: dict[str, list[str]] = {}
     for model in sorted(set(models)):
         shards.setdefault(_shard_of(model), []).append(model)
@@ -159,8 +159,8 @@ def refresh_index(store: Store, models: Iterable[str]) -> None:
 
 
 def heal_index(store: Store, listed_models: Sequence[ListedModel], changed_models: Iterable[str] = ()) -> list[str]:
-    """Write anew the entries that differ from what a collection found, and those of `changed_models`, of leases
-    that are over; their names. Documents that cannot be read are deleted, so that a list makes them again."""
+    """Rewrite the entries that differ from the findings of a collection, and those of `changed_models`, whose leases
+    are over; return their names. Unreadable documents are deleted, so that a listing creates them again."""
     if store.read(index_key(SHARDS[0])) is None:
         return []  # there is no index
     wrong_models, entries = set(changed_models), {m.model: m for m in listed_models if m.versions}
@@ -180,14 +180,14 @@ def heal_index(store: Store, listed_models: Sequence[ListedModel], changed_model
 def hold_change(
     store: Store, models: Iterable[str], what: str, lasts: timedelta = PUBLISHING
 ) -> AbstractContextManager[Guard]:
-    """`leases.hold_lease` for a block that changes versions or channels of these models; their entries are written anew
-    when it ends. Where that fails the lease stays, so that nobody trusts the entries."""
+    """`leases.hold_lease` for a block that changes versions or channels of these models; their entries are rewritten
+    when it ends. If that fails the lease stays, so that nobody trusts the entries."""
     model_names = tuple(sorted(set(models)))
     return hold_lease(store, what, lasts, model_names, lambda: refresh_index(store, model_names))
 
 
 def look_at(store: Store, models: Sequence[Listed]) -> list[ListedModel]:
-    """Models with the versions that their channels point to. Reads the channels, side by side."""
+    """Models with the versions that their channels point to. Reads the channels, in parallel."""
     channel_pairs = [(entry.model, name) for entry in models for name in entry.channels]
     pointers: dict[str, dict[str, str]] = {}
     for (model, _), pointer in side_by_side(lambda pair: _read_pointers(store, pair[0], [pair[1]]), channel_pairs):
@@ -196,7 +196,7 @@ def look_at(store: Store, models: Sequence[Listed]) -> list[ListedModel]:
 
 
 def _look(store: Store, models: Sequence[str]) -> list[ListedModel]:
-    """The entries of models, without versions where they have none."""
+    """The entries of models; without versions if they have none."""
     listings = []
     for model, model_listings in side_by_side(lambda model: catalogue(store, f"{MODELS}{model}/"), models):
         listings += model_listings or [Listed(model, (), ())]
@@ -208,7 +208,7 @@ def _refresh(store: Store, key: str, models: list[str]) -> None:
         if data is None:
             return None  # there is no index
         entries = {entry.model: entry if entry.versions else None for entry in _look(store, models)}
-        # One that cannot be read is replaced too, so that who makes the index anew sees that it changed meanwhile.
+        # An unreadable one is replaced too, so that a process that rebuilds the index notices the change.
         return (_parse(data) or IndexShard()).updated(entries).to_bytes()
 
     base.change(store, key, make)
@@ -219,7 +219,7 @@ def _shard_of(model: str) -> str:
 
 
 def _parse(data: bytes | None) -> IndexShard | None:
-    """A document of the index; None where there is none that this release can read."""
+    """Parse a document of the index; None if this release cannot."""
     try:
         document = parse_as(data or b"", MAX_BYTES, _IndexDocument)
     except Malformed:
@@ -235,7 +235,7 @@ def _parse(data: bytes | None) -> IndexShard | None:
 class ListedVersion:
     """A version, the number of its engines by current status, and the channels that point to it.
 
-    created_at: ISO 8601, UTC.  damage: the reason why it cannot be read, else None; such a version has no time and no
+    created_at: ISO 8601, UTC.  damage: the reason why it is unreadable, else None; such a version has no time and no
     engines.
     """
 
@@ -247,7 +247,7 @@ class ListedVersion:
     damage: str | None = None
 
     def to_json(self) -> dict[str, object]:
-        """The JSON that `enginesmith list --json` prints; `damage` is left out where there is none."""
+        """The JSON that `enginesmith list --json` prints; without `damage` if there is none."""
         return {name: value for name, value in vars(self).items() if name != "damage" or value}
 
 
@@ -255,8 +255,8 @@ class ListedVersion:
 class VersionStatus:
     """A version with everything that was added since it was published.
 
-    engines: with their current status; engines of an ensemble with the size of all that each stands for.
-    channels: that point to it.  latencies: reports by the engine's digest.  page: URI of its HTML report; None without
+    engines: with their current status; those of an ensemble with the total size of their graphs' engines.
+    channels: that point to it.  latencies: reports by the engine's digest. page: URI of its HTML report; None without
     one.
     """
 
@@ -285,7 +285,7 @@ class VersionStatus:
 def list_models(store: Store, *, limit: int | None = None, after: str | None = None) -> list[ListedModel]:
     """Models by name, each with its versions and its channels' versions: from the index, or by reading channels.
 
-    limit: the largest number of models.  after: only models after this name, for paging.
+    limit: the maximum number of models.  after: only models after this name, for paging.
     """
     models = list_all(store) if limit is None else read_index(store) or look_at(store, lookup.page(store, limit, after))
     models = [entry for entry in models if after is None or entry.model > after]
@@ -297,7 +297,7 @@ def list_versions(
 ) -> list[ListedVersion]:
     """Versions of a model, oldest first, each with its number of engines by status. Reads only their manifests.
 
-    limit: only the newest so many.  before: only versions older than this one, for paging backward.
+    limit: only this many of the newest.  before: only versions older than this one, for paging backward.
     after: only versions newer than this one, of which `limit` takes the oldest, for paging forward.
     Raises UnknownNameError for an unknown model.
     """
@@ -321,7 +321,7 @@ def list_versions(
 
 
 def show_version(store: Store, reference: Reference) -> VersionStatus:
-    """Everything that the registry has about one version. Raises UnknownNameError, and IntegrityError for damage."""
+    """All data of the registry about one version. Raises UnknownNameError, and IntegrityError for damage."""
     manifest = lookup.locate(store, reference).manifest
     key = page_key(manifest.model, manifest.version)
     pointers = _read_pointers(store, manifest.model, channel_names(store, manifest.model))
@@ -331,14 +331,14 @@ def show_version(store: Store, reference: Reference) -> VersionStatus:
         tuple(name for name, version in pointers.items() if version == manifest.version),
         latencies(store, manifest),
         tuple(canaries(store, manifest)),
-        # The page is long, so its folder is listed in place of reading it.
+        # The page is long, so its folder is listed instead of reading it.
         store.locator(key) if key.rpartition("/")[2] in store.children(f"{key.rpartition('/')[0]}/") else None,
         tuple(attachment for attachment, _ in attachments(store, manifest)),
     )
 
 
 def _with_size(store: Store, manifest: Manifest, entry: JudgedEntry) -> JudgedEntry:
-    """An engine; one of an ensemble with the size of what it stands for in place of its document's."""
+    """An engine; for an ensemble, with the total size of its graphs' engines instead of its document's."""
     if not manifest.graphs or not entry.usable:
         return entry
     pinned_graphs = pinned_engines(store, manifest, entry)
@@ -372,14 +372,14 @@ def _read_pointers(store: Store, model: str, channels: Iterable[str]) -> dict[st
 
 @dataclass(frozen=True)
 class ChannelMove:
-    """A move of a channel. report: digest of the version's report; None when that was deleted or is damaged since."""
+    """A move of a channel. report: digest of the version's report; None if that was deleted or is damaged."""
 
     channel: str
     move: Move
     report: str | None
 
     def to_json(self) -> dict[str, object]:
-        """What `enginesmith registry history --json` prints of it."""
+        """The JSON of the move that `enginesmith registry history --json` prints."""
         return {"channel": self.channel, **encode(self.move), "report": self.report}
 
 

@@ -1,4 +1,4 @@
-"""Which version a reference stands for, during a rollout too, and whether that changed."""
+"""Resolves references to versions, also during a rollout, and detects whether the version changed."""
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,10 +26,10 @@ from enginesmith.registry.store.layout import (
 )
 from enginesmith.registry.versions.channel_state import Channel, read_channel
 
-# Finds models, versions and channels, resolves a reference to a version's manifest, and finds blobs that are lost.
+# Finds models, versions and channels, resolves a reference to a version's manifest, and finds lost blobs.
 #
-# A blob is lost when it is missing, truncated, or a link out of the registry, which one stat or HEAD request shows.
-# Other bytes of the same size are found when they are read: by a pull, and by `verify`.
+# A blob is lost if it is missing, truncated, or a link out of the registry, which one stat or HEAD request shows. Wrong
+# bytes of the same size are found when they are read: by a pull, and by `verify`.
 
 DEFAULT_CHANNELS = (STABLE, "candidate")
 
@@ -38,8 +38,8 @@ DEFAULT_CHANNELS = (STABLE, "candidate")
 class Located:
     """The manifest that a reference resolves to, and the channel that it was found through, or None.
 
-    signed_by: the trust policy's names of its signers, once that was checked; empty where no signature is needed.
-    documents: the version's documents out of a snapshot; None where they are read from the registry.
+    signed_by: the trust policy's names of its signers, after the check; empty if no signature is required.
+    documents: the version's documents from a snapshot; None if they are read from the registry.
     """
 
     reference: Reference
@@ -56,7 +56,7 @@ class Located:
 
 @dataclass(frozen=True)
 class Listed:
-    """A model, its versions in the order of their names, and the names of its channels."""
+    """A model, its versions sorted by name, and the names of its channels."""
 
     model: str
     versions: tuple[str, ...]
@@ -81,7 +81,7 @@ def catalogue(store: Documents, prefix: str = MODELS) -> list[Listed]:
 
 def page(store: Store, limit: int, last_name: str | None = None) -> list[Listed]:
     """At most `limit` models that have a version, sorted, with names after `last_name`. Lists the names of all models,
-    and the keys of these only."""
+    and the keys of only these."""
     from enginesmith.registry.store.parallel import side_by_side
 
     model_names = [name for name in folder_names(store) if is_name(name) and (last_name is None or name > last_name)]
@@ -96,7 +96,7 @@ def page(store: Store, limit: int, last_name: str | None = None) -> list[Listed]
 
 
 def folder_names(store: Documents) -> list[str]:
-    """The names of models with any document at all, sorted. Lists names, and no keys below them."""
+    """The names of models with any document, sorted. Lists names, and no keys below them."""
     return [name.removesuffix("/") for name in store.children(MODELS) if name.endswith("/")]
 
 
@@ -106,7 +106,7 @@ def models(store: Documents) -> list[str]:
 
 
 def versions(store: Documents, model: str) -> list[str]:
-    """A model's versions in the order of their names ('2' before '10'). Lists keys, and reads no manifest."""
+    """A model's versions sorted by name ('2' before '10'). Lists keys, and reads no manifest."""
     prefix = model_prefix("versions", model)
     key_parts = (key.removeprefix(prefix).split("/") for key in store.list(prefix))
     complete_versions = [
@@ -144,7 +144,7 @@ def load_if_there(store: Documents, model: str, version: str) -> Manifest | None
 def locate(store: Store, reference: Reference) -> Located:
     """Resolve a reference. A name alone means the channel `stable`, else `candidate`, else the newest version.
 
-    Raises UnknownNameError if there is no such model, version or channel, IntegrityError where the channel's digest and
+    Raises UnknownNameError if the model, version or channel does not exist, IntegrityError if the channel's digest and
     the manifest disagree.
     """
     model = reference.model
@@ -162,18 +162,18 @@ def locate(store: Store, reference: Reference) -> Located:
 
 
 def load_served(store: Documents, channel: Channel) -> Manifest:
-    """The manifest of the version that a channel leads to. Raises IntegrityError where that is gone, or another one."""
+    """The manifest of the version that a channel points to. Raises IntegrityError if it is missing, or another one."""
     try:
         manifest = load(store, channel.model, channel.version)
     except UnknownNameError as error:
         raise IntegrityError(
-            f"channel {channel.model}:{channel.name} points nowhere: {error}; promote a version to it that is there"
+            f"channel {channel.model}:{channel.name} points nowhere: {error}; promote an existing version to it"
         ) from error
     if manifest.digest != channel.manifest:
         raise IntegrityError(
             f"channel {channel.model}:{channel.name} was promoted to manifest {channel.manifest} of version "
-            f"{channel.version}, and that is now {manifest.digest}: it was replaced by hand; restore it, or promote a "
-            "version again"
+            f"{channel.version}, whose manifest is now {manifest.digest}: it was replaced by hand; restore it, or "
+            "promote a version again"
         )
     return manifest
 
@@ -185,7 +185,7 @@ def _unknown(store: Documents, kind: str, name: str, names: list[str]) -> Unknow
 
 @dataclass(frozen=True)
 class Loss:
-    """A problem of a blob. kind: 'missing' or 'size', as in `verify`.  detail: the problem in words."""
+    """A problem of a blob. kind: 'missing' or 'size', as in `verify`.  detail: describes the problem."""
 
     kind: str
     detail: str
@@ -198,7 +198,7 @@ MISSING = Loss("missing", "published, and no file of this registry: it is not th
 
 
 def find_lost(store: Store, sizes: Mapping[str, int | None]) -> dict[str, Loss]:
-    """Missing or truncated blobs by digest. sizes: digest -> expected size in bytes, None where it is unknown."""
+    """Missing or truncated blobs by digest. sizes: digest -> expected size in bytes, None if unknown."""
     if store.near:
         stored_sizes = {digest: store.stored_size(digest) for digest in sizes}
     else:
@@ -212,13 +212,13 @@ def find_lost(store: Store, sizes: Mapping[str, int | None]) -> dict[str, Loss]:
             losses[digest] = MISSING
         elif size not in (None, stored_size):
             losses[digest] = Loss("size", f"{stored_size} bytes; the manifest says {size}")
-    # Of a list of places, the next one may have it whole.
+    # In a list of places, the next one may have the whole blob.
     rest = next(iter(getattr(store, "list_rests", tuple)()), None)
     if losses and rest:
         try:
             return find_lost(rest, {digest: sizes[digest] for digest in losses})
         except UnavailableError:
-            if len(losses) == len(sizes):  # else what is whole here serves without it
+            if len(losses) == len(sizes):  # otherwise the blobs that are intact here can be served without it
                 raise
     return losses
 
@@ -246,16 +246,17 @@ def engine_sizes(manifest: Manifest) -> dict[str, int | None]:
     return sizes_by_digest | {shard: size for shards in manifest.shards.values() for shard, size in shards.items()}
 
 
-# Snapshots: all that resolving a version reads, as one blob, so that a client reads one object in place of dozens.
+# Snapshots: all documents that resolving a version reads, in one blob, so that a client reads one object instead of
+# dozens.
 #
-# A snapshot holds documents as they lie beside the version, byte for byte: the manifest, attestations, signatures, and
-# the latency reports that rank. A client checks digests and signatures, judges and ranks by the same functions as over
-# the registry itself (`SnapshotDocuments`). So a snapshot needs no trust and no signature of its own: whoever could
-# forge one could as well delete or add documents in the registry, and what a trust policy asks is signed in the
-# documents. There is one for a version, not one for each kind of machine: docs/scale.md has the sizes.
+# A snapshot contains documents as they lie beside the version, byte for byte: the manifest, attestations, signatures,
+# and the latency reports that rank. A client checks digests and signatures, judges and ranks with the same functions as
+# on the registry itself (`SnapshotDocuments`). So a snapshot needs no trust and no signature of its own: a person who
+# can forge one could also delete or add documents in the registry, and the documents contain the signatures that a
+# trust policy requires. There is one per version, not one per kind of machine: docs/scale.md has the sizes.
 
 SNAPSHOT_FORMAT = 1
-# Of the blob, and of the documents in it. A version with more evidence has no snapshot; its documents are read singly.
+# Maximum sizes: of the blob, and of the documents in it. A version with more evidence has no snapshot.
 SNAPSHOT_MAX_BYTES = 8 << 20
 MAX_DOCUMENTS_BYTES = 64 << 20
 _KINDS = ("attachments/", "attestations/", "latency/", "signatures/")
@@ -296,7 +297,7 @@ class _SnapshotDocument:
 
 
 def parse_snapshot(data: bytes) -> Snapshot:
-    """Read a snapshot's blob. Raises Malformed for what is none, InputError for one of a newer format."""
+    """Parse a snapshot's blob. Raises Malformed if it is no snapshot, InputError for a newer format."""
     try:
         document = parse_as(_decompress(data), 2 * MAX_DOCUMENTS_BYTES, _SnapshotDocument)
     except NewerFormatError as error:
@@ -308,7 +309,7 @@ def parse_snapshot(data: bytes) -> Snapshot:
 
 
 def is_snapshot(store: Store, digest: str) -> bool:
-    """Whether a blob is a snapshot: one that a newer one replaced is no remarkable orphan."""
+    """Whether a blob is a snapshot: a snapshot that a newer one replaced is an expected orphan."""
     if not 0 < (store.stored_size(digest) or 0) <= SNAPSHOT_MAX_BYTES:
         return False
     try:
@@ -330,7 +331,7 @@ def _decompress(data: bytes) -> bytes:
 
 
 def manifest_of(snapshot: Snapshot, digest: str) -> Manifest:
-    """The manifest in a snapshot. digest: the one that it must have. Raises IntegrityError for another."""
+    """The manifest in a snapshot. digest: the expected one. Raises IntegrityError for another."""
     manifest_bytes = snapshot.documents.get(manifest_key(snapshot.model, snapshot.version), b"")
     manifest = parse(manifest_bytes, model=snapshot.model, version=snapshot.version)
     if manifest.digest != digest:
@@ -343,7 +344,7 @@ def manifest_of(snapshot: Snapshot, digest: str) -> Manifest:
 
 @dataclass(frozen=True)
 class SnapshotDocuments:
-    """`Documents` of a version out of its snapshot; all else, such as versions that an ensemble pins, from `store`."""
+    """`Documents` of a version from its snapshot; others, such as versions that an ensemble pins, from `store`."""
 
     snapshot: Snapshot
     store: Store | None = None
@@ -382,5 +383,5 @@ class SnapshotDocuments:
     @property
     def _beyond(self) -> Store:
         if self.store is None:
-            raise IntegrityError(f"{self.uri} holds that version alone")
+            raise IntegrityError(f"{self.uri} holds only that version")
         return self.store

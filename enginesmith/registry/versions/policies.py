@@ -1,4 +1,4 @@
-"""Policies of channels, and which machines a promotion would leave without an engine."""
+"""Policies of channels, and the machines that a promotion would leave without an engine."""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from enginesmith.registry.versions.lookup import load_served
 if TYPE_CHECKING:
     from enginesmith.registry.trust.signatures import KeySigner
 
-# Losses that a move may have, as `list_losses` names them; None: any.
+# Losses that a move may cause, as named by `list_losses`; None: any.
 AcceptedLosses = Collection[str] | None
 _SHOWN = 8
 
@@ -36,11 +36,11 @@ def list_losses(
     proven_only: bool,
     counts: Callable[[Attestation], bool] | None = None,
 ) -> tuple[str, ...]:
-    """What a channel serves now and would not serve of a version: 'sm_89 int8', 'cpu int8 on x86-64-v3'.
+    """The engines that a channel serves now and a version lacks: 'sm_89 int8', 'cpu int8 on x86-64-v3'.
 
-    An engine for a whole generation serves each product of it, and any backend's engine counts. Nothing is lost where
-    what the channel serves cannot be read.
-    proven_only: whether it would serve proven engines alone.  counts: as of `judge_entries`.
+    An engine for a whole generation serves each product of it, and engines of all backends count. Empty if the present
+    version is unreadable.
+    proven_only: whether the channel would serve only proven engines.  counts: as in `judge_entries`.
     Raises IntegrityError for a damaged attestation of the version.
     """
     if channel is None:
@@ -57,7 +57,7 @@ def list_losses(
 def loss_refusal(
     losses: Sequence[str], accepted_losses: AcceptedLosses, manifest: Manifest, channel: Channel | None
 ) -> str | None:
-    """The reason why a channel does not accept a version by which nodes lose engines; None where that is accepted."""
+    """The reason why a channel refuses a version by which nodes lose engines; None if the losses are accepted."""
     unaccepted_losses = [name for name in losses if accepted_losses is not None and name not in accepted_losses]
     if channel is None or not unaccepted_losses:
         return None
@@ -72,8 +72,8 @@ def loss_refusal(
 def _losses(
     entry: JudgedEntry, was_proven_only: bool, new_entries: Sequence[JudgedEntry], proven_only: bool
 ) -> Iterator[str]:
-    """The name of an engine that is served now, and nothing in its place would be; else the kinds of CPU of which that
-    holds."""
+    """The name of a served engine that the new engines do not replace; if they replace it partly, one name per kind of
+    CPU that loses it."""
     substitutes = [
         e for e in new_entries if e.precision == entry.precision and e.target in (entry.target, entry.hardware.sm)
     ]
@@ -91,8 +91,8 @@ def _losses(
 
 # Channel policies: which proven engines, canary passes and signatures a channel requires of a version.
 #
-# A policy is a document of the registry and is checked by the commands that promote. It does not protect from those
-# who can write to the store directly: see docs/concepts/security.md.
+# A policy is a document of the registry and is checked by the commands that promote. It gives no protection against
+# people who can write to the store directly: see docs/concepts/security.md.
 
 OPEN_CHANNELS = ("candidate",)
 FORMAT = 1
@@ -113,12 +113,12 @@ class CanaryPass:
 
 @dataclass(frozen=True)
 class ChannelPolicy:
-    """Show and set what a channel requires of a version.
+    """The requirements of a channel on a version.
 
-    proven: targets that each need a proven engine.  canary: every engine of these targets needs a PASS; without
-    targets one PASS is enough.  canary_on: GPU generations and kinds of CPU (`canaries.targets_named`) that each need a
-    PASS.  signed_by: public keys (PEM), one of which must have signed the version.  rollout: the waves in which a
-    version comes to the channel; None: at once.  at, by, why: of its last change.
+    proven: targets that each need a proven engine.  canary: every engine of these targets needs a PASS; without targets
+    one PASS is enough.  canary_on: GPU generations and kinds of CPU (`canaries.targets_named`) that each need a PASS.
+    signed_by: public keys (PEM), one of which must have signed the version. rollout: the waves in which a version
+    reaches the channel's nodes; None: all at once.  at, by, why: of its last change.
     """
 
     proven: tuple[Name, ...] = ()
@@ -151,7 +151,7 @@ class _CanaryReport(Excerpt):
 
 
 def canary_pass(store: Store, report: str) -> CanaryPass:
-    """Read the PASS of a stored canary report. Raises IntegrityError for a blob that is no PASS.
+    """Parse the PASS in a stored canary report. Raises IntegrityError for a blob that is no PASS.
 
     Reads only these fields: `validation.canary.report` checked that the verdict follows from the criteria when the
     report was stored.
@@ -163,9 +163,9 @@ def canary_pass(store: Store, report: str) -> CanaryPass:
 
 
 def read(store: Store, model: str | None, channel: str) -> ChannelPolicy | None:
-    """Read the policy of a model's channel, or with model None of that channel of every model; None without one.
+    """Read the policy of a model's channel, or with model None of this channel for all models; None without one.
 
-    Raises IntegrityError if it cannot be read.
+    Raises IntegrityError if it is unreadable.
     """
     policy_bytes = store.read(policy_key(model, channel))
     return None if policy_bytes is None else _parse(policy_bytes, model, channel)
@@ -180,7 +180,7 @@ def _parse(data: bytes, model: str | None, channel: str) -> ChannelPolicy:
 def of_channel(store: Store, model: str, channel: str) -> ChannelPolicy:
     """The policy that applies to a channel: the model's own, else the one for all models, else an empty one.
 
-    Raises IntegrityError if it cannot be read.
+    Raises IntegrityError if it is unreadable.
     """
     return read(store, model, channel) or read(store, None, channel) or ChannelPolicy()
 
@@ -220,7 +220,7 @@ def write(
     except NewerFormatError:
         raise
     except IntegrityError:
-        pass  # replaced, as the error of a damaged policy says
+        pass  # replaced, as the error of a damaged policy announces
     try:
         is_written = store.replace(key, canonical_json(encode(new_policy)), old_bytes)
     except UndecidedError:
@@ -233,7 +233,7 @@ def write(
 
 
 def describe_built_in(channel: str) -> str:
-    """What a channel requires of a version whatever its policy, in words."""
+    """Describe the requirements of a channel that apply with any policy."""
     if channel in OPEN_CHANNELS:
         return "any version with a usable engine; a promotion may lose nothing that is served (--accept-loss)"
     return (
@@ -243,13 +243,13 @@ def describe_built_in(channel: str) -> str:
 
 
 def losses_of_build(channel: str) -> AcceptedLosses:
-    """Losses that a build may bring a channel: any to one that takes every version, and shows what the spec gives now;
-    none to others."""
+    """The losses that a build may cause in a channel: any in a channel that accepts every version and shows the spec's
+    current result; none in others."""
     return None if channel in OPEN_CHANNELS else ()
 
 
 def rollout_refusal(policy: ChannelPolicy, manifest: Manifest, channel: str) -> str | None:
-    """The reason why a policy rejects a move at once; None where versions need not come in waves."""
+    """The reason why a policy forbids a move to all nodes at once; None if no rollout is required."""
     if policy.rollout is None:
         return None
     channel_name, wave_list = f"{manifest.model}:{channel}", ", ".join(map(str, policy.rollout.waves))
@@ -262,10 +262,10 @@ def rollout_refusal(policy: ChannelPolicy, manifest: Manifest, channel: str) -> 
 def common_refusal(
     manifest: Manifest, entries: Sequence[EngineEntry], name: str, *, proven_only: bool, random_inputs: bool = False
 ) -> str | None:
-    """The reason why a channel does not accept a version, whatever its policy; None if it may. name: the channel's.
+    """The reason why a channel refuses a version with any policy; None if it does not. name: the channel's.
 
-    entries: the version's engines with their current status.  random_inputs: whether it takes those proven on random
-    inputs as others.
+    entries: the version's engines with their current status.  random_inputs: whether it accepts those proven on random
+    inputs.
     """
     reference = manifest.reference
     unproven_statuses = ("unproven",) if random_inputs else ("unproven", ON_RANDOM)
@@ -296,7 +296,7 @@ def common_refusal(
 
 
 def _remedy(reference: str, unproven: Sequence[EngineEntry]) -> str:
-    """What proves engines: a run on their hardware, or golden data by which all of them is measured."""
+    """How to prove the engines: run them on their hardware, or provide golden data that measures all checks."""
     remedies = []
     random_entries = [entry for entry in unproven if entry.status == ON_RANDOM]
     if random_entries:

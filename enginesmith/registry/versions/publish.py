@@ -1,4 +1,4 @@
-"""Publishes a version, and adds evidence to one that was published."""
+"""Publishes versions, and adds evidence to published versions."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from enginesmith.registry.trust.signing import Keyless, Signed, SigningKey
 
 # Adds evidence to a published version (attestations, latency reports, signatures), and refreshes the channels that
-# serve it, whose snapshots hold it.
+# serve it, because their snapshots contain the evidence.
 #
-# The lease of a writer that dies in between names the model; the collection that finds it over refreshes the channels.
+# If a writer dies in between, the next collection finds its expired lease, which names the model, and refreshes them.
 
 
 def add_attestation(store: Store, manifest: Manifest, report: "Report") -> str | None:
-    """`attest`, and refresh the channels that serve the version; None, and nothing, for a report without a decision,
-    of which a part was not measured. Raises as `attest` and the store."""
+    """`attest`, and refresh the channels that serve the version. Does nothing and returns None for a report without a
+    decision, of which a part was not measured. Raises as `attest` and the store."""
     if report.verdict == "unproven":
         return None
     with _hold_change(store, manifest) as guard:
@@ -69,7 +69,7 @@ def add_latencies(store: Store, manifest: Manifest, reports: Iterable[str]) -> N
 def add_signatures(
     store: Store, manifest: Manifest, signer: "SigningKey | Keyless", attached: Collection[str] = ()
 ) -> tuple["Signed", ...]:
-    """`sign`, and refresh the channels where a signature is new. Raises as `sign` and the store."""
+    """`sign`, and refresh the channels if a signature is new. Raises as `sign` and the store."""
     from enginesmith.registry.trust.signing import sign
 
     with _hold_change(store, manifest) as guard:
@@ -80,11 +80,11 @@ def add_signatures(
 
 
 def add_attachment(store: Store, manifest: Manifest, attachment: Attachment, path: Path) -> tuple[Attachment, bool]:
-    """Attach the file `path` to a version, and refresh the channels that serve it; the attachment, and whether it is
-    new: one that says the same is not added twice.
+    """Attach the file `path` to a version, and refresh the channels that serve it. Returns the attachment, and whether
+    it is new: an equal one is not added twice.
 
-    Raises InputError where the file changes meanwhile, IntegrityError if the version was deleted meanwhile, Malformed
-    for a field that no document has.
+    Raises InputError if the file changes meanwhile, IntegrityError if the version was deleted meanwhile, Malformed for
+    an invalid field.
     """
     document, purpose = attachment.to_bytes(), f"attaching {attachment.name} to {manifest.reference}"
     with hold_change(store, [manifest.model], purpose, BUILDING) as guard:
@@ -106,14 +106,14 @@ def _hold_change(store: Store, manifest: Manifest) -> AbstractContextManager[Gua
     return hold_change(store, [manifest.model], f"adding evidence to {manifest.reference}")
 
 
-# Publishing a version: first the blobs, then the manifest atomically, last the channel; killed anywhere, no partial
-# version is left.
+# Publishing a version: first the blobs, then the manifest atomically, last the channel. A publication that is killed
+# leaves no partial version.
 #
-# Only engines with an `Approved` report are published as usable: `publish` gets each with its proof, and everything
-# else is a failure or a refusal, which has no engine.
+# Only engines with an `Approved` report are published as usable: `publish` gets each with its proof, and all other
+# units are failures or refusals, which have no engine.
 #
-# `find_same` finds the version that a publication would repeat: the same engines with the same proofs, made from other
-# inputs (a comment in the entry point, a renamed file, a calibration sample that changes no scale).
+# `find_same` finds a version that a publication would repeat: the same engines with the same proofs, from other inputs
+# (a comment in the entry point, a renamed file, a calibration sample that changes no scale).
 
 _RECORD = "publish"
 _ATTEMPTS = 200
@@ -163,8 +163,8 @@ def publish(
 
     approved: each usable engine with its proof.  others: failed and refused units.
     The version's name is `wanted_version`, or 1 + the highest number so far; if the same content was published before,
-    it is that version. Raises ConflictError when the wanted version exists with other content, InputError when an entry
-    and its proof disagree, IntegrityError when a blob is missing.
+    it is that version. Raises ConflictError if the wanted version exists with other content, InputError if an entry and
+    its proof disagree, IntegrityError if a blob is missing.
     """
     manifest = replace(draft, engines=_entries(approved, others))
     with hold_change(store, [manifest.model], f"publishing {manifest.model}") as guard:
@@ -188,20 +188,20 @@ def publish(
 
 
 def _move(guard: Guard, manifest: Manifest, channel: str, by: str, why: str) -> str | None:
-    """Point a channel at a version that was built; the reason why it does not accept it, None where it does."""
+    """Point a channel at a version that was built. Returns the reason if the channel does not accept it, else None."""
     accepted_losses = losses_of_build(channel)
     refusal = channels.policy_refusal(guard.store, manifest, channel, accepted_losses=accepted_losses)
     if refusal is None:
         try:
             channels.point(guard, manifest, channel, by=by, why=why, accepted_losses=accepted_losses)
-        except InputError as error:  # the channel was moved since it was asked
+        except InputError as error:  # the channel was moved after the check
             return str(error)
     return refusal
 
 
 @contextmanager
 def published_without(manifest: Manifest, missing_part: str) -> Iterator[None]:
-    """Re-raise an error of the block with a message that the version is published, and what is missing of it."""
+    """Re-raise an error of the block with a message that the version is published, and which part of it is missing."""
     try:
         yield
     except (UnavailableError, IntegrityError, ConflictError) as error:
@@ -211,10 +211,10 @@ def published_without(manifest: Manifest, missing_part: str) -> Iterator[None]:
 
 
 def find_published(store: Store, manifest: Manifest, known_number: int = 0) -> Manifest | None:
-    """The published version that equals a manifest, or None. Reads no blob. known_number: a listing may be stale.
+    """The published version that equals a manifest, or None. Reads no blob. known_number: used if a listing is stale.
 
-    Equal means: the same content went in, every unit has the same status, and all blobs are present. (The engines'
-    bytes may differ: compilers are not deterministic, and two builds of equal inputs are interchangeable.)
+    Equal means: the same inputs, the same status of every unit, and all blobs present. (The engines' bytes may differ:
+    compilers are not deterministic, and two builds of equal inputs are interchangeable.)
     """
     record = recall(store, _RECORD, _memo_key(manifest))
     existing_manifest = _alike(store, manifest, str(record.get("version"))) if record else None
@@ -226,7 +226,7 @@ def find_same(
 ) -> Manifest | None:
     """The newest version, or the wanted one if it exists, if its engines and proofs equal those of `manifest`; or None.
 
-    manifest: as it would be published, with its engines.  reports: of its usable engines.
+    manifest: ready for publication, with its engines.  reports: of its usable engines.
     """
     version = wanted_version or next(reversed(versions(store, manifest.model)), None)
     existing_manifest = _load_sound(store, manifest.model, version) if version else None
@@ -252,7 +252,7 @@ def attach_page(store: Store, manifest: Manifest, page: bytes, data: bytes) -> s
     """Write a copy of the version's HTML report and its JSON data beside the manifest, and return the page's key."""
     key = page_key(manifest.model, manifest.version)
     for document_key, content in ((page_data_key(manifest.model, manifest.version), data), (key, page)):
-        with suppress(UndecidedError):  # another writer's copy is there
+        with suppress(UndecidedError):  # another writer has stored its copy
             store.replace(document_key, content, store.read(document_key))
     return key
 
@@ -283,14 +283,14 @@ def _find_existing(store: Store, manifest: Manifest, version: str | None, number
     if losses := find_lost_of(store, existing_manifest):
         role = existing_manifest.blobs()[next(iter(losses))]
         raise IntegrityError(
-            f"{existing_manifest.reference} has lost its {role}, and building again gave other "
+            f"{existing_manifest.reference} has lost its {role}, and the new build gave other "
             "bytes; versions never change: restore it, or choose another version"
         )
     return result
 
 
 def _write(guard: Guard, manifest: Manifest, wanted_version: str | None, seen_number: int) -> Published:
-    """Write the manifest under its name or the next number. seen_number: the highest number known to differ."""
+    """Write the manifest under its name or the next number. seen_number: the highest with other content."""
     store = guard.store
     guard.secure(manifest.blobs())
     for digest, loss in find_lost_of(store, manifest).items():
@@ -318,8 +318,8 @@ def _write(guard: Guard, manifest: Manifest, wanted_version: str | None, seen_nu
 
 
 def _recent(store: Store, manifest: Manifest, newest_number: int, floor: int = 0) -> Manifest | None:
-    """The version equal to `manifest` among the newest numbered versions after `floor`: of a run that was killed before
-    it wrote its record, or of a concurrent one."""
+    """The version equal to `manifest` among the newest numbered versions after `floor`: from a run that was killed
+    before it wrote its record, or from a concurrent one."""
     candidates = (
         _alike(store, manifest, str(n)) for n in range(newest_number, max(floor, newest_number - _RECENT), -1)
     )
@@ -370,7 +370,7 @@ def _memo_key(manifest: Manifest) -> str:
 
 
 def _comparable_content(manifest: Manifest) -> bytes:
-    """The parts of a manifest about its engines and how they are proven, without the reports' digests, as bytes."""
+    """The parts of a manifest about its engines and their proofs, without the reports' digests, as bytes."""
     entries = sorted((entry.unit, encode(replace(entry, report=None))) for entry in manifest.engines)
     spec = {name: value for name, value in manifest.spec.items() if name not in _MAKING}
     validation = decode(spec.pop("validation", {}), dict[str, Json], "spec.validation")

@@ -163,9 +163,9 @@ def deploy(options: _DeployOptions, stated_registry: str | None, as_json: bool) 
     only the differences.
     """
     if options.keep and not options.owner:
-        raise click.UsageError("--keep is about what an owner registered; give --owner")
+        raise click.UsageError("--keep applies only to what an owner registered; give --owner")
     if options.on is not None and options.building.executor != "ray":
-        raise click.UsageError("--on is about Ray's nodes; give --executor ray")
+        raise click.UsageError("--on chooses nodes of Ray; give --executor ray")
     if options.canary_duration is not None and not options.canary_duration:
         raise InputError("--canary-duration is 0; give how long to replay, such as 30m, or leave it out")
     if options.on is not None:
@@ -208,7 +208,7 @@ def _check_on(name: str, only: tuple[str, ...], duration: timedelta | None) -> N
     """Raise InputError or UnknownNameError unless Ray's workers with the GPU `name` can run what it is given for."""
     gpu_named(name)
     if only and not {"validate-pending", "canary"} & set(only):
-        raise InputError(f"--on is about validate-pending and canary, and not about {', '.join(only)}; leave it out")
+        raise InputError(f"--on is for validate-pending and canary, not for {', '.join(only)}; leave it out")
     if duration is not None and duration > LONGEST_ON_RAY:
         raise InputError(
             "--canary-duration: a canary on Ray's workers takes up to three times as long, and ends after a day; "

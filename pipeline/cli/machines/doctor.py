@@ -183,7 +183,7 @@ def list_backends(names: tuple[str, ...], as_json: bool) -> None:
 
 
 def row_of(backend: "Backend") -> BackendRow:
-    """All that a backend says of itself, on this machine."""
+    """A backend's properties on this machine."""
     from builders.backends import discovery
 
     versions = backend.versions()

@@ -334,8 +334,8 @@ def _print_plan(forecast: "Forecast | EnsembleForecast") -> None:
         rows = [
             [
                 *(unit.candidate.target.name, unit.candidate.precision, unit.candidate.backend.name, unit.action),
-                *(unit.candidate.built_at, unit.candidate.opens_in),
-                "; ".join(filter(None, (unit.reason, unit.candidate.absence))),
+                *(unit.built_at, unit.candidate.opens_in),
+                unit.reason + f"; {unit.candidate.absence}" * (unit.candidate.absence not in unit.reason),
             ]
             for unit in forecast.units
         ]

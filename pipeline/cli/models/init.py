@@ -79,7 +79,7 @@ def init(models: tuple[str, ...], out: Path | None, requests: Path | None, scali
     """
     if len(models) > 1:
         if requests:
-            raise InputError("--from-requests takes one MODEL; the data of several is data of the whole: see its spec")
+            raise InputError("--from-requests accepts one MODEL; for several, the ensemble's spec names the data")
         return _init_ensemble(models, out, force)
     return _init_one(models[0] if models else None, out, requests, scaling, force)
 
@@ -168,7 +168,7 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     ensemble_name, graphs = model_name(path.stem), list[drafts.FoundGraph]()
     for name, model in named_models:
         if model.is_file() and model.suffix.lower() != ".onnx":
-            raise InputError(f"{model}: several files are connected by what ONNX files say; export it to ONNX")
+            raise InputError(f"{model} is not ONNX, and only ONNX files can be connected; export it to ONNX")
         model_facts, _ = _look(model, path.parent / "spec.yaml")
         outputs_by_name = {tensor.name: tensor for tensor in read_header(model).gives}
         outputs = tuple(outputs_by_name[name] for name in model_facts.outputs or outputs_by_name)
@@ -179,7 +179,7 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     graphs = drafts.connect_states(graphs)
     files = {graph.key: f"{graph.model.name if graph.key == path.stem else graph.key}.yaml" for graph in graphs}
     if len({path.name, *files.values()}) <= len(files):
-        raise InputError(f"{path} and {', '.join(files.values())} are not all different; name graphs with NAME=FILE")
+        raise InputError(f"{path} and {', '.join(files.values())} must be different files; name graphs with NAME=FILE")
     texts = {path: drafts.write_ensemble(ensemble_name, graphs, files).encode()}
     texts |= {path.parent / files[graph.key]: drafts.write_spec(graph.model).encode() for graph in graphs}
     _write(texts, force)
@@ -233,7 +233,7 @@ def _look(model: Path, out: Path | None) -> tuple["FoundModel", Path]:
     elif suffix == ".pt2":
         model_facts = look_at_pt2(folder, inside(relative_path))
     elif suffix == ".py":
-        raise InputError(f"{model}: name the function too that gives the module: {model}:build")
+        raise InputError(f"{model} names no function; name the one that returns the module: {model}:build")
     else:
         suffix_problem = f"has the ending {suffix or 'none'}, which is unknown; .onnx, .pt2 and .pbtxt are known"
         raise InputError(f"{model} {_OTHERS.get(suffix, suffix_problem)}")
@@ -319,7 +319,7 @@ def _split(
                 "(recorder.append(streams.complete(inputs))), and they are ordinary inputs"
             ) from error
         if model.refused and model.refused != str(error):
-            raise DataError(f"{model.refused}; nor do the requests fit what its layers say: {error}") from error
+            raise DataError(f"{model.refused}; the requests do not fit its layers either: {error}") from error
         raise
     subsets = {"calibration": split.calibration, "golden": split.golden}
     names = [spec.name for spec in plain_model.inputs]

@@ -125,7 +125,7 @@ def _print_choice(choice: "SearchDocument", summary: str) -> None:
     echo(f"chosen: {summary}")
 
 
-# Seconds between two looks of `--watch`.
+# Seconds between two refreshes of `--watch`.
 WATCH_S = 2.0
 
 

@@ -44,7 +44,7 @@ def share(value: object) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number < (100 if text.endswith("%") else 1):  # 3 would be 300 %, where 3 % is meant
-        raise click.BadParameter(f"{text!r} is no share; give one such as 3% or 0.03")
+        raise click.BadParameter(f"{text!r} is not a share; give one such as 3% or 0.03")
     return number
 
 

@@ -120,14 +120,13 @@ class _ProfileOptions:
         bool, Option("Run nothing: show the times of REF's model that --record stored, and where they changed.")
     ] = False
     out: Annotated[
-        Path | None,
-        Option("With --series: draw the times of the first series into this file (.svg).", type=SVG),
+        Path | None, Option("With --series: draw the times of the first series into this file (.svg).", type=SVG)
     ] = None
 
     def check(self) -> None:
         """Raise click's usage error for options that do not go together."""
         if self.out is not None and not self.series:
-            raise click.UsageError("--out draws a series: give --series")
+            raise click.UsageError("--out draws a series; give --series too")
         if self.series and (self.record or self.against is not None):
             raise click.UsageError("--series runs nothing: leave out --record and --against")
         if self.record and self.against is not None:

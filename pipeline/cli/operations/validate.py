@@ -52,7 +52,7 @@ class _ValidateOptions:
         """Raise click's usage error for options that do not go together."""
         if self.imported and (reference or self.carry or self.targets):
             raise click.UsageError(
-                "--import takes neither a reference, --carry nor --target: the file says what it is of"
+                "--import takes neither a reference, --carry nor --target: the file names its engines"
             )
         if not self.imported and not reference:
             raise click.UsageError("name a model or a version of it, or give --import FILE")

@@ -47,7 +47,7 @@ def serve(listen: HttpAddress, every: float, prefix: str, dest: Path | None, reg
     from pipeline.site.server import Refresher, SiteFiles
 
     if prefix and not re.fullmatch(r"(/[A-Za-z0-9_-]+)+/?", prefix):
-        raise click.UsageError(f"--prefix {prefix!r} is no path; give one such as /registry")
+        raise click.UsageError(f"--prefix {prefix!r} is not a path; give one such as /registry")
     store = open_store(registry)
     with TemporaryDirectory(prefix="enginesmith-site-", ignore_cleanup_errors=True) as temporary_folder:
         folder = SiteFolder(dest or Path(temporary_folder))

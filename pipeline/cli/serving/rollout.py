@@ -97,7 +97,7 @@ class GivenPlan:
     nodes: Annotated[
         int | None,
         Option(
-            "Nodes in the fleet, at least; then a wave of 5% never gets more than 5% of them.",
+            "Minimum number of nodes in the fleet; a wave of 5% then never gets more than 5% of them.",
             type=COUNT,
             shown="from the last rollout's reports",
         ),
@@ -110,15 +110,13 @@ class GivenPlan:
         """The plan; None without waves. Raises InputError for an invalid plan, and for options without waves."""
         if not self.waves:
             if self.soak or self.gates or self.approve or self.max_unavailable or self.nodes:
-                raise InputError(
-                    "--soak, --gate, --approve, --max-unavailable and --nodes go with waves; give --wave too"
-                )
+                raise InputError("--soak, --gate, --approve, --max-unavailable and --nodes need waves; give --wave too")
             return None
         waves = tuple(parse_wave(text) for group in self.waves for text in group.replace(",", " ").split())
         check_waves(waves)
         soaks = [int(soak.total_seconds()) for group in self.soak for soak in group] or [600]
         if len(soaks) not in (1, len(waves)):
-            raise InputError(f"{len(soaks)} times of --soak for {len(waves)} waves: give one, or one for each")
+            raise InputError(f"--soak has {len(soaks)} durations for {len(waves)} waves: give one, or one for each")
         soaks_s = tuple(soaks if len(soaks) > 1 else soaks * len(waves))
         poll_s = max(1, int(self.poll_interval.total_seconds()))
         if self.nodes:
@@ -152,9 +150,9 @@ def read_gates(texts: tuple[str, ...], approve: bool) -> Gates:
             case "reports" if value.isdecimal() and 0 < int(value) < 10**6:
                 gate_settings["least_reports"] = int(value)
             case _:
-                raise InputError(f"gate {text!r} is none of {_GATES}")
+                raise InputError(f"gate {text!r} is not valid; give one such as {_GATES}")
     if "least_reports" in gate_settings and "health_ppm" not in gate_settings:
-        raise InputError("gate reports=N says how many nodes health needs; give health=SHARE too")
+        raise InputError("gate reports=N sets how many nodes must report for gate health; give health=SHARE too")
     return Gates(**gate_settings)
 
 

@@ -111,7 +111,7 @@ def buckets(spec: str, options: _BucketsOptions, stated_registry: str | None, qu
 
     reference, out_path = options.engine or options.latencies, options.out
     if options.engine and options.latencies:
-        raise InputError("give --engine, to time it, or --latencies, to take what is on record")
+        raise InputError("give --engine to time it, or --latencies to use the recorded times")
     bucket_options = BucketOptions(
         options.dims,
         options.most,
@@ -132,7 +132,7 @@ def buckets(spec: str, options: _BucketsOptions, stated_registry: str | None, qu
             target, precision = target_named(options.choice.target), options.choice.precision
             engine_choice = choose(run.context.store, parse_reference(reference), target, precision)
             if (owner := engine_choice.manifest.model) != model_spec.model:
-                raise InputError(f"{reference} is an engine of {owner}, and SPEC is {model_spec.model}")
+                raise InputError(f"{reference} is an engine of {owner}, but SPEC is of {model_spec.model}")
         is_recorded = bool(options.latencies)
         advice = advise_buckets(run, recorded_traffic, split, bucket_options, engine_choice, recorded=is_recorded)
     if out_path is not None:
@@ -234,7 +234,7 @@ def capacity(
 
     out_path, overheads = options.out, (options.batch_overhead, options.request_overhead)
     if out_path and not options.prices:
-        raise click.UsageError("the picture is of costs: give --prices")
+        raise click.UsageError("the picture shows costs; give --prices")
     server = None if overheads == (None, None) else ServerOverhead(overheads[0] or 0.0, overheads[1] or 0.0)
     terms = CapacityTerms(
         CapacityDemand(options.rate, options.headroom, options.spare),

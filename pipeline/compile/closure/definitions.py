@@ -106,11 +106,10 @@ Reference = tuple[Target, str | None]
 
 @dataclass(frozen=True)
 class Definition:
-    """A function, class or constant. digest: of its syntax and of what the names in it are bound to.
+    """A function, class or constant. digest: of its syntax and of what imports bind its names to.
 
-    names: what it reads of its own module.  references: what it reads of what was imported.  imports: what its own
-    import statements import.  texts: constants that may name code.
-    """
+    names: names of its module that it reads.  references: imported definitions that it reads.  imports: what its own
+    import statements import.  texts: constants that may name code."""
 
     digest: str
     names: frozenset[str] = frozenset()
@@ -360,7 +359,7 @@ class _ReachWalk:
         """Reach a root."""
         module, _, name = root.partition(":")
         if not self._refer((module, name.partition(".")[0])):
-            raise EnginesmithError(f"{root} is not there; reinstall the package that it belongs to")
+            raise EnginesmithError(f"{root} does not exist; reinstall the package that it belongs to")
 
     def finish(self) -> None:
         """Reach what the roots refer to."""

@@ -189,8 +189,8 @@ class ForecastGraph:
 
 @dataclass(frozen=True)
 class WholeUnit:
-    """An ensemble for a target in a precision. action: 'build' where it would be proven, 'cached', 'refused', 'failed'
-    or 'unknown'.  reason: of the action, in words."""
+    """The plan of an ensemble for a target and a precision. action: 'build' if it would be proven, 'cached', 'refused',
+    'failed' or 'unknown'.  reason: why, as text."""
 
     target: str
     precision: str

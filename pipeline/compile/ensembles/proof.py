@@ -42,15 +42,13 @@ _NOTE = "functions on the engines' own answers; whether these are right only a t
 
 @dataclass(frozen=True)
 class ProveEnsemble:
-    """Run the engines of an ensemble against its exported graphs, by stages, on the golden data of the whole. Then each
-    engine alone among the graphs: which is to blame, measured and not judged. Behind a function, which may cut other
-    boxes out of a picture for the smallest drift, graphs are compared on what it gives in fp32.
+    """Run the engines of an ensemble against its exported graphs, by stages, on the ensemble's golden data. Then run
+    each engine among the other exported graphs, to measure, not judge, which one causes the drift. After a function,
+    which may cut other boxes out of a picture for the smallest drift, graphs are compared on its fp32 results.
 
-    engines: by graph.  outputs: of the whole.  limits: what the spec says, by stage.  metrics: of outputs of the whole,
-    which functions are run for on each side's own answers.  recorded: what the engines answered elsewhere, which is
-    judged in their place; None where they are run.
-    whole: the golden data.  graphs: the exported ones, in order.
-    """
+    engines: by graph.  outputs: of the ensemble.  limits: the spec's, by stage.  metrics: of the ensemble's outputs;
+    for these, functions run on each side's answers.  recorded: the engines' answers from elsewhere, which are judged
+    instead of running them; None to run them.  whole: the golden data.  graphs: the exported graphs, in order."""
 
     whole: WholeData
     graphs: tuple[ChainedGraph, ...]

@@ -126,7 +126,7 @@ def list_units(
 def list_targets(
     selections: Collection[tuple[Sequence[Target], Sequence[Precision]]],
 ) -> list[tuple[Target, Precision]]:
-    """Each target with each precision, from wide to narrow, that any graph was asked for. selections: of the graphs."""
+    """Each target of any graph with each precision of any graph, from wide to narrow. selections: one per graph."""
     targets = dict.fromkeys(target for graph_targets, _ in selections for target in graph_targets)
     precisions = {precision for _, graph_precisions in selections for precision in graph_precisions}
     return [(target, kind) for target in targets for kind in PRECISIONS if kind in precisions]
@@ -194,11 +194,9 @@ def judge_unit(unit: EnsembleUnit, ensemble: BuiltEnsemble, golden: str, context
 def publish_ensemble(
     ensemble: BuiltEnsemble, units: Sequence[EnsembleUnit], context: RunContext, narrowed_reason: str | None = None
 ) -> Outcome:
-    """Judge the units and publish those that may be pulled; the version that says the same where there is one.
+    """Judge the units and publish the usable ones; returns the outcome, with the equal version if one existed already.
 
-    narrowed_reason: as of `VersionDraft`.
-    Raises as `enginesmith.registry.versions.publish.publish`.
-    """
+    narrowed_reason: `VersionDraft.narrowed`. Raises as `enginesmith.registry.versions.publish.publish` does."""
     store, spec = context.store, ensemble.loaded.spec
     golden = store.put_file(spec.file(spec.golden.data))
     judged_units = [judge_unit(unit, ensemble, golden, context) for unit in units]

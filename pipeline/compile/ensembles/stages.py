@@ -37,9 +37,9 @@ _HALVES: Mapping[Precision, Precision] = {"fp16": "fp16", "bf16": "bf16"}
 
 @dataclass(frozen=True)
 class SourceGraph:
-    """The graph that an engine was built from. exported: the fp32 one.  path: as it is run (`blobs.runnable`).
-    blocks: as `activation_blocks` of `with_rounding`.  rows: the numbers of rows that the engine takes at once.
-    scales: of states of int8, by output of the whole."""
+    """The graph that an engine was built from. exported: the fp32 graph.  path: the runnable file (`blobs.runnable`).
+    blocks: `activation_blocks` of `with_rounding`.  rows: the numbers of rows that the engine accepts in a call;
+    None: see `call_rows`.  scales: output of the ensemble that is an int8 state -> its scale."""
 
     exported: Path
     path: Path

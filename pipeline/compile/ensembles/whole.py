@@ -62,12 +62,11 @@ def open_chain(
     workdir: Path,
     engines: "Mapping[str, tuple[Session, range | None]] | None" = None,
 ) -> "Iterator[Ensemble]":
-    """Exported graphs, and functions in processes of their own, as one session. inputs, outputs: of the whole.
-    engines: sessions that take the place of graphs, by name, each with the numbers of rows that it takes at once.
+    """One session of exported graphs, and of functions, one process for each. inputs, outputs: of the ensemble.
+    engines: graph name -> session that replaces the graph, and the numbers of rows that it accepts in a call.
 
-    graphs: in the order in which they run. Raises as `ReferenceSession`, and ModelError for a function that cannot be
-    imported.
-    """
+    graphs: in the order in which they run. Raises as `ReferenceSession` does, and ModelError for a function that cannot
+    be imported."""
     from builders.reference import ReferenceSession
     from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows
 
@@ -166,9 +165,9 @@ SEQUENCE, STEP = "sequence number", "step number"
 
 @dataclass(frozen=True)
 class GraphSteps:
-    """How the samples of a graph are steps. state: whether it has state; without, a sample that is the same as that of
-    the step before is left out.  dim: of its inputs, along which several samples of the whole are one step; '' where
-    each step is one sample of the graph."""
+    """How the samples of a graph form steps. state: whether the graph has state; if not, samples equal to the previous
+    step's are left out.  dim: dim of its inputs along which several samples of the ensemble are one step; '' if each
+    step is one sample of the graph."""
 
     state: bool
     dim: str
@@ -262,8 +261,8 @@ def _cut(step: "Tensors", dim: str, count: int, inputs: Sequence[TensorSpec]) ->
         size = step[spec.name].shape[axis]
         if size % count:
             raise DataError(
-                f"input {spec.name!r} gets {size} along {dim!r} in a step of {count} samples, which is no multiple; "
-                "rename the dim of what is not of the step's samples"
+                f"input {spec.name!r} gets {size} along {dim!r} in a step of {count} samples, which is not a multiple "
+                f"of {count}; if its values are not per sample, give this dim of it another name"
             )
         for sample, values in zip(samples, np.split(step[spec.name], count, axis), strict=True):
             sample[spec.name] = values

@@ -147,7 +147,7 @@ def _parse(data: bytes, document_name: str) -> dict[str, object]:
         document = parse_json(data, MOST_BYTES)
     if document.get("kind") not in (VERSION, CANARY):
         raise IntegrityError(
-            f"{document_name} is no report of a version or of a canary: its kind is {document.get('kind')!r}"
+            f"{document_name} is not a report of a version or of a canary: its kind is {document.get('kind')!r}"
         )
     return document
 
@@ -175,10 +175,10 @@ def add_attributions(manifest: Manifest, store: Store) -> None:
 def failed_page(
     draft: Manifest, results: Measured, store: Store, named_attributions: tuple[NamedAttribution, ...] | None = None
 ) -> str:
-    """The page of a run that published nothing; drawn again only when something else came out. Its address.
+    """Draw the page of a run that published nothing, unless an equal run drew the same page. Returns its address.
 
-    draft: its manifest as it would have been, with the engines that failed; its version is empty.  named_attributions:
-    which node drifted; None where that is not known yet: what an equal run before it found then stays.
+    draft: the manifest that was not published, with an empty version and the failed engines.  named_attributions: which
+    node drifted; None if unknown: then those of an equal earlier run stay.
     """
     key, data_key = failed_page_key(draft.model), failed_data_key(draft.model)
     last_page = failed_document(store, draft.model)

@@ -54,12 +54,11 @@ HINTS = RANDOM_INPUTS, UNMEASURED, SELECTING
 
 @dataclass(frozen=True)
 class VersionDraft:
-    """All that a run has to publish. manifest: without version and engines.
+    """Everything that a run may publish. manifest: without version and engines.
 
-    units: all of the plan, in its order.  blake3: of blobs that are pulled, by digest, where known.
-    narrowed: the part of the spec that the run asked for, in words; None where that is all of it.
-    reads: see `Exported`.  read_sources: reads what the engines were built from, for the next plan.
-    """
+    units: of the whole plan, in order.  blake3: digest of a pulled blob -> its BLAKE3; None if unknown.
+    narrowed: the part of the spec that the run was limited to, as text; None for the whole spec.
+    reads: see `Exported`.  read_sources: returns the engines' build sources, for the next plan."""
 
     manifest: Manifest
     units: tuple[UnitResult, ...]

@@ -40,7 +40,7 @@ class StoredGraph:
 def fetch(store: Store, digest: str, dest: Path) -> Path:
     """A verified copy of a blob at `dest`.
 
-    Raises IntegrityError for a missing or damaged blob; a damaged one is set aside, so that the next run makes it anew.
+    Raises IntegrityError for a missing or damaged blob; a damaged one is moved away, and the next build makes it again.
     """
     try:
         store.fetch(digest, dest)
@@ -48,7 +48,7 @@ def fetch(store: Store, digest: str, dest: Path) -> Path:
         if store.has(digest):
             store.discard(digest)
             raise IntegrityError(
-                f"{str(error).partition(';')[0]}; it was set aside: run `enginesmith build` and it is made anew"
+                f"{str(error).partition(';')[0]}; it was moved away; run `enginesmith build` to make it again"
             ) from error
         raise
     return dest

@@ -30,12 +30,11 @@ Part = tuple[int, int]
 
 @dataclass(frozen=True)
 class CalibrationSamples:
-    """Where calibration samples are. root: the spec's folder.  data: what the spec names there.
+    """The place of calibration samples. root: the spec's folder.  data: path in it, from the spec.
 
-    digest: of the data when the step was keyed.  labels: name of an array of class indices that no input takes.
-    states: which of them samples do not have.  sequence: name of an array that says which sequence each sample is a
-    step of; None where all are of one.  steps: as in `read_steps`.
-    """
+    digest: of the data when the step was keyed.  labels: name of an array of class indices, which is no input.
+    states: states, for which samples have no arrays.  sequence: name of the array with the sequence number of each
+    sample, which is a step; None if all are one sequence.  steps: as in `read_steps`."""
 
     root: Path
     data: str

@@ -257,10 +257,10 @@ def gpu_labels(target: Target) -> dict[str, str]:
 
 
 def memory_request(spec: "ModelSpec", expectation: Expectation | None = None, shard_bytes: int = 0) -> int:
-    """MiB that a cluster sets aside for a build: what such builds took and a quarter more, never over the limit.
+    """MiB that a cluster reserves for a build, at most the limit: 1.25 times what earlier builds of the kind took.
 
-    Where none of them ended well (what failed early says nothing) it is the limit that the spec sets, else
-    `USUAL_MEMORY_MIB` and what the weights in shards take.
+    If no such build succeeded (a failed one may have used little): the limit if the spec sets it, else
+    `USUAL_MEMORY_MIB` plus the weights in shards.
     """
     limit = spec.build.memory_mib
     if expectation is not None and expectation.seconds is not None:
@@ -270,8 +270,9 @@ def memory_request(spec: "ModelSpec", expectation: Expectation | None = None, sh
 
 
 def reduce_workspace(build: BuildEngine) -> ReducedRequest[Recorded] | None:
-    """What is built when memory ran out: half the compiler's scratch memory in MiB, where it has an option for that. It
-    is another request, with a build key of its own (`recall_reduced`)."""
+    """The build for a second try after memory ran out, with half the compiler's scratch memory (in MiB), or
+    `LEAN_WORKSPACE_MIB` if it had no limit; None if the backend has no option for it. It is another request, with
+    another build key (`recall_reduced`)."""
     option = discovery.capabilities_of(build.request.backend).options.workspace_mib
     workspace = dict(build.request.options).get(option)
     if workspace is None:

@@ -69,10 +69,9 @@ class ExportOutcome:
 class ExportModel:
     """Export to canonical ONNX, freeze the golden set and compare the two (the export stage).
 
-    known: digest of the exported model when only the golden set is new.  data: the file or folder of the golden inputs,
-    labels, sequence: its arrays of right answers and of which sequence each sample is of; None where there are none.
-    steps: as in `read_steps`.
-    """
+    known: digest of the exported model if only the golden set is new.  data: file or folder of the golden inputs; None
+    for random inputs.  labels, sequence: names of its arrays of right answers, and of each sample's sequence number;
+    None if there are none.  steps: as in `read_steps`."""
 
     source: ExportRequest
     known: str | None
@@ -205,7 +204,7 @@ def latest_golden(model: str, context: RunContext) -> str | None:
 
 
 def golden_change(store: Store, before: str, after: str) -> "GoldenChange":
-    """The difference of two golden sets of a registry. Raises DataError for a blob that is none."""
+    """The difference of two golden sets of a registry. Raises DataError for a blob that is no golden set."""
     from validation.golden.golden_set import GoldenSet, change
 
     with TemporaryDirectory(prefix="enginesmith-golden-") as folder:
@@ -330,7 +329,7 @@ def export(work: Work) -> Exported:
             raise InputError("the model's files changed while they were read; nothing was kept: run again")
         model, golden = model or outcome.model, outcome.golden
         if model is None:
-            raise StepError("export: no model came of it; run again")
+            raise StepError("export: it produced no model; run again")
         if outcome.model:
             context.remember("export", keys.model, encode(model), model.blobs)
         context.remember("golden", keys.golden(model.digest), encode(golden), golden.blobs)

@@ -79,9 +79,9 @@ class Gain:
 def weigh_gain(request: BuildRequest, graph: Graph, export: Exported, work: Work) -> Gain | None:
     """What a quantized unit gains over the unit of the spec in floats, of the same target and backend, that it stands
     for; None without one, and where it is not known. Raises NotOnRecord as `RunContext.once`, but in a forecast."""
-    scheme, asked = graph.variant.scheme, work.spec.quantization.gain
+    scheme, rule = graph.variant.scheme, work.spec.quantization.gain
     floats = [precision for precision in work.spec.precision_list() if precision not in QUANTIZED]
-    figures = graph.modelled.get("bytes" if asked == "bytes" else name_rates(request.target))
+    figures = graph.modelled.get("bytes" if rule == "bytes" else name_rates(request.target))
     if scheme is None or not floats or figures is None:
         return None
     precision = scheme.float_precision if scheme.float_precision in floats else floats[0]
@@ -89,7 +89,7 @@ def weigh_gain(request: BuildRequest, graph: Graph, export: Exported, work: Work
         f"{request.target.name} {precision} {request.backend}",
         figures[1 if precision == "fp32" else 2],
     )
-    if asked == "bytes":
+    if rule == "bytes":
         share, sizes = figures.quantized / max(float_figure, 1), map(format_bytes, (figures.quantized, float_figure))
         source = f"{' against '.join(sizes)} of weights; maximum {MOST_BYTES:g}"
         return Gain(share <= MOST_BYTES, f"{share:.2f} of the bytes of {name} ({source})")
@@ -98,14 +98,14 @@ def weigh_gain(request: BuildRequest, graph: Graph, export: Exported, work: Work
     backend = discovery.configure(request.backend, dict(request.options))
     is_here = not (backend.runs(request.target) or why_no_proof(request))
     is_plain = not (graph.shards or export.model.shards or graph.quantized_states)  # one file, of the golden inputs
-    if asked == "latency" and is_here and precision == "fp32" and is_plain:
+    if rule == "latency" and is_here and precision == "fp32" and is_plain:
         try:
             race = RaceGraphs(request, export.model.digest, export.golden, model_shapes(work.spec))
             code = code_key(RaceGraphs, backend_root(request.backend))
             job = Job("race", race, work.context.store.uri, engine_limits(work.spec, "latency"), Needs(alone=True))
             key = {**encode(race), "machine": encode(machine()), **code}
-            raced = work.context.once("race", f"race {request.unit}", key, job)
-            speedup, is_enough, source, is_local = raced.speedup, not raced.lost, raced.source, True
+            result = work.context.once("race", f"race {request.unit}", key, job)
+            speedup, is_enough, source, is_local = result.speedup, not result.lost, result.source, True
         except NotOnRecord:
             if not work.context.foresees:
                 raise

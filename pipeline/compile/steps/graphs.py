@@ -58,12 +58,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GraphRecipe:
-    """How a graph was written, with all that writing it again with other overrides takes. Kept as a blob.
+    """How a graph was written: a blob with everything needed to write it again with other overrides.
 
-    model: digest of the float model behind it.  ranges: as `Ranges.to_json` gives them.  left: nodes left in float,
-    with the reason; formats: of these nodes.  searched: whether a search chose model and ranges.  states: rounded where
-    the graph takes and gives them.
-    """
+    model: digest of its float model.  ranges: `Ranges.to_json`, None if unmeasured.  left: node left in float ->
+    reason; formats: node of `left` -> its format.  searched: whether a search chose model and ranges.  states: those
+    whose input and output the graph rounds."""
 
     model: str
     variant: GraphVariant
@@ -155,7 +154,7 @@ class WriteGraph:
         observations = Observations("", "", (), {})
         if variant.precision in QUANTIZED and self.observations:
             observations = Observations.from_bytes(store.read_blob(self.observations, MEASURED_BYTES))
-        share, idle_reason, modelled = self._measure_share(model, notes, observations)
+        share, idle_reason, cost = self._measure_share(model, notes, observations)
         is_calibrated, record = variant.precision in CALIBRATED, None
         if measured_ranges and is_calibrated and isinstance(notes, QuantizationNotes):
             record = self._record(store, (model, variant_model), notes, measured_ranges, observations, share)
@@ -173,7 +172,7 @@ class WriteGraph:
             shards=stored_graph.shards,
             quantized_states=states,
             share=share,
-            modelled=modelled,
+            modelled=cost,
         )
 
     def _measure_share(
@@ -186,7 +185,7 @@ class WriteGraph:
         from pipeline.quantization.shares import narrow_share, sizes_at
 
         variant, idle_reason, share = self.variant, notes.idle, None
-        modelled: dict[str, ModelledFigures] = {}
+        cost: dict[str, ModelledFigures] = {}
         if isinstance(notes, QuantizationNotes):
             element_counts = {name: float(observation.elements) for name, observation in observations.tensors.items()}
             prepared_model, sizes = prepare_model(model), sizes_at(self.shapes)
@@ -194,10 +193,10 @@ class WriteGraph:
             idle_reason = idle_reason or refuse_share(share, variant.precision, notes.explain())
             formats = {**notes.formats, **dict.fromkeys(notes.quantized, variant.precision)}
             floats = variant.scheme.float_precision if variant.scheme else "fp32"
-            modelled = model_graph(prepared_model, sizes, formats, floats) if notes.quantized else {}
+            cost = model_graph(prepared_model, sizes, formats, floats) if notes.quantized else {}
         if idle_reason and self.choice:
             idle_reason = f"{idle_reason}; {self.choice.summary}"
-        return share, idle_reason, modelled
+        return share, idle_reason, cost
 
     def _record(
         self,
@@ -333,7 +332,7 @@ def check_own_qdq(variant: GraphVariant, spec: "ModelSpec", export: Exported) ->
     if overrides or states:
         key = f"quantization.overrides: {overrides[0].match!r}" if overrides else f"state.{states[0].input}.dtype"
         raise InputError(
-            f"{key} changes nothing: the model carries Q/DQ of its own, which stays as it is; remove "
+            f"{key} changes nothing: the model already has Q/DQ nodes, which stay as they are; remove "
             f"{'the overrides' if overrides else 'it'}, or give the float model"
         )
 
@@ -351,14 +350,12 @@ def write_graph(
     work: Work,
     wide_ends: bool = False,
 ) -> Graph:
-    """Write the model in one graph variant; for fp32, and of a model that carries Q/DQ, the exported model as it is,
-    whatever its share of int8.
+    """Write the model in one graph variant; returns the graph. For fp32, and for a model that has Q/DQ, it is the
+    exported model, whatever its share of int8.
 
-    ranges: what calibration observed; where it failed, a graph that needs it has failed too, and a note of any other
-    says so.  choices: what `choose` gave, by kind of int8.  wide_ends: as of `WriteGraph`.
-
-    Raises DataError where real samples are needed.
-    """
+    ranges: of calibration. If calibration failed, a graph that needs ranges has failed too, and any other has a note.
+    choices: results of `choose` by kind of int8.  wide_ends: as in `WriteGraph`. Raises DataError if real samples are
+    needed and missing."""
     spec = work.spec
     model = export.model
     if is_exported(variant, export):
@@ -375,7 +372,7 @@ def write_graph(
         return _unwritten(variant, export, choice)
     if variant.precision in CALIBRATED and ranges is None:
         raise DataError(
-            f"{variant.precision} needs real samples, and the model carries no Q/DQ of its own; add calibration.data"
+            f"{variant.precision} needs real samples, and the model has no Q/DQ nodes; add calibration.data"
         )
     request = WriteGraph(
         model.digest,

@@ -81,7 +81,7 @@ def engine_limits(spec: "ModelSpec", step: Literal["build", "proof", "latency"])
 
 
 def metrics_of(spec: "ModelSpec", precision: Precision | None = None) -> tuple[TaskMetric, ...]:
-    """The task metrics that the spec asks for. precision: of what they judge; of an export None, where none decides."""
+    """The spec's task metrics. precision: of the judged graph or engine; None for an export: no metric decides."""
     golden = spec.golden
     return tuple(metric.resolve(precision, golden.labels is not None) for metric in golden.metrics) if golden else ()
 
@@ -254,8 +254,8 @@ def time_engine(engine: EngineBlob, latency: "Latency", golden: str, work: Work,
 
 
 def measure_now(name: str, engine: EngineBlob, golden: str, terms: LatencyTerms, work: Work) -> LatencyReport:
-    """The latency report of an engine on this machine, which is not put on record. name: of the step.  golden: as of
-    `MeasureEngine`. Raises what opening and running raise."""
+    """The latency report of an engine on this machine, always measured anew and not put on record. name: of the step.
+    golden: as in `MeasureEngine`. Raises the errors of opening and running."""
     measure, context = MeasureEngine(engine, golden, model_shapes(work.spec), terms), work.context
     job = Job(name, measure, context.store.uri, engine_limits(work.spec, "latency"), Needs(alone=True))
     return read_latency_report(context.store, context.run_to_end(context.local, name, job).latency)
@@ -264,8 +264,8 @@ def measure_now(name: str, engine: EngineBlob, golden: str, terms: LatencyTerms,
 def time_pair(
     name: str, engines: tuple[EngineBlob, EngineBlob], golden: str, sizes: Mapping[str, int], seconds: float, work: Work
 ) -> PairedBenchmark:
-    """Two engines timed in turns on this machine, at one bucket. name: of the step.  golden, sizes, seconds: as of
-    `BenchmarkPair`. Raises what opening and running raise."""
+    """Times of two engines that run in turns on this machine, in one bucket. name: of the step.  golden, sizes,
+    seconds: as in `BenchmarkPair`. Raises the errors of opening and running."""
     pair = BenchmarkPair(*engines, golden, model_shapes(work.spec), sizes, seconds, seed=0)
     job = Job(name, pair, work.context.store.uri, engine_limits(work.spec, "latency"), Needs(alone=True))
     context = work.context

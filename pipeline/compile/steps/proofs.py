@@ -56,8 +56,7 @@ STRICTEST = "the strictest limit that honest rounding can give: it was not measu
 class CompiledLimits:
     """The limits of an engine against its graph: the strictest, then those of honest rounding measured on the graph.
 
-    graph: as it is run (`blobs.runnable`).  limits: what the spec says; with any, honest rounding is measured at once.
-    """
+    graph: the runnable file (`blobs.runnable`).  limits: the spec's; with any, honest rounding is measured at once."""
 
     graph: Path
     request: BuildRequest
@@ -204,9 +203,9 @@ class ExtraCalls:
 
         shapes = self.shapes.inputs, self.shapes.dims
         others = magnitude_checks(pair, shapes, golden, allowance) if golden_passed else ()
-        shared = discovery.capabilities_of(request.backend).thread_safe, others
+        more = discovery.capabilities_of(request.backend).thread_safe, others
         calls = pair, shapes, golden, request.seed, allowance
-        return tuple(call_checks(*calls, lambda: self.bitwise or repeats_bits(request, graph), golden_passed, *shared))
+        return tuple(call_checks(*calls, lambda: self.bitwise or repeats_bits(request, graph), golden_passed, *more))
 
 
 @dataclass(frozen=True)
@@ -221,10 +220,9 @@ class ContractTerms:
 class CheckEngine:
     """Run an engine against the graph it was built from (the engine stage), with its contract and the task metrics.
 
-    golden: digest of the golden set.  limits: what the spec says.  contract, calls: None where the spec has none.
-    answers: of the graph to the golden set (`blobs.open_reference`).  padding: None where the spec has none.
-    recorded: what the engine answered elsewhere, which is judged in its place; None where it is run.
-    """
+    golden: digest of the golden set.  limits: the spec's.  contract, calls, padding: None if the spec has none.
+    answers: the graph's, to the golden set (`blobs.open_reference`).
+    recorded: the engine's answers from elsewhere, which are judged instead of running it; None to run it."""
 
     engine: EngineBlob
     golden: str

@@ -204,8 +204,8 @@ def _find_kind(kind: Searched, spec: "ModelSpec", export: Exported) -> SearchedK
     On another kind of CPU, or with another number of cores, the times are measured anew.
     """
     requests = list(_list_requests(kind, spec, export))
-    built = (entry for entry in requests if not entry[0].refuses(entry[1]))
-    peaks = next(filter(None, (peaks_of(request.target, floats) for _, request, floats in built)), None)
+    entries = (entry for entry in requests if not entry[0].refuses(entry[1]))
+    peaks = next(filter(None, (peaks_of(request.target, floats) for _, request, floats in entries)), None)
     if spec.quantization.latency == "ignore" and spec.quantization.budget_ms is None:
         return SearchedKind(kind, None, peaks)
     reasons = []
@@ -262,10 +262,10 @@ def _search(
     that time: it is made again when it may take longer."""
     spec, context = work.spec, work.context
     if export.model.carries_qdq:
-        raise DataError("there is nothing to choose: the model carries Q/DQ of its own, and they stay")
+        raise DataError("there is nothing to choose: the model has its own Q/DQ nodes, which are kept")
     method = calibration_method(spec)
     if ranges is None or method is None:
-        raise DataError("what to quantize is chosen on real samples; add calibration.data")
+        raise DataError("the choice of what to quantize needs real samples; add calibration.data")
     request = SearchQuantization(
         export.model.digest,
         tuple(items),

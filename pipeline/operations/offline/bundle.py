@@ -48,7 +48,7 @@ def write_offline_bundle(
     of their own, UnknownNameError where no engine is left, IntegrityError for a damaged blob.
     """
     if folder.exists() and any(folder.iterdir()):
-        raise InputError(f"{folder} is not empty; name a folder that is, or that is not there yet")
+        raise InputError(f"{folder} is not empty; name an empty folder or a new one")
     if manifest.graphs:
         return _write_whole(store, manifest, folder, targets)
     entries = choose_engines(manifest, judge_entries(store, manifest), targets)
@@ -83,8 +83,8 @@ def require_carriable(manifest: Manifest, spec: ModelSpec, engines: Collection[E
         )
     if stripped_units := [entry.unit for entry in engines if entry.is_stripped]:
         raise InputError(
-            f"{', '.join(stripped_units)}: without weights of its own, which it takes from the registry; "
-            "prove it on a node that reaches that, or carry other targets"
+            f"{', '.join(stripped_units)}: an engine without weights takes them from the registry; "
+            "prove it on a node that reaches the registry, or carry other targets"
         )
 
 
@@ -115,7 +115,7 @@ def _write_whole(store: Store, manifest: Manifest, folder: Path, targets: Collec
     if names := ", ".join(map(repr, decode(manifest.spec.get("functions", {}), dict[str, Json], "spec.functions"))):
         raise InputError(
             f"{manifest.reference} runs code of its own between its graphs (functions {names}), which "
-            "takes the packages and the machine that it is written for: run `enginesmith validate` on a node with that "
+            "needs the packages and the machine that it is written for: run `enginesmith validate` on a node with that "
             "GPU that reaches the registry; or carry one of its graphs"
         )
     whole_entries = choose_engines(manifest, judge_entries(store, manifest), targets)
@@ -205,8 +205,8 @@ def import_results(store: Store, results: Results) -> Iterator[Validated]:
             continue
         try:
             yield _import_entry(store, results, trial)
-        except _Refused as refused:
-            yield Validated(reference, unit, "refused", str(refused))
+        except _Refused as error:
+            yield Validated(reference, unit, "refused", str(error))
 
 
 def _import_entry(store: Store, results: Results, trial: OfflineTrial) -> Validated:
@@ -229,8 +229,8 @@ def _import_entry(store: Store, results: Results, trial: OfflineTrial) -> Valida
         else:
             if trait := own_runs(version.spec):
                 raise _Refused(
-                    f"{manifest.reference} {trait}, which takes runs of its own; `enginesmith validate "
-                    f"{manifest.reference}` on a node with that GPU shows it"
+                    f"{manifest.reference} {trait}, which needs separate runs; run `enginesmith validate "
+                    f"{manifest.reference}` on a node with that GPU"
                 )
             # Other sizes and repeated calls run as long as time allows, which is not known in advance.
             check = replace(version.check(entry), calls=None, recorded=answers)
@@ -249,7 +249,7 @@ def _find_entry(manifest: Manifest, trial: OfflineTrial) -> EngineEntry:
     """The engine that the results are about, by digest. Raises _Refused where they are of something else."""
     entry = next((entry for entry in manifest.engines if entry.digest == trial.engine), None)
     if entry is None:
-        raise _Refused(f"this version has no engine {trial.engine[:80]}; was it published anew since?")
+        raise _Refused(f"this version has no engine {trial.engine[:80]}; was it published again since?")
     value_pairs = {
         "manifest": (trial.manifest, manifest.digest),
         "golden set": (trial.golden, manifest.sources.get(GOLDEN) or manifest.golden),
@@ -258,7 +258,7 @@ def _find_entry(manifest: Manifest, trial: OfflineTrial) -> EngineEntry:
     for fact_name, (trial_value, own_text) in value_pairs.items():
         if trial_value != own_text:
             raise _Refused(
-                f"its {fact_name} is {trial_value[:80]}, and this version's {own_text}; carry the version anew"
+                f"its {fact_name} is {trial_value[:80]}, but this version's is {own_text}; carry the version again"
             )
     return entry
 
@@ -280,9 +280,9 @@ def _check_time(manifest: Manifest, made_at: str) -> None:
         ran_at, published_at = (datetime.fromisoformat(text) for text in (made_at, manifest.created_at))
         is_early, is_late = ran_at < published_at - _CLOCKS, ran_at > datetime.now(UTC) + _CLOCKS
     except (ValueError, TypeError, OverflowError) as error:
-        raise _Refused(f"it was made at {made_at[:40]!r}, which is no time with a zone") from error
+        raise _Refused(f"it was made at {made_at[:40]!r}, which is not a time with a zone") from error
     if is_early or is_late:
-        raise _Refused(f"it was made at {made_at}, {'before this version was' if is_early else 'which is yet to come'}")
+        raise _Refused(f"it is from {made_at}, {'before this version was published' if is_early else 'in the future'}")
 
 
 def _prove(entry: EngineEntry, trial: OfflineTrial, judge: Job[Proof]) -> Proof:

@@ -92,7 +92,7 @@ def deploy(plan: DeploymentPlan, *, dry: bool = False) -> list[DeploymentChange]
     pool_variables = read(template(plan.kind), "variables.properties", dict)
     if unknown_names := [repr(name) for name in plan.variables if name not in pool_variables]:
         variables_text = ", ".join(sorted(pool_variables))
-        raise InputError(f"job variable {unknown_names[0]} is none of a {plan.kind} pool, which has {variables_text}")
+        raise InputError(f"a {plan.kind} pool has no job variable {unknown_names[0]}; it has {variables_text}")
     run_automations = (lost_runs(*TAGS), unstarted_runs(*TAGS, plan.variables), unserved_runs(), hopeless_runs())
     with api_in_reach(), get_client(sync_client=True) as client:
         change_lists = (_pool(client, plan, dry), _limits(client, plan, dry), _deployments(client, plan, dry))
@@ -303,8 +303,8 @@ def unserved_runs() -> AutomationCore:
     """
     description = f"The same run again after {AGAIN.total_seconds():g} s, {TRIES} times at most."
     action = ChangeFlowRunState(name="AwaitingRetry", state=StateType.SCHEDULED, message="starts again by itself")
-    watched = {"match_related": _BUILD, "after": _UNSERVED, "expect": (_PENDING | _STARTS | _ENDS) - _UNSERVED}
-    return _on_runs(_UNSERVED_RUNS, description, action, **watched, within=AGAIN)
+    trigger = {"match_related": _BUILD, "after": _UNSERVED, "expect": (_PENDING | _STARTS | _ENDS) - _UNSERVED}
+    return _on_runs(_UNSERVED_RUNS, description, action, **trigger, within=AGAIN)
 
 
 def hopeless_runs() -> AutomationCore:
@@ -312,8 +312,8 @@ def hopeless_runs() -> AutomationCore:
     whether or not a process began it: Prefect's run count is of those that began."""
     message = f"ended in vain {TRIES + 1} times; mend what its states and the worker's log say, and start it again"
     action = ChangeFlowRunState(state=StateType.FAILED, message=message)
-    watched = {"match_related": _BUILD, "after": {_RETRY}, "expect": _UNSERVED, "posture": Posture.Reactive}
-    return _on_runs(_HOPELESS_RUNS, message, action, **watched, threshold=TRIES, within=timedelta(days=30))
+    trigger = {"match_related": _BUILD, "after": {_RETRY}, "expect": _UNSERVED, "posture": Posture.Reactive}
+    return _on_runs(_HOPELESS_RUNS, message, action, **trigger, threshold=TRIES, within=timedelta(days=30))
 
 
 def _on_runs(name: str, description: str, action: ChangeFlowRunState, **fields: Untyped) -> AutomationCore:

@@ -16,7 +16,7 @@ from pipeline.rollout.advance import INTERVAL_S, Advance, RolloutFollower
 def advance_rollouts(
     registry: str = DEFAULT_REGISTRY, interval_s: float = INTERVAL_S, lasts_s: float = 600.0
 ) -> State[object]:
-    """Look at every rollout that is not finished, each `interval_s` for at most `lasts_s`; send an event for each step.
+    """Poll every unfinished rollout each `interval_s`, for at most `lasts_s`; send an event for each step.
 
     It ends at once where none runs, so that a schedule may start one every `lasts_s`. Several at once are harmless.
     """
@@ -32,7 +32,5 @@ def advance_rollouts(
     follower.run(interval_s, lasts_s)
     report_lines = [f"{status.rollout.where}: {status.action}: {status.why}" for status in follower.last.values()]
     if follower.failures:
-        return Failed(
-            message=f"{pluralize(len(follower.failures), 'rollout')} could not be looked at", data=report_lines
-        )
-    return Completed(message=f"looked at {pluralize(len(follower.last), 'rollout')}", data=report_lines)
+        return Failed(message=f"{pluralize(len(follower.failures), 'rollout')} could not be polled", data=report_lines)
+    return Completed(message=f"polled {pluralize(len(follower.last), 'rollout')}", data=report_lines)

@@ -106,6 +106,6 @@ def _run_missed(store: Store, models: Sequence[str], like: CanaryRequest, run: R
             failure_count += 1
             report_lines.append(f"{model}: {error}")
             logger.error("%s", report_lines[-1])
-    message = f"looked at {pluralize(len(models), 'model')}: {join_first(report_lines, 5) or 'none was missed'}"
+    message = f"checked {pluralize(len(models), 'model')}: {join_first(report_lines, 5) or 'none was missed'}"
     end_state = Failed if failure_count else Completed
     return end_state(message=message, data=report_lines)

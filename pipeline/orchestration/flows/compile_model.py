@@ -53,9 +53,9 @@ def compile_model(
     # Tasks have no tags: for a slot of each, Prefect asks its server once, and a build ended where that did not answer.
     try:
         with start_executors(options, signals=False) as executors:
-            compiled = compile_any(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
-        show(compiled)
-        send_published(compiled)
+            result = compile_any(spec, options, PrefectRunner(gpu_slots), FlowProgress(get_run_logger()), executors)
+        show(result)
+        send_published(result)
     except Exception as error:
         # Not `runtime.deployment.id`: it asks the API, whose failure would hide this error.
         run = FlowRunContext.get()
@@ -64,9 +64,9 @@ def compile_model(
             raise
         message = f"Prefect's server does not answer ({error_text(error)})" if is_away(error) else str(error)
         return Failed(name="Unreachable", message=message, data=error)
-    if compiled.outcome.version is None:
-        return Failed(message="nothing was published, because no engine passed", data=compiled.outcome)
-    return compiled.outcome
+    if result.outcome.version is None:
+        return Failed(message="nothing was published, because no engine passed", data=result.outcome)
+    return result.outcome
 
 
 def run_flow(spec: str, options: RunOptions, quiet: bool = False) -> Outcome:

@@ -46,4 +46,4 @@ def settle_canary(
             message=f"{failure_count} of {pluralize(len(report_lines), 'model')} could not be settled",
             data=report_lines,
         )
-    return Completed(message=f"looked at {pluralize(len(report_lines), 'model')}", data=report_lines)
+    return Completed(message=f"checked {pluralize(len(report_lines), 'model')}", data=report_lines)

@@ -81,7 +81,7 @@ class Kubernetes:
         create_object = self._custom.create_namespaced_custom_object
         if self._ask_if_there((_NOT_FOUND,), create_object, *self._place, body) is None:
             raise UnavailableError(
-                f"{self._host} knows no RayCluster; install the KubeRay operator, 1.7, with its CRDs"
+                f"{self._host} has no resource RayCluster; install the KubeRay operator, 1.7, with its CRDs"
             )
 
     def replace(self, body: Object) -> bool:
@@ -172,13 +172,13 @@ class RayHead:
 def apply(
     cluster: Kubernetes, manifest: Object, owner: str, head: RayHead, wait: Callable[[float], None] = time.sleep
 ) -> str:
-    """Make or change the RayCluster, and have KubeRay end pods of another Ray version, of an unwanted group, and idle
-    ones of another image. Busy workers of another image end after their unit.
+    """Make or change the RayCluster; returns the changes and the old pods that are left, as text. KubeRay ends pods of
+    another Ray version, of an unwanted group, and idle ones of another image; busy ones of another image end after
+    their unit.
 
-    owner: the ConfigMap with which it is deleted. Returns what was done and which old pods are left, in words.
-    Raises InputError, having changed nothing, where workers that run would be stopped; UnavailableError where it is
-    being deleted or changes all the time, or where KubeRay does not end what it is told to.
-    """
+    owner: the ConfigMap whose deletion deletes the RayCluster. Raises InputError, without any change, if it would stop
+    running workers without consent; UnavailableError if the RayCluster is being deleted or keeps changing, or if
+    KubeRay does not end a pod or group as told."""
     name, reference = read(manifest, "metadata.name", str), cluster.owner(owner)
     ended_names: list[str] = []
     problem = ""

@@ -27,6 +27,8 @@ def groups_of(cluster: Object) -> dict[str, Object]:
 
 # On the pods' templates, the version of Ray: KubeRay leaves a pod as it is when its template changes.
 RAY_VERSION = "enginesmith.io/ray-version"
+# On them too, the image of Ray's container: a webhook may name it otherwise in the pod.
+IMAGE = "enginesmith.io/image"
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Pod:
     """A pod that is not being deleted.
 
     group: its worker group, None for the head.  version: Ray's in it, None: unknown.  ended: nothing runs in it.
-    image: of its first container, None: unknown.
+    image: as its template had it, None: of an older chart.
     """
 
     name: str
@@ -49,7 +51,7 @@ class Pod:
         labels = find(resource, "metadata.labels", dict, {})
         group = labels.get("ray.io/group") if labels.get("ray.io/node-type") == "worker" else None
         has_ended = find(resource, "status.phase", str, "") in ("Succeeded", "Failed")
-        version, image = annotations_of(resource).get(RAY_VERSION), _image(resource)
+        version, image = map(annotations_of(resource).get, (RAY_VERSION, IMAGE))
         return cls(read(resource, "metadata.name", str), group, version, has_ended, image)
 
 
@@ -62,26 +64,20 @@ class Load:
     queued: bool = False
 
 
-def _image(resource: Object, path: str = "spec.containers") -> str | None:
-    """The image of the first of the containers at a path."""
-    containers = find(resource, path, list, [])
-    return find(containers[0], "image", str, None) if containers else None
-
-
 def images_of(cluster: Object) -> dict[str | None, str | None]:
     """The image of each worker group of a RayCluster by its name, and the head's by None."""
     owners = [(None, read(cluster, "spec.headGroupSpec", dict)), *groups_of(cluster).items()]
-    return {name: _image(owner, "template.spec.containers") for name, owner in owners}
+    return {name: find(owner, "template.metadata.annotations", dict, {}).get(IMAGE) for name, owner in owners}
 
 
 def outdated_pods(pods: Sequence[Pod], manifest: Object) -> list[Pod]:
     """The pods of the head and of wanted groups whose image is not the wanted one: KubeRay keeps them as they are."""
     images = images_of(manifest)
-    return [pod for pod in pods if pod.image and images.get(pod.group) not in (None, pod.image)]
+    return [pod for pod in pods if images.get(pod.group) not in (None, pod.image)]
 
 
 def idle_pods(old_pods: Sequence[Pod], load: Load) -> list[Pod]:
-    """Those that may end at once: workers that run nothing; the head, which ends all, where nothing runs or waits."""
+    """Pods that may end at once: workers that run nothing, and the head (which ends all) if nothing runs or waits."""
     is_idle = not load.busy and not load.queued
     return [pod for pod in old_pods if (is_idle if pod.group is None else pod.name not in load.busy)]
 
@@ -147,6 +143,7 @@ CONSENT = "enginesmith.io/may-stop-workers"
 # On the RayCluster, with the value "true": the Job suspended it, and resumes it.
 SUSPENDED = "enginesmith.io/suspended-by-ray-apply"
 QUEUE = "kueue.x-k8s.io/queue-name"
+_REDIS_FINALIZER = "ray.io/gcs-ft-redis-cleanup-finalizer"
 
 
 def plan_change(
@@ -176,6 +173,9 @@ def merge(live: Object, manifest: Object, owner: Object) -> Object:
     other_owners = [reference for reference in owners if read(reference, "uid", str) != uid]
     metadata = {**live_metadata, **read(manifest, "metadata", dict), "annotations": annotations}
     metadata["ownerReferences"] = [*other_owners, owner]
+    if not find(manifest, "spec.gcsFaultToleranceOptions", dict, None):
+        # KubeRay 1.7 takes its finalizer away only where there is a Redis: the RayCluster and its pods would stay.
+        metadata["finalizers"] = [name for name in find(metadata, "finalizers", list, []) if name != _REDIS_FINALIZER]
     live_groups = groups_of(live)
     groups = [_keep_scale(group, live_groups.get(name, {})) for name, group in groups_of(manifest).items()]
     spec = {**read(manifest, "spec", dict), **_suspension(live, manifest), "workerGroupSpecs": groups}

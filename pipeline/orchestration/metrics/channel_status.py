@@ -1,6 +1,6 @@
 """What the channels of a registry serve, in a ConfigMap: a status that `kubectl get` shows to everybody.
 
-The exporter writes it at each look. Nothing reads it back: the registry decides what nodes serve.
+The exporter writes it at each poll. Nothing reads it back: the registry decides what nodes serve.
 """
 
 import os
@@ -20,7 +20,7 @@ VARIABLE = "ENGINESMITH_CHANNELS_CONFIGMAP"
 # A ConfigMap holds 1 MiB. No name of a model begins with an underscore.
 MOST_MODELS, MOST_BYTES = 500, 900_000
 LEFT_OUT, PROBLEM = "_left_out", "_problem"
-# Channels whose documents are read again at each look though their version is the same.
+# Channels whose documents are read again at each poll though their version is the same.
 MOST_AGAIN = 20
 
 
@@ -32,7 +32,7 @@ class _Look:
 
 
 class ChannelStatus:
-    """Describes the channels of each model. A look reads the documents of channels that have another version or a
+    """Describes the channels of each model. A poll reads the documents of channels that have another version or a
     running rollout, and of `MOST_AGAIN` other channels in turn."""
 
     def __init__(self, store: Store) -> None:

@@ -151,7 +151,7 @@ def serve_metrics(registry: "CollectorRegistry", address: HttpAddress) -> Iterat
 #
 # A flow's process ends too soon to be scraped, and a catalog has hundreds of them. What they did is in the registry, so
 # one exporter has the numbers of all, also of those that died. It reads the registry in the background, and a scrape
-# gets the numbers of the last look at once. Prometheus is imported where the numbers are handed to it.
+# gets the numbers of the last poll at once. Prometheus is imported where the numbers are handed to it.
 
 # Models that have series of their own, the first by name: a model's drift is some 36 series, which for 10,000 models
 # would be more than a scrape should bring. Counts of engines are of all models.
@@ -193,7 +193,7 @@ def view_of(
     rollouts: Sequence[Rollout | None] = (),
     registered: Sequence[Registration] = (),
 ) -> RegistryView:
-    """The numbers of a look. runs: the newest first.  models: that were read.  all_models: number of models that have a
+    """The numbers of a poll. runs: the newest first.  models: that were read.  all_models: number of models that have a
     version.  rollouts: that are not finished, or halted; None for one whose document cannot be read.  registered: the
     newest registration of each model."""
     item_counts = Counter(run.item_state(item) for run in runs if run.state == "running" for item in run.run.units)
@@ -242,8 +242,8 @@ class Looker:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self.listed: Sequence[ListedModel] = ()  # all models, of the last look
-        self._known: dict[str, _Look] = {}  # the one that was looked at longest ago first
+        self.listed: Sequence[ListedModel] = ()  # all models, of the last poll
+        self._known: dict[str, _Look] = {}  # the one that was polled longest ago first
         self._rollouts: dict[tuple[str, str], Rollout | None] = {}
         self._registered: tuple[float, list[Registration]] = (-math.inf, [])
 
@@ -334,7 +334,7 @@ def _epoch(stamp: str) -> float:
 class Exporter:
     """Reads a registry and keeps the numbers; a collector for prometheus-client. say: called when reading fails.
 
-    status: called after each look with the models of the registry; with None and the reason where it cannot be read.
+    status: called after each poll with the models of the registry; with None and the reason where it cannot be read.
     """
 
     def __init__(
@@ -348,7 +348,7 @@ class Exporter:
         self._up, self._at = False, 0.0
 
     def refresh(self) -> bool:
-        """Look again. Returns whether that went well; where it did not, the numbers before stay."""
+        """Poll again. Returns whether it succeeded; if not, the earlier numbers stay."""
         try:
             self._view = self._looker.look()
         except EnginesmithError as error:
@@ -363,14 +363,14 @@ class Exporter:
         return self._up
 
     def refresh_all(self) -> bool:
-        """Look until every model was read, as `refresh`."""
+        """Poll until every model was read, as `refresh`."""
         while self.refresh():
             if not self._view.values[UNREAD][()]:
                 return True
         return False
 
     def run(self, every_s: float, stop: threading.Event) -> None:
-        """Look again and again until `stop` is set."""
+        """Poll repeatedly until `stop` is set."""
         while not stop.wait(every_s):
             self.refresh()
 
@@ -383,7 +383,7 @@ class Exporter:
         return collector_registry
 
     def collect(self) -> Iterator["MetricFamily"]:
-        """Every metric family, from the last look."""
+        """Every metric family, from the last poll."""
         from prometheus_client.core import HistogramMetricFamily
 
         for metric, values in self._view.values.items():

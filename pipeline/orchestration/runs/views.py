@@ -163,7 +163,7 @@ class RunView:
 
     @property
     def took_s(self) -> float:
-        """Seconds from its begin to its end; of a lost run, to its last sign of life."""
+        """Seconds from its start to its end; for a lost run, to its last heartbeat."""
         end = self.run.ended_at or (self.run.heard_at if self.lost else None)
         return _seconds(self.run.started_at, _moment(end) if end else self.at)
 

@@ -14,6 +14,7 @@ numbers.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import ml_dtypes
 import numpy as np
@@ -179,10 +180,10 @@ def quantize_blocks(
 ) -> tuple[ModelProto, QuantizationNotes]:
     """The model with its MatMuls and Gemms by constants in the format, where that can be; and notes.
 
-    Other nodes with weights go on in fp8 where the format has activations, and ranges are known; the rest in the
-    scheme's float precision.
+    If the format has activations and ranges are known, other nodes with weights are in fp8, or in int8 if `overrides`
+    says so; the rest is in the scheme's float precision.
 
-    overrides: node -> precision; in NVFP4 that may be MXFP8.
+    overrides: node -> precision; in NVFP4 also MXFP8.
     Raises DataError when ranges lack what NVFP4 reads, ModelError when opset 23 is out of reach.
     """
     if carries_qdq(model):
@@ -192,12 +193,13 @@ def quantize_blocks(
     graph.ir_version = max(graph.ir_version, LOWEST_IR)
     chosen_sites, other_sites, unsupported_nodes = find_block_sites(graph, block_format, overrides, ranges)
     forms = {site.node: _form_of(site, block_format, overrides) for site in chosen_sites}
+    eight_bit_nodes, float_nodes = _quantize_rest(other_sites, graph, block_format, overrides, ranges)
     insertion = Insertion(graph, GRIDS["fp8"])
-    eight_bit_nodes, float_nodes = _quantize_rest(other_sites, insertion, block_format, overrides, ranges)
     weights = {site.node: _as_product(site, insertion) for site in chosen_sites}
     wide_sites = [site for site in chosen_sites if forms[site.node] is not block_format]
     wide_nodes = [FloatNode(site.node, site.op_type, "quantization.overrides says mxfp8") for site in wide_sites]
-    formats = {node.node: "fp8" for node in eight_bit_nodes} | {node.node: "mxfp8" for node in wide_nodes}
+    formats = dict.fromkeys((node.node for node in wide_nodes), "mxfp8")
+    formats |= {node.node: _rest_grid(node.node, overrides) for node in eight_bit_nodes}
     narrow_nodes, others = tuple(name for name in weights if name not in formats), (*unsupported_nodes, *float_nodes)
     eight_bits = (*eight_bit_nodes, *wide_nodes)
     notes = QuantizationNotes(narrow_nodes, others, precision=precision, eight_bits=eight_bits, formats=formats)
@@ -216,6 +218,7 @@ def find_block_sites(
     shapes, insertion = static_shapes(graph), Insertion(graph, GRIDS["fp8"])
     reasons = {
         site.node: find_override(site.node, overrides)
+        or ("quantization.overrides says int8" if overrides.get(site.node) == "int8" else None)
         or _obstacle(site, _form_of(site, form, overrides), insertion, shapes, ranges)
         for site in sites
     }
@@ -228,11 +231,7 @@ def _form_of(site: Site, form: BlockFormat, overrides: Mapping[str, OverridePrec
 
 
 def _obstacle(
-    site: Site,
-    form: BlockFormat,
-    insertion: Insertion,
-    shapes: Mapping[str, tuple[int, ...]],
-    ranges: Ranges | None,
+    site: Site, form: BlockFormat, insertion: Insertion, shapes: Mapping[str, tuple[int, ...]], ranges: Ranges | None
 ) -> str | None:
     if site.op_type not in ("Gemm", "MatMul"):
         return f"{form.name} is for MatMul and Gemm"
@@ -240,7 +239,7 @@ def _obstacle(
         return "its activation is transposed"
     weight = insertion.initializers[site.weight]
     if weight.dims[1 - site.axis] % form.block:
-        return f"its depth, {weight.dims[1 - site.axis]}, is no multiple of the block, {form.block}"
+        return f"its depth, {weight.dims[1 - site.axis]}, is not a multiple of the block, {form.block}"
     if form.activations and len(shapes.get(site.activation, ())) not in (2, 3):
         rank = len(shapes[site.activation]) if site.activation in shapes else "unknown"
         return f"its activation has the rank {rank}; TensorRT takes blocks of rank 2 and 3"
@@ -256,22 +255,31 @@ def _obstacle(
 
 def _quantize_rest(
     other_sites: Sequence[tuple[Site, str]],
-    insertion: Insertion,
+    graph: ModelProto,
     form: BlockFormat,
     overrides: Mapping[str, OverridePrecision],
     ranges: Ranges | None,
 ) -> tuple[tuple[FloatNode, ...], list[FloatNode]]:
-    """The nodes that get Q/DQ in fp8, in place, and those that stay in float."""
+    """The nodes that get Q/DQ in fp8 or int8, in place, and those that stay in float."""
     eight_bit_nodes, float_nodes = list[FloatNode](), list[FloatNode]()
-    for site, reason in other_sites:
-        node, is_wide = FloatNode(site.node, site.op_type, reason), overrides.get(site.node) in ("fp32", "fp16")
-        if is_wide or not form.activations or ranges is None or degenerate(site.activation, ranges):
-            float_nodes.append(node)
-            continue
-        insertion.read(site.node, 0, *ranges.tensors[site.activation])
-        insertion.weight(site.node, site.axis, weight_scales(insertion, site.node, site.axis), pair=False)
-        eight_bit_nodes.append(node)
+    for grid in ("fp8", "int8"):
+        insertion = Insertion(graph, GRIDS[grid])  # each sees the names that the one before has added
+        for site, reason in other_sites:
+            node, is_wide = FloatNode(site.node, site.op_type, reason), overrides.get(site.node) in ("fp32", "fp16")
+            if _rest_grid(site.node, overrides) != grid:
+                continue
+            if is_wide or not form.activations or ranges is None or degenerate(site.activation, ranges):
+                float_nodes.append(node)
+                continue
+            insertion.read(site.node, 0, *ranges.tensors[site.activation])
+            scales = weight_scales(insertion, site.node, site.axis)
+            insertion.weight(site.node, site.axis, scales, pair=grid == "int8")  # as `qdq` writes both
+            eight_bit_nodes.append(node)
     return tuple(eight_bit_nodes), float_nodes
+
+
+def _rest_grid(node: str, overrides: Mapping[str, OverridePrecision]) -> Literal["fp8", "int8"]:
+    return "int8" if overrides.get(node) == "int8" else "fp8"
 
 
 def _as_product(site: Site, insertion: Insertion) -> Floats:

@@ -91,10 +91,9 @@ _PLACES = {
 
 
 def can_narrow(node: NodeProto, half: HalfFormat, types: Mapping[str, int], opset: int) -> bool:
-    """Whether all float results of a node can be `half`, or, where it has none, some float input.
+    """Whether all float outputs of a node can be `half`, or, if it has no such outputs, at least one float input.
 
-    types: name -> ONNX's element type.  opset: of the model.
-    """
+    types: name -> ONNX's element type.  opset: of the model."""
     if node.op_type in _UNCASTABLE:
         return False
     if typed_by_attribute(node):
@@ -153,7 +152,7 @@ def find_too_large(
     model: ModelProto, half: HalfFormat, types: Mapping[str, int], ranges: Ranges | None, growth: float
 ) -> dict[str, str]:
     """The tensors of a tidy model that `half` cannot hold, each with the reason. types: name -> ONNX's element type.
-    growth: by how much inputs may be larger than those that were measured, as far as their squares are concerned."""
+    growth: factor by which inputs may exceed the measured ones, for tensors that grow with an input's square."""
     reasons = dict[str, str]()
     for tensor in model.graph.initializer:
         if tensor.data_type == FLOAT:

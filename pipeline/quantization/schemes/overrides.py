@@ -11,7 +11,9 @@ from enginesmith.core.text import suggest
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-OverridePrecision = Literal["fp32", "fp16", "fp8", "mxfp8", "int8"]
+ProductPrecision = Literal["fp32", "fp16", "fp8", "mxfp8", "int8"]
+# own: the narrow precision that the graph is written in.
+OverridePrecision = ProductPrecision | Literal["own"]
 
 
 @dataclass(frozen=True)
@@ -19,15 +21,15 @@ class Override:
     """One rule. match: a node's name, an operator type, or a glob over names ('*/attn/*').
 
     precision: 'fp32' and 'fp16' leave the node in float ('fp32' also where the rest is cast to 16 bits);
-    'int8' takes back what an earlier rule said: the graph's own narrow precision.
+    'int8' takes back an earlier rule: the node gets the graph's own narrow precision.
     """
 
     match: str
-    precision: OverridePrecision
+    precision: ProductPrecision
 
 
 def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, OverridePrecision]:
-    """Node name -> precision, for a tidy model; where several rules match a node, the last one counts.
+    """Node name -> precision, for a tidy model; 'own' for a rule of 'int8'. The last rule that matches a node counts.
 
     Raises InputError, with the nearest name, for a rule that matches no node.
     """
@@ -43,14 +45,14 @@ def resolve(model: "ModelProto", rules: Sequence[Override]) -> dict[str, Overrid
             remedy = "`enginesmith debug sensitivity` and any ONNX viewer show the nodes' names"
             hint = suggest(rule.match.strip("*"), node_words, remedy)
             raise InputError(f"quantization.overrides: no node matches {rule.match!r}; {hint}")
-        node_precisions |= dict.fromkeys(nodes, rule.precision)
+        node_precisions |= dict.fromkeys(nodes, "own" if rule.precision == "int8" else rule.precision)
     return node_precisions
 
 
 def find_override(node: str, overrides: Mapping[str, OverridePrecision]) -> str | None:
     """Why an override leaves a node in float, or None where none does."""
-    precision = overrides.get(node, "int8")
-    return None if precision in ("int8", "mxfp8") else f"quantization.overrides says {precision}"
+    precision = overrides.get(node, "own")
+    return None if precision in ("own", "int8", "mxfp8") else f"quantization.overrides says {precision}"
 
 
 def in_fp32(node_precisions: Mapping[str, OverridePrecision]) -> dict[str, str]:

@@ -146,7 +146,7 @@ def degenerate(tensor: str, ranges: Ranges) -> str | None:
     """Why a tensor's range cannot be quantized, or None. Raises DataError when it was not measured."""
     amax = ranges.reach(tensor)
     if amax is None:
-        raise DataError(f"ranges hold nothing for tensor {tensor!r}; calibrate this very model")
+        raise DataError(f"the ranges lack tensor {tensor!r}; calibrate with this same model")
     low, high = ranges.tensors[tensor]
     if not math.isfinite(amax):
         return f"tensor {tensor!r} is not finite"

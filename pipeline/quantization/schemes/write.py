@@ -159,7 +159,7 @@ def quantize_int4(
         if reason is None and site.op_type not in OP_TYPES:
             reason = "int4 is for the weights of MatMul and Gemm"
         if reason or not size:
-            reason = reason or "its depth is no multiple of the block"
+            reason = reason or "its depth is not a multiple of the block"
             float_nodes.append(FloatNode(site.node, site.op_type, reason))
         else:
             _store(insertion, site, size)

@@ -179,5 +179,5 @@ class GraphJudge:
                 for weight, drift in weighted_drifts
                 if drift.mismatches is not None
             ]
-        flipped = [flips for flips, count in decision_counts if flips > max(1, MOST_CHANGED * count)]
-        return sum(not check.passed for check in [*checks, *decision_results]) + len(flipped) + self._edge_failures
+        excesses = [flips for flips, count in decision_counts if flips > max(1, MOST_CHANGED * count)]
+        return sum(not check.passed for check in [*checks, *decision_results]) + len(excesses) + self._edge_failures

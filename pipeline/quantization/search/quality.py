@@ -16,7 +16,7 @@ class OutOfTimeError(EnginesmithError):
 
 @dataclass(frozen=True)
 class SearchClock:
-    """When a search ends. most_s: what it may take.  end: of `time.monotonic`."""
+    """The time limit of a search. most_s: its length in seconds.  end: its end on the clock `time.monotonic`."""
 
     most_s: float = math.inf
     end: float = math.inf
@@ -27,7 +27,7 @@ class SearchClock:
         return cls(most_s, time.monotonic() + most_s)
 
     def part(self, parts: int) -> "SearchClock":
-        """A clock for one of so many parts of what is left, that all may take as much."""
+        """A clock for the next of `parts` equal parts of the remaining time."""
         now_s = time.monotonic()
         return replace(self, end=now_s + (self.end - now_s) / parts)
 
@@ -40,13 +40,11 @@ class SearchClock:
 
 @dataclass(frozen=True)
 class Quality:
-    """How close a quantized model's outputs come to the float model's; of several outputs, the worst.
+    """How close a quantized model's outputs are to the float model's; of several outputs, the worst.
 
-    noise: energy of the difference over that of the signal.  argmax_agreement: share of the rows along the last axis
-    whose decision stays.  accuracy: share of right answers, where there are labels.
-    missed: how many of the graph's own checks fail, where a search asks for them.
-    cosine: of the angle between both outputs.  finite: whether all outputs are.
-    """
+    noise: energy of the difference over the signal's.  argmax_agreement: as in `Drift`, the least of all
+    outputs.  accuracy: share of right answers; None without labels.  missed: number of the graph's own checks that
+    fail, if the search counts them.  cosine: of the angle between both outputs.  finite: whether all outputs are."""
 
     noise: float
     cosine: float

@@ -16,7 +16,7 @@ from enginesmith.core.reports.proof import Check
 from enginesmith.core.types import Precision, QuantizationScheme, QuantizedState
 from pipeline.quantization.insertion_points import find_sites, prepare_model
 from pipeline.quantization.ranges import QuantizationNotes, Ranges
-from pipeline.quantization.schemes.overrides import Override, OverridePrecision
+from pipeline.quantization.schemes.overrides import Override, ProductPrecision
 from pipeline.quantization.schemes.write import write
 from pipeline.quantization.settings.groups import find_groups
 from validation.attribution.cuts import reduce
@@ -44,7 +44,7 @@ class QuantizationRecipe:
     formats: Mapping[str, Precision] = field(default_factory=dict)
 
     @property
-    def float_precision(self) -> OverridePrecision:
+    def float_precision(self) -> ProductPrecision:
         """What an override must say to leave a node in the float type of the rest of the graph."""
         return "fp16" if self.scheme and self.scheme.float_precision == "fp16" else "fp32"
 
@@ -54,8 +54,8 @@ class QuantizationRecipe:
 
     def write(self, nodes: Sequence[str] = ()) -> tuple[ModelProto, object]:
         """The graph with these nodes in float, and notes."""
-        args, left = (self.scheme, self.ranges, self.rules_with(nodes)), (self.float_nodes, self.states, self.formats)
-        return write(self.model, self.precision, *args, *left, keep_io=self.keep_io)
+        args, rest = (self.scheme, self.ranges, self.rules_with(nodes)), (self.float_nodes, self.states, self.formats)
+        return write(self.model, self.precision, *args, *rest, keep_io=self.keep_io)
 
 
 def propose(

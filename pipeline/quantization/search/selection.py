@@ -85,8 +85,8 @@ def choose_each(
             )
         try:
             trials = open_trials(float_side, targets, smoothing)
-        except OutOfTimeError as ended:
-            return [leave_all(float_side, target, str(ended)) for target in targets]
+        except OutOfTimeError as error:
+            return [leave_all(float_side, target, str(error)) for target in targets]
         choices = []
         for index, (trial, target) in enumerate(zip(trials, targets, strict=True)):
             trial.side = replace(float_side, clock=clock.part(len(trials) - index))
@@ -111,15 +111,15 @@ def _choose(
         end_reason, point = str(error), _find_best(trial, floor, budget_ms)
         rule = "the time of the search"
     point = trial.point(point.left) if point.left in trial.qualities else point
-    lefts = [trial.ranked[:depth] for depth in range(len(trial.ranked) + 1)]
+    prefixes = [trial.ranked[:depth] for depth in range(len(trial.ranked) + 1)]
     frontier = tuple(
-        trial.point(left) if left in trial.qualities else replace(trial.predict(left), left=()) for left in lefts
+        trial.point(steps) if steps in trial.qualities else replace(trial.predict(steps), left=()) for steps in prefixes
     )
     table = tuple(sorted(_list_costed(trial), key=lambda entry: (entry.ms or 0.0, error_of(entry))))
     choice = replace(trial.choose(point, frontier, rule), ended=end_reason, table=table)
     narrow_points = [entry for entry in table if {*entry.left} != {*trial.ranked}]
     is_missed = floor is not None and not any(
-        floor.holds(quality) for left, quality in trial.qualities.items() if {*left} != {*trial.ranked}
+        floor.holds(quality) for steps, quality in trial.qualities.items() if {*steps} != {*trial.ranked}
     )
     if is_missed and not end_reason and point.share == 0 and narrow_points:
         rule += f", which nothing narrow reaches; the nearest takes {describe_point(min(narrow_points, key=error_of))}"
@@ -136,18 +136,18 @@ def _choose_by_cost(
     """
     if floor is not None:
         if target.race is not None:
-            tried_groups = sorted(trial.qualities, key=lambda left: trial.predict(left).share)
-            for left in (point.left, *tried_groups[:: -(-len(tried_groups) // _MOST_TIMED)]):
-                trial.time_point(left, target.race)
+            tried_groups = sorted(trial.qualities, key=lambda steps: trial.predict(steps).share)
+            for steps in (point.left, *tried_groups[:: -(-len(tried_groups) // _MOST_TIMED)]):
+                trial.time_point(steps, target.race)
         passing_points = [entry for entry in _list_costed(trial) if floor.holds(trial.qualities[entry.left])]
         return min(passing_points, key=lambda entry: (entry.ms or 0.0, -entry.share), default=point)
 
     def run_point(depth: int) -> FrontierPoint:
-        left = (*point.left, *names[:depth])
-        trial.point(left)
+        steps = (*point.left, *names[:depth])
+        trial.point(steps)
         if target.race is not None:
-            trial.time_point(left, target.race)
-        return trial.point(left)
+            trial.time_point(steps, target.race)
+        return trial.point(steps)
 
     if target.race is not None:
         trial.time_point((), target.race)  # where all others are in float, it alone says what the float model takes
@@ -175,23 +175,23 @@ def _name_rule(trial: SearchTrial, floor: SearchFloor | None, budget_ms: float |
 
 def _list_costed(trial: SearchTrial) -> list[FrontierPoint]:
     """The points that were run and have a time, each once whatever the order of its groups."""
-    points = {frozenset(left): trial.point(left) for left in trial.qualities}
+    points = {frozenset(steps): trial.point(steps) for steps in trial.qualities}
     return [point for point in points.values() if point.ms is not None]
 
 
 def _find_best(trial: SearchTrial, floor: SearchFloor | None, budget_ms: float | None) -> FrontierPoint:
     """The most in int8 of what was run and holds the floor, or the most accurate within the budget; all in float where
     nothing does."""
-    if budget_ms is not None and (costed := _list_costed(trial)):
-        return find_within(costed, budget_ms, trial.latency)
-    passing_steps = [left for left, quality in trial.qualities.items() if floor is None or floor.holds(quality)]
-    least_steps = min(passing_steps, key=lambda left: sum(trial.macs[name] for name in left), default=None)
+    if budget_ms is not None and (points := _list_costed(trial)):
+        return find_within(points, budget_ms, trial.latency)
+    passing_steps = [steps for steps, quality in trial.qualities.items() if floor is None or floor.holds(quality)]
+    least_steps = min(passing_steps, key=lambda steps: sum(trial.macs[name] for name in steps), default=None)
     return trial.predict(trial.ranked) if least_steps is None else trial.point(least_steps)
 
 
 def _list_free(trial: SearchTrial, point: FrontierPoint) -> list[str]:
     """The steps that a point has not taken, of groups that no person wants in int8, worst first."""
-    forced_nodes = {node for node, precision in trial.side.overrides.items() if precision == "int8"}
+    forced_nodes = {node for node, precision in trial.side.overrides.items() if precision == "own"}
     forced_groups = {name for name, group in trial.groups.items() if forced_nodes & {*group.nodes}}
     return [name for name, step in trial.steps.items() if name not in point.left and step.group not in forced_groups]
 

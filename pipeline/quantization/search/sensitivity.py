@@ -69,12 +69,12 @@ def sweep(
     precision: Precision = "int8",
     group_format: Precision = "int8",
 ) -> tuple[dict[str, float], SweepCost]:
-    """What each group adds to the outputs when it is quantized alone, by its activation: energy over that of the
-    outputs, infinite where these are not finite. model: prepared; tails share weights that lie outside.
+    """The error of the outputs when one group alone is quantized, by the group's activation: energy over that of the
+    outputs, infinite if these are not finite. model: prepared; tails share weights that lie outside.
 
     plans: by activation, if it has one.  precision: of the graph that is written.  group_format: of the group in it.
 
-    As many of the runs are taken as keep the tails' inputs below `MOST_KEPT` bytes, or a part of the first one.
+    It uses as many runs as keep the tails' inputs below `MOST_KEPT` bytes, or a part of the first one.
     check: called before each group; what it raises ends this.
     """
     start_s = time.process_time()
@@ -248,12 +248,14 @@ def _right(output: Array, labels: Array, name: str) -> Array:
     """Which answers are right, bool [n]; none in a row with NaN."""
     if not decides(output):
         raise DataError(
-            f"output {name!r} has the shape {output.shape}: the argmax of one value is always 0 and tells no accuracy; "
+            f"output {name!r} has the shape {output.shape}: the argmax of one value is always 0 and shows no accuracy; "
             "ask for sqnr_db or cosine, or give the model an output with a value for each class"
         )
     answers = output if is_exact(output) else np.argmax(output, axis=-1)
     if answers.size != labels.size:
-        raise DataError(f"output {name!r} gives {answers.size} answers for {labels.size} labels; give one each")
+        raise DataError(
+            f"output {name!r} gives {answers.size} answers for {labels.size} labels; give one label for each answer"
+        )
     valid_mask = np.ones(answers.shape, bool) if is_exact(output) else ~np.isnan(output).any(axis=-1)
     return np.asarray((answers.reshape(-1) == labels.reshape(-1)) & valid_mask.reshape(-1))
 

@@ -13,23 +13,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from enginesmith.core.types import Precision
-from pipeline.quantization.schemes.block_floats import FORMATS
-from pipeline.quantization.schemes.overrides import OverridePrecision
+from pipeline.quantization.schemes.overrides import ProductPrecision
 from pipeline.quantization.search.rates import PRODUCT_FORMATS
 from validation.reporting.quantization import decibels_text
 
 # The name of floats in overrides. Floats of 32 bits count as 16 bits here.
-FLOAT: OverridePrecision = "fp16"
+FLOAT: ProductPrecision = "fp16"
 # The fewest bits that a step counts as: fp8 has fewer bits than mxfp8, which a step may lead away from.
 _FEWEST_BITS = 0.25
+_WIDER: Mapping[Precision, tuple[Precision, ...]] = {"nvfp4": ("fp8", "int8", "mxfp8"), "mxfp8": ("fp8",)}
 _BROKEN = 1e30  # noise of outputs that are not finite, NaN too
 
 
 def list_formats(precision: Precision) -> tuple[Precision, ...]:
-    """The formats that a search may choose for products of a unit, besides floats. A block format with quantized
-    activations also allows fp8 and mxfp8, because every generation with kernels for the first has kernels for these."""
-    is_mixed = precision in FORMATS and FORMATS[precision].activations
-    return tuple(dict.fromkeys((precision, "fp8", "mxfp8"))) if is_mixed else (precision,)
+    """The formats that a search may choose for products of a unit, besides floats. A generation with kernels for the
+    first has kernels for the others. In an mxfp8 unit, int8 would take nearly every group, as it has fewer bits."""
+    return (precision, *_WIDER.get(precision, ()))
 
 
 def describe_alone(alone: Sequence[tuple[str, float | None]], precision: str) -> str:

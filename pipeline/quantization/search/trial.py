@@ -18,7 +18,7 @@ from enginesmith.core.types import Dim, Precision, QuantizationScheme, Shape, Te
 from pipeline.quantization.insertion_points import prepare_model
 from pipeline.quantization.ranges import Ranges
 from pipeline.quantization.schemes.block_floats import FORMATS, FP8, find_block_sites
-from pipeline.quantization.schemes.overrides import OverridePrecision
+from pipeline.quantization.schemes.overrides import OverridePrecision, ProductPrecision
 from pipeline.quantization.schemes.qdq import carries_qdq, usable_sites
 from pipeline.quantization.schemes.write import write_searched
 from pipeline.quantization.search.costs import CostModel
@@ -63,16 +63,13 @@ from validation.reporting.quantization import BROKEN_DB, decibels_text
 
 @dataclass(frozen=True)
 class GroupDamage:
-    """One group in the ranked table. sqnr_db: of the model's outputs when only this group is quantized; alone: the same
+    """One group in the ranked table. sqnr_db: of the model's outputs if only this group is quantized; alone: the same
     by format, as in JSON.
 
-    int8_ms, float_ms: what the whole model takes with this group in int8 and in float, where that was measured; of
-    several formats, reasons say it.
-    activation, nodes, op_type: the tensor that is read, and who reads it.  macs, share: multiplications, and their part
-    of all.
-    strength, clip: as in `SmoothingPlan`.  folded: whether other nodes take the smoothing's factors.
-    kept: whether it is quantized in the format that was asked for.  format: that it is in.
-    """
+    int8_ms, float_ms: time of the whole model with this group in int8 and in float, if measured; with several formats,
+    the reasons contain the times.  activation: the tensor that `nodes`, of type `op_type`, read.  macs, share: number
+    of multiplications, and their share of all.  strength, clip: as in `SmoothingPlan`.  folded: whether other nodes
+    take the smoothing's factors.  kept: whether it is quantized in the requested format.  format: its format."""
 
     activation: str
     nodes: tuple[str, ...]
@@ -98,14 +95,12 @@ class GroupDamage:
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """One point of the frontier: the share of the multiplications with weights in int8, and the quality that gives.
+    """One point of the frontier: the share of the multiplications with weights in int8, and the resulting quality.
 
-    left: groups that stay in float; of several formats, names of `find_steps`; () in a frontier where the point was not
-    run.  predicted_db: from the damages of single groups.  The others: of the whole model, where it was run; accuracy
-    where there are labels.
-    ms: of a run, measured or modelled.  weight_bytes: of its weights.  mix: the shares of other formats.
-    float_groups: how many stay in float; None where these are all of `left`.
-    """
+    left: groups left in float; with several formats, names of `find_steps`; () in a frontier if the point was not run.
+    predicted_db: from the damages of single groups.  sqnr_db, cosine, argmax_agreement, accuracy: of the whole model,
+    if it was run; accuracy if there are labels.  ms: of a run, measured or modelled.  weight_bytes: of all weights.
+    mix: the shares of other formats.  float_groups: number of groups left in float; None: all of `left`."""
 
     share: float
     left: tuple[str, ...]
@@ -127,16 +122,14 @@ class FrontierPoint:
 
 @dataclass(frozen=True)
 class MixedPrecisionChoice:
-    """What to quantize and how.
+    """The result of a search: what to quantize, and how.
 
-    model: prepared, with outliers moved and weights rounded, in float.  ranges: for it.  left: nodes that stay in
-    float, or go to a wider format, with the reason; formats: of these nodes.  rows: the groups, most damage per
-    multiplication first.  frontier: from all in int8 down.
-    point: what was chosen.  smoothed: what the smoothed activations hold, by the names that they have in `model`.
-    weight_db: node -> SQNR of its rounded weight.  ended: how far the search got when its time was over; '' where it
-    was done.  table: points that were run and whose cost is known, the fastest first.  latency: where times are from.
-    rule: by which `point` was chosen.
-    """
+    model: in float, prepared: outliers moved, weights rounded.  ranges: of its activations.  left: node that stays in
+    float or in a wider format -> reason; formats: of these nodes.  rows: the groups, most damage per multiplication
+    first.  frontier: from all groups in int8 down.  point: the chosen one.  smoothed: name in `model` of a smoothed
+    activation -> its statistics.  weight_db: node -> SQNR of its rounded weight.  ended: how far the search got in its
+    time; '' if it was completed.  table: points that were run and whose cost is known, fastest first.  latency: source
+    of the times.  rule: how `point` was chosen."""
 
     model: ModelProto
     ranges: Ranges
@@ -152,7 +145,7 @@ class MixedPrecisionChoice:
     table: tuple[FrontierPoint, ...] = ()
     latency: str = ""
     rule: str = ""
-    formats: Mapping[str, OverridePrecision] = field(default_factory=dict)
+    formats: Mapping[str, ProductPrecision] = field(default_factory=dict)
 
     @property
     def summary(self) -> str:
@@ -174,8 +167,8 @@ class MixedPrecisionChoice:
         weight_db = {node: in_json(value) for node, value in self.weight_db.items()}
         groups = tuple(replace(row, sqnr_db=in_json(row.sqnr_db)) for row in self.rows)
         frontier, table = (tuple(map(_point_in_json, points)) for points in (self.frontier, self.table))
-        chosen, more = _point_in_json(self.point), (table, self.latency, self.rule, self.precision)
-        return SearchDocument(self.left, groups, frontier, chosen, weight_db, self.cost, floor, *more)
+        point, more = _point_in_json(self.point), (table, self.latency, self.rule, self.precision)
+        return SearchDocument(self.left, groups, frontier, point, weight_db, self.cost, floor, *more)
 
 
 @dataclass(frozen=True)
@@ -229,9 +222,9 @@ _MOST_THREADS = 4
 
 @dataclass(frozen=True)
 class SearchTarget:
-    """A kind of int8, or a block format, that is searched. ranges: for its activations.  scheme, precision: of the
-    graphs. race: times pairs of graphs, where a group must make the model faster; None where speed does not count.
-    peaks: by which costs are modelled where there is no race; None where they are not known."""
+    """A kind of int8, or a block format, to search for. ranges: of activations.  scheme, precision: of the graphs.
+    race: times pairs of graphs, if a group must make the model faster; None if speed does not count.  peaks: rates that
+    model costs without a race; None if unknown."""
 
     ranges: Ranges
     scheme: QuantizationScheme
@@ -291,9 +284,9 @@ class FloatSide:
         edges = make_edges(judged_inputs, *shapes, expected_outputs) if limits and shapes else []
         expected_outputs += [plain_runner.run(inputs) for inputs in edges]
         tuned_inputs = at_tuned_sizes(judged_inputs[0], *shapes) if shapes else judged_inputs[0]
-        tuned, mask = {name: array.shape for name, array in tuned_inputs.items()}, find_mask(plain_runner, fitting_runs)
-        checked = answers, overrides, limits, clock, mask, edges, tuned
-        return cls(graph, fitting_runs, judged_inputs, expected_outputs, *checked)
+        sizes, mask = {name: array.shape for name, array in tuned_inputs.items()}, find_mask(plain_runner, fitting_runs)
+        rest = answers, overrides, limits, clock, mask, edges, sizes
+        return cls(graph, fitting_runs, judged_inputs, expected_outputs, *rest)
 
 
 def open_trials(
@@ -423,18 +416,18 @@ class SearchTrial:
         """The graph with all groups in float, which others are timed against."""
         return with_weights_inside(self.write(self.ranked, self.scheme))
 
-    def _list_taken(self, left: Sequence[str]) -> tuple[str, ...]:
+    def _list_taken(self, steps: Sequence[str]) -> tuple[str, ...]:
         """Those of the steps that a group can take: all of its steps before are among them."""
-        names, ended_groups = {*left}, set[str]()
+        names, ended_groups = {*steps}, set[str]()
         for name, step in self.steps.items():
             if name not in names or step.group in ended_groups:
                 ended_groups.add(step.group)
                 names.discard(name)
-        return tuple(name for name in left if name in names)
+        return tuple(name for name in steps if name in names)
 
-    def formats(self, left: Sequence[str]) -> dict[str, str]:
+    def formats(self, steps: Sequence[str]) -> dict[str, str]:
         """The format of each group where these steps are taken."""
-        taken_names = {*self._list_taken(left)}
+        taken_names = {*self._list_taken(steps)}
         wider_formats = {step.group: step.format for name, step in self.steps.items() if name in taken_names}
         return self._first_formats | wider_formats
 
@@ -443,15 +436,15 @@ class SearchTrial:
         """The narrowest format of each group."""
         return {group: name for name in [*self.noises][::-1] for group in self.noises[name]}
 
-    def time_point(self, float_groups: tuple[str, ...], race: PairedRounds) -> None:
+    def time_point(self, steps: tuple[str, ...], race: PairedRounds) -> None:
         """Time a point and the float model in turns, `PATIENCE` rounds."""
-        if float_groups in self.float_ratios or {*float_groups} == {*self.ranked}:
+        if steps in self.float_ratios or {*steps} == {*self.ranked}:
             return
         self.side.clock.check("timing points", len(self.float_ratios))
-        model = with_weights_inside(self.write(float_groups, self.scheme))
+        model = with_weights_inside(self.write(steps, self.scheme))
         timing = Timing.of(list(islice(race(model, self.float_model), PATIENCE)))
         self.float_ms = self.float_ms or timing.float_ms
-        self.float_ratios[float_groups] = 1 - timing.saving_ms / timing.float_ms
+        self.float_ratios[steps] = 1 - timing.saving_ms / timing.float_ms
 
     @property
     def latency(self) -> str:
@@ -491,52 +484,52 @@ class SearchTrial:
         """Steps by damage per multiplication, worst first."""
         return tuple(self.steps)
 
-    def predicted_db(self, left: Sequence[str]) -> float:
+    def predicted_db(self, steps: Sequence[str]) -> float:
         """The SQNR in decibels to which the damages of single groups add up."""
-        formats = self.formats(left)
+        formats = self.formats(steps)
         return _decibels(
             sum(noises[group] for name, noises in self.noises.items() for group in noises if formats[group] == name)
         )
 
-    def predict(self, left: Sequence[str]) -> FrontierPoint:
+    def predict(self, steps: Sequence[str]) -> FrontierPoint:
         """The point, with the quality to which the damages of single groups add up."""
-        formats, total = self.formats(left), sum(self.multiplications.values()) or 1.0
+        formats, total = self.formats(steps), sum(self.multiplications.values()) or 1.0
         shares = {
             name: sum(count for group, count in self.multiplications.items() if formats[group] == name) / total
             for name in (*self.noises, FLOAT)
         }
-        point = FrontierPoint(shares.pop(self.precision), tuple(left), self.predicted_db(left))
+        point = FrontierPoint(shares.pop(self.precision), tuple(steps), self.predicted_db(steps))
         mix = tuple(shares.items()) if len(self.noises) > 1 else ()
         return replace(point, mix=mix, float_groups=sum(name == FLOAT for name in formats.values()))
 
-    def point(self, float_groups: Sequence[str]) -> FrontierPoint:
+    def point(self, steps: Sequence[str]) -> FrontierPoint:
         """The point, with the quality of the whole model, quantized so and run."""
-        float_groups = self._list_taken(float_groups)
-        if float_groups not in self.qualities:
+        steps = self._list_taken(steps)
+        if steps not in self.qualities:
             float_side = self.side
             float_side.clock.check("trials of the whole model", len(self.qualities))
-            runner = SessionRunner(self.write(float_groups, self.scheme), exact=True)
+            runner = SessionRunner(self.write(steps, self.scheme), exact=True)
             answers = (runner.run(inputs) for inputs in (*float_side.runs, *float_side.edges))
             judge = GraphJudge(float_side.limits, float_side.runs, float_side.edges) if float_side.limits else None
-            self.qualities[float_groups] = quality(float_side.expected, answers, float_side.answers, judge)
+            self.qualities[steps] = quality(float_side.expected, answers, float_side.answers, judge)
         figures = ("sqnr_db", "cosine", "argmax_agreement", "accuracy")
-        measured = {name: getattr(self.qualities[float_groups], name) for name in figures}
-        return self._cost(replace(self.predict(float_groups), **measured))
+        quality_figures = {name: getattr(self.qualities[steps], name) for name in figures}
+        return self._cost(replace(self.predict(steps), **quality_figures))
 
-    def _list_plans(self, left: Sequence[str]) -> list[SmoothingPlan]:
+    def _list_plans(self, steps: Sequence[str]) -> list[SmoothingPlan]:
         """The plans of all groups in their formats; floats have none."""
-        formats = self.formats(left)
+        formats = self.formats(steps)
         return [plan for name, plans in self.plans.items() for group, plan in plans.items() if formats[group] == name]
 
-    def _list_wider(self, left: Sequence[str]) -> dict[str, OverridePrecision]:
+    def _list_wider(self, steps: Sequence[str]) -> dict[str, ProductPrecision]:
         """The formats of the nodes that these steps take from their first one."""
-        wider = [(group, name) for group, name in self.formats(left).items() if name != self._first_formats[group]]
-        return {node: cast("OverridePrecision", name) for group, name in wider for node in self.groups[group].nodes}
+        wider = [(group, name) for group, name in self.formats(steps).items() if name != self._first_formats[group]]
+        return {node: cast("ProductPrecision", name) for group, name in wider for node in self.groups[group].nodes}
 
-    def write(self, left: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
-        """The graph where these steps are taken (`schemes.write`); weights in float lie in the side's file."""
-        changed_model, ranges = apply_plans(self.side.model, self._list_plans(left), self.ranges)
-        overrides = {**self.side.overrides, **self._list_wider(left)}
+    def write(self, steps: Sequence[str], scheme: QuantizationScheme) -> ModelProto:
+        """The graph after these steps (`schemes.write`); its float weights stay in the file of `side`."""
+        changed_model, ranges = apply_plans(self.side.model, self._list_plans(steps), self.ranges)
+        overrides = {**self.side.overrides, **self._list_wider(steps)}
         return write_searched(changed_model, self.precision, scheme, ranges, overrides)
 
     def choose(self, point: FrontierPoint, frontier: tuple[FrontierPoint, ...], rule: str) -> MixedPrecisionChoice:
@@ -556,11 +549,11 @@ class SearchTrial:
         choice = MixedPrecisionChoice(model, ranges, reasons, rows, *details)
         return replace(choice, formats=self._list_wider(point.left))
 
-    def _reason(self, name: str, rule: str, left: Sequence[str]) -> str:
+    def _reason(self, name: str, rule: str, steps: Sequence[str]) -> str:
         """Why a group takes its last step: what it left was not faster, else the rule."""
         narrow, reason = self._first_formats[name], ""
         for key, step in self.steps.items():
-            if step.group != name or key not in left:
+            if step.group != name or key not in steps:
                 continue
             wide, timing = "" if step.format == FLOAT else step.format, self.timings.get(key)
             narrow, reason = step.format, timing.describe(narrow, wide) if timing and timing.lost else ""

@@ -150,8 +150,8 @@ def _judge(
 
 
 def _make_ruler(weights: Floats) -> Callable[[Floats], float]:
-    """What measures errors of an activation, [rows, channels], at the outputs of weights [channels, out]: the sum of
-    squares, of the mean row. With more outputs than channels, weights x weights' is the smaller matrix."""
+    """A function from errors of an activation, [rows, channels], to their sum of squares at the outputs of `weights`
+    [channels, out], averaged over rows. With more outputs than channels, weights x weights' is the smaller matrix."""
     is_wide = weights.shape[1] > weights.shape[0]
     matrix = weights @ weights.T if is_wide else weights
 

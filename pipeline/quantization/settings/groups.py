@@ -476,12 +476,9 @@ def _with_last_level(rounded_rows: Floats, matrix: Floats, levels: int) -> Float
 
 
 def find_waists(model: ModelProto, tensors: Collection[str], types: Mapping[str, int]) -> list[tuple[int, str]]:
-    """The float tensors that stand between what comes before and after them, as the residual stream does between two
-    layers: of the `tensors` tensors, what comes later reads no other from before. Each with the index of the node that
-    makes it, in order; outputs of the model are none.
-
-    types: element types of the model's tensors.
-    """
+    """(index of its node, name) of each float tensor that is the only connection between earlier and later nodes, such
+    as the residual stream between two layers: later nodes read no other tensor of `tensors` from before. In order,
+    without outputs of the model. types: name -> ONNX's element type."""
     graph = model.graph
     outputs, last_reads = {value.name for value in graph.output}, dict[str, int]()
     for index, node in enumerate(graph.node):

@@ -161,11 +161,10 @@ def _openable(model: ModelProto) -> Iterator[Path | bytes]:
 
 
 class SessionRunner:
-    """A graph in the reference interpreter, with Q/DQ as it is written.
+    """A graph in the reference interpreter, with unfused Q/DQ.
 
-    exact: whether nothing else may be fused either, so that no rounding falls otherwise than in the graph's own checks;
-    weights are dequantized once all the same, and not in each run.
-    """
+    exact: whether no other nodes may be fused either, so that rounding is the same as in the graph's own checks. In any
+    case weights are dequantized once, not in each run."""
 
     def __init__(self, model: ModelProto, exact: bool = False) -> None:
         title = "the model that is being tried"
@@ -194,7 +193,7 @@ def find_mask(runner: SessionRunner, runs: Sequence[Run]) -> str | None:
             expected_outputs = runner.run(inputs)
             mask, others = inputs[name] != 0, {key: inputs[key] for key in inputs.keys() - {name}}
             ids = {key: item for key, item in others.items() if item.shape == mask.shape and item.dtype.kind in "iu"}
-            padded, other = ({key: np.where(kept, ids[key], ids[key].max()) for key in ids} for kept in (mask, ~mask))
+            padded, other = ({key: np.where(keep, ids[key], ids[key].max()) for key in ids} for keep in (mask, ~mask))
             try:
                 outputs, other_outputs = runner.run({**inputs, **padded}), runner.run({**inputs, **other})
             except ModelError:  # not every model runs on any ids

@@ -180,15 +180,13 @@ def _before(node: NodeProto, tensor: str, axes: tuple[int, ...], size: int, walk
 
 @dataclass(frozen=True)
 class SmoothingPlan:
-    """How one group is to be quantized.
+    """How to quantize one group.
 
-    strength: of smoothing, None for none.  clip: share of the range that is kept.  factors: what each channel of the
-    activation is divided by.  weights: node -> rounded matrix [in, out], factors included; of a convolution, in its own
-    shape.  low, high: range of the smoothed activation.  biases: node -> bias of a convolution, where it changes.
-    shifts: node -> what is added to the bias of a matrix.
-    seen: what the smoothed activation held, its histogram being of some rows; None without smoothing.
-    weight_db: node -> SQNR of its rounded weight, against the one before rounding.
-    """
+    strength: of smoothing; None: no smoothing.  clip: share of the range that is kept.  factors: divisors of the
+    activation's channels.  weights: node -> rounded matrix [in, out], factors included; a convolution's keep their
+    shape.  low, high: range of the smoothed activation.  biases: node -> new bias of a convolution, if it changes.
+    shifts: node -> addend to the bias of a matrix.  seen: statistics of the smoothed activation (the histogram: of some
+    rows); None without smoothing.  weight_db: node -> SQNR of its rounded weight against the unrounded one."""
 
     group: SmoothingGroup
     strength: float | None

@@ -110,7 +110,7 @@ def method(name: str, percent: float | None = None) -> Method:
     if name not in plain_methods:
         raise InputError(f"no calibration method {name!r}; known: percentile, {', '.join(sorted(plain_methods))}")
     if percent is not None:
-        raise InputError(f"method {name!r} has no percentile; remove it, or use method percentile")
+        raise InputError(f"method {name!r} accepts no percentile; remove it, or use method percentile")
     return plain_methods[name]
 
 

@@ -143,7 +143,7 @@ def join_spans(spans: Sequence[Span]) -> tuple[Span, ...]:
     joined_spans: list[Span] = []
     for start, stop in sorted(span for span in spans if span[0] < span[1]):
         if joined_spans and start < joined_spans[-1][1]:
-            raise DataError(f"sample {start} was observed twice; give each worker a part of its own")
+            raise DataError(f"sample {start} was observed twice; give the workers parts that do not overlap")
         if joined_spans and start == joined_spans[-1][1]:
             joined_spans[-1] = (joined_spans[-1][0], stop)
         else:

@@ -116,15 +116,14 @@ def observe(
     threads: int = 0,
     span: tuple[int, int | None] = (0, None),
 ) -> Observations:
-    """What `tensors` of a model file held over the samples; by default those that int8 needs, in any backend's scheme.
+    """Statistics of `tensors` of a model file over the samples; None: of the tensors that int8 needs in any scheme.
 
-    histograms: which of them get one: all, none, or those named.  threads: of the runtime, 0 for all cores.
-    span: the samples [start, stop) to see; other workers see the others (`Observations.merge`).
+    histograms: which tensors get one: all, none, or the named ones.  threads: of the runtime, 0 for all cores.
+    span: the samples [start, stop) to run; other workers run the rest (`Observations.merge`).
 
-    A tensor that int8 does not need may hold infinities or NaN by design, as a mask of -inf or a mark of what is
-    missing: it is infinite then. Raises DataError, naming tensor and sample, for either where int8 computes; ModelError
-    for a model that does not run or lacks a named tensor.
-    """
+    A tensor that int8 does not need may hold infinities or NaN by design, such as a mask of -inf or marks of missing
+    values: it then counts as infinite. Raises DataError, naming tensor and sample, for either in a tensor that int8
+    needs; ModelError for a model that does not run or lacks a named tensor."""
     loaded_model = load_graph(model)
     mask_texts = [f"{name!r} holds {describe_nonfinite(array)}" for name, array in nonfinite_constants(loaded_model)]
     remedy = f"; look at the model's constants first: {', '.join(mask_texts)}" if mask_texts else ""
@@ -208,7 +207,7 @@ def _check_tensors(model: ModelProto, tensors: Sequence[str]) -> None:
     types, initializers = element_types(model), constants(model.graph)
     for name in tensors:
         if name not in types or name in initializers:
-            raise ModelError(f"tensor {name!r} is no activation of the model; measure names that the graph has")
+            raise ModelError(f"tensor {name!r} is not an activation of the model; measure names that the graph has")
         if types[name] != TensorProto.FLOAT:
             type_name = TensorProto.DataType.Name(types[name])
             raise ModelError(f"tensor {name!r} is {type_name}; only float32 activations have ranges")

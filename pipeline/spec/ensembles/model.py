@@ -207,7 +207,7 @@ class EnsembleSpec(SpecFile):
     )
     connections: dict[str, str] = Field(
         description="GRAPH.INPUT: what gives it: GRAPH.OUTPUT of a graph before it, or a name of your own for an input "
-        "of the whole, which may go to several; inputs that are not named are inputs of the whole, as GRAPH.INPUT",
+        "of the whole, which may go to several; inputs that are not named are inputs of the whole, as GRAPH.INPUT"
     )
     outputs: tuple[str, ...] | None = Field(
         None, min_length=1, description="as GRAPH.OUTPUT; default: every output that no connection takes"
@@ -225,7 +225,7 @@ class EnsembleSpec(SpecFile):
     def _filled_in(cls, connections: object) -> object:
         if connections is None:
             lines_text = "write a line for each input of a graph that takes another's output"
-            raise ValueError(f"nothing is filled in; {lines_text}, or {{}} where graphs stand side by side")
+            raise ValueError(f"is empty; {lines_text}, or write {{}} if no graph takes one")
         return connections
 
     def named_files(self) -> Iterator[tuple[Loc, str]]:
@@ -247,7 +247,7 @@ class EnsembleSpec(SpecFile):
         yield from self._wrong_connections(order)
         for index, name in enumerate(self.outputs or ()):
             if name.partition(".")[0] not in order or "." not in name:
-                yield ("outputs", index), f"{name!r} is no GRAPH.OUTPUT; {suggest(name.partition('.')[0], order)}"
+                yield ("outputs", index), f"{name!r} is not GRAPH.OUTPUT; {suggest(name.partition('.')[0], order)}"
             elif name in (self.outputs or ())[:index]:
                 yield ("outputs", index), f"{name!r} is named twice; keep one"
         yield from self._wrong_metrics(order)
@@ -267,11 +267,11 @@ class EnsembleSpec(SpecFile):
         for loc, name in self.golden.outputs():
             graph, dot, _ = name.partition(".")
             if not dot or graph not in order:
-                yield ("golden", *loc), f"{name!r} is no GRAPH.OUTPUT; {suggest(graph, order)}"
+                yield ("golden", *loc), f"{name!r} is not GRAPH.OUTPUT; {suggest(graph, order)}"
             elif self.outputs and name not in self.outputs:
-                yield ("golden", *loc), f"{name!r} is no output of the whole; {suggest(name, self.outputs)}"
+                yield ("golden", *loc), f"{name!r} is not an output of the whole; {suggest(name, self.outputs)}"
             elif not self.outputs and name in self.connections.values():
-                text = f"{name!r} goes to a connection, and is no output of the whole"
+                text = f"{name!r} goes to a connection, and is not an output of the whole"
                 yield ("golden", *loc), f"{text}; name it in outputs too, with the others"
 
     def named_outputs(self) -> Iterator[tuple[Loc, str]]:
@@ -302,7 +302,7 @@ class EnsembleSpec(SpecFile):
             graph, dot, _ = key.partition(".")
             loc: Loc = ("connections", key)
             if not dot or graph not in order:
-                yield loc, f"{key!r} is no GRAPH.INPUT; {suggest(graph, order)}"
+                yield loc, f"{key!r} is not GRAPH.INPUT; {suggest(graph, order)}"
                 continue
             source_graph, dot, _ = source.partition(".")
             if dot and source_graph not in order:
@@ -410,7 +410,7 @@ def _missing_files(spec: EnsembleSpec) -> Iterator[tuple[Loc, str]]:
         if not real_path.is_relative_to(spec.folder):
             yield loc, f"{name!r} leads outside the spec's folder; copy the file into {spec.folder}"
         elif not real_path.is_file():
-            yield loc, f"{name!r} is no file in {spec.folder}; paths are relative to the spec"
+            yield loc, f"{name!r} is not a file in {spec.folder}; paths are relative to the spec"
 
 
 def _wrong_graphs(ensemble: LoadedEnsemble) -> Iterator[tuple[Loc, str]]:

@@ -1,5 +1,3 @@
-"""AOTInductor on the CPU: one engine, built once, and everything that is asked of it."""
-
 import json
 import os
 import re
@@ -71,11 +69,11 @@ def arrays(n, m, highest=10):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> Path:
     rng = np.random.default_rng(0)
-    made = onnx.parser.parse_model(LOOKUP)
+    onnx_model = onnx.parser.parse_model(LOOKUP)
     for name, shape in (("table", (10, 4)), ("w", (4, 3))):
-        made.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(shape).astype("f"), name))
+        onnx_model.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(shape).astype("f"), name))
     path = tmp_path_factory.mktemp("model") / "model.onnx"
-    onnx.save(made, path)
+    onnx.save(onnx_model, path)
     return path
 
 
@@ -117,7 +115,7 @@ def _names(folder: Path) -> list[str]:
 
 @compiled
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (3, 4), (8, 5), (2, 16)])
-def test_it_gives_what_the_graph_gives_at_any_size_of_any_profile(session, model, n, m):
+def test_an_engine_computes_its_graph_at_any_size_of_any_profile(session, model, n, m):
     expected = OrtSession(model, optimized=False).run(arrays(n, m))
     result = session.run(arrays(n, m))
     assert list(result) == ["y", "ones", "sizes"]
@@ -128,7 +126,7 @@ def test_it_gives_what_the_graph_gives_at_any_size_of_any_profile(session, model
 
 @compiled
 @pytest.mark.parametrize("index", [10, -11, 1 << 40])
-def test_an_index_out_of_range_is_an_error_and_neither_a_crash_nor_an_answer(session, index):
+def test_an_index_out_of_range_raises_an_error(session, index):
     outside = arrays(2, 4)
     outside["ids"][1, 3] = index
     with pytest.raises(DataError, match=r"index is out of range at node 'rows'"):
@@ -137,7 +135,7 @@ def test_an_index_out_of_range_is_an_error_and_neither_a_crash_nor_an_answer(ses
 
 
 @compiled
-def test_a_build_leaves_nothing_but_the_engine(built):
+def test_a_build_leaves_only_the_engine(built):
     engine, before, after = built
     assert before == after
     assert _names(engine.path.parent) == ["engine.pt2"]
@@ -145,7 +143,7 @@ def test_a_build_leaves_nothing_but_the_engine(built):
 
 
 @compiled
-def test_the_code_is_for_its_level_of_x86_64_and_nothing_beyond(engine):
+def test_code_uses_only_instructions_of_its_x86_64_level(engine):
     """Left alone, inductor takes VNNI and AMX where the building host has them."""
     with zipfile.ZipFile(engine.path) as archive:
         notes = [json.loads(archive.read(name)) for name in archive.namelist() if name.endswith("_metadata.json")]
@@ -155,7 +153,7 @@ def test_the_code_is_for_its_level_of_x86_64_and_nothing_beyond(engine):
 
 
 @compiled
-def test_it_runs_in_a_process_that_has_neither_the_model_nor_onnx(engine, tmp_path):
+def test_an_engine_runs_without_the_model_and_without_onnx(engine, tmp_path):
     saved = {"request": encode(engine.request), "path": str(engine.path), "size": engine.size_bytes}
     (tmp_path / "engine.json").write_text(json.dumps(saved))
     code = """
@@ -191,21 +189,21 @@ def test_another_cpu_another_torch_and_a_closed_session_are_refused(engine, monk
 
 
 @compiled
-def test_what_an_engine_needs_where_it_is_opened_is_no_compiler(engine):
+def test_opening_an_engine_requires_no_compiler(engine):
     built = dict(engine.request.toolchain)
     level = built["cpu"]
     assert engine.requires == (Cpu("cpu"), Runtime("torch", built["torch"]), Instructions(level))
 
 
 @compiled
-def test_files_that_are_no_package_of_ours_are_refused_before_torch_reads_them(engine, tmp_path):
+def test_foreign_packages_are_refused_before_torch_reads_them(engine, tmp_path):
     cut = tmp_path / "cut.pt2"
     cut.write_bytes(engine.path.read_bytes()[:1000])
     more = tmp_path / "more.pt2"
     more.write_bytes(engine.path.read_bytes())
     with zipfile.ZipFile(more, "a") as archive:
         archive.writestr("engine/data/weights/weight_0", b"a pickle")
-    for path, words in ((cut, "no AOTInductor package"), (more, "holds 'engine/data/weights/weight_0'")):
+    for path, words in ((cut, "not an AOTInductor package"), (more, "holds 'engine/data/weights/weight_0'")):
         with pytest.raises(EnginesmithError, match=words), AotInductor().open(_at(engine, path)):
             pass
 
@@ -219,17 +217,17 @@ def test_members_outside_the_code_are_refused(tmp_path, name):
         module.check_members(path)
 
 
-def test_a_name_that_is_no_text_is_a_damaged_package(tmp_path):
+def test_a_non_text_name_is_a_damaged_package(tmp_path):
     path = tmp_path / "engine.pt2"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("\u00fc" * 9, b"")
     path.write_bytes(path.read_bytes().replace("\u00fc".encode(), b"\xc3\xff"))
-    with pytest.raises(EnginesmithError, match="no AOTInductor package"):
+    with pytest.raises(EnginesmithError, match="not an AOTInductor package"):
         module.check_members(path)
 
 
 @compiled
-def test_a_compiler_that_fails_is_an_error_with_its_words(model, tmp_path):
+def test_a_compiler_failure_is_an_error_with_its_message(model, tmp_path):
     broken = tmp_path / "c++"
     broken.write_text(
         "#!/bin/sh\ncase $1 in -dump*|*-version) echo 1.0;; *) echo no room on device >&2; exit 1;; esac\n"
@@ -241,7 +239,7 @@ def test_a_compiler_that_fails_is_an_error_with_its_words(model, tmp_path):
         backend.build(request(backend), model, tmp_path)
 
 
-def test_versions_are_those_of_torch_compiler_and_level_and_change_the_build_key(monkeypatch):
+def test_versions_of_torch_compiler_and_level_change_the_build_key(monkeypatch):
     versions = AotInductor().versions()
     assert set(versions) == {"torch", "c++", "cpu"} and versions["cpu"] == host_level()
     assert request(AotInductor(cpu="x86-64-v3")).key != request(AotInductor(cpu="x86-64-v4")).key
@@ -265,6 +263,6 @@ def test_refusals_come_before_work_and_name_the_remedy(monkeypatch):
     assert "pip install" in ask(request())
 
 
-def test_engines_run_on_cpus_and_on_a_gpu_that_is_there():
+def test_engines_run_on_cpus_and_on_a_present_gpu():
     assert AotInductor().runs(request().target) is None
     assert AotInductor().runs(graphs.request("sm_89").target) is not None

@@ -72,7 +72,7 @@ def is_known(module: str) -> bool:
 
 
 def excepted(name: str, exceptions: dict[str, str]) -> bool:
-    return any(name == known or name.startswith(f"{known}/") for known in exceptions)
+    return any(name == exception or name.startswith(f"{exception}/") for exception in exceptions)
 
 
 def test_no_other_file_imports_a_backend_or_its_compiler():
@@ -87,7 +87,7 @@ def test_no_other_file_names_a_backend():
     assert {name: message for name, message in result.items() if message and not excepted(name, NAMES)} == {}
 
 
-def test_what_judges_engines_of_a_fleet_looks_for_no_backend():
+def test_code_that_judges_engines_of_a_fleet_names_no_backend():
     """What an engine requires is in its manifest. Coverage asks whether what is missing could be built."""
     files = {name: modules for name, (modules, _) in sources().items() if name.startswith("pipeline/fleet/")}
     assert {name for name, modules in files.items() if "builders.backends.discovery" in modules} == {
@@ -102,10 +102,10 @@ def test_no_other_file_names_an_option():
 
 
 def test_every_exception_is_needed():
-    known = sources()
-    assert all(any(name == path or path.startswith(f"{name}/") for path in known) for name in (*IMPORTS, *NAMES))
+    source_texts = sources()
+    assert all(any(name == path or path.startswith(f"{name}/") for path in source_texts) for name in (*IMPORTS, *NAMES))
     for name in NAMES:
-        assert known[name][1] & OURS.keys(), f"{name} names none any more"
+        assert source_texts[name][1] & OURS.keys(), f"{name} names none any more"
 
 
 @pytest.mark.parametrize("name", sorted(OURS))

@@ -36,7 +36,7 @@ def request(built: str = "1.2.3", target: str = "cpu", backend: str = "plain"):
 
 
 @pytest.mark.parametrize(
-    ("backend", "wanted", "words"),
+    ("backend", "expected", "words"),
     [
         (Plain(), request(), None),
         (Plain(), request("1.2"), None),
@@ -48,13 +48,13 @@ def request(built: str = "1.2.3", target: str = "cpu", backend: str = "plain"):
         (Plain(), replace(request(), toolchain=()), None),
     ],
 )
-def test_an_engine_fits_or_the_reason_says_what_it_was_built_with_what_is_here_and_the_remedy(backend, wanted, words):
-    reason = discovery.find_incompatibility(backend, wanted)
+def test_an_engine_fits_or_the_reason_names_both_versions_and_the_remedy(backend, expected, words):
+    reason = discovery.find_incompatibility(backend, expected)
     assert reason is None if words is None else words in reason
 
 
 @pytest.mark.parametrize(("built", "fits"), [("1.30.9", True), ("1.31.1", True), ("99.0", False)])
-def test_an_onnx_file_is_opened_by_what_is_as_new_as_its_maker(built, fits):
+def test_an_onnx_file_needs_a_runtime_as_new_as_its_writer(built, fits):
     request = replace(ort_request(), toolchain=(("onnxruntime", built),))
     reason = discovery.find_incompatibility(OnnxRuntime(), request)
     assert (reason is None) is fits
@@ -87,10 +87,10 @@ def test_a_backend_itself_opens_no_foreign_engine(engine, changes, words):
         pass
 
 
-def test_a_file_that_is_not_whole_or_gone_is_not_opened(engine):
+def test_a_truncated_or_missing_file_is_not_opened(engine):
     Path(engine.path).write_bytes(engine.path.read_bytes()[:-1])
-    with pytest.raises(IntegrityError, match=f"has {engine.size_bytes - 1} bytes, the engine has"):
+    with pytest.raises(IntegrityError, match=f"has {engine.size_bytes - 1} bytes, but the engine has"):
         discovery.open_engine(engine).__enter__()
     engine.path.unlink()
-    with pytest.raises(IntegrityError, match="is not there"):
+    with pytest.raises(IntegrityError, match="does not exist"):
         discovery.open_engine(engine).__enter__()

@@ -5,7 +5,7 @@ import pytest
 from builders.backends import installed_versions
 
 
-def test_a_version_is_read_once_until_something_is_installed(tmp_path, monkeypatch):
+def test_a_version_is_read_once_until_an_installation(tmp_path, monkeypatch):
     reads = []
     real = metadata.version
     monkeypatch.setattr(metadata, "version", lambda name: reads.append(name) or real(name))

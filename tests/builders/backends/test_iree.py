@@ -54,11 +54,11 @@ def test_supported_requests_are_accepted(installed, target, precision):
     assert IREE.refuses(own_request(target, precision)) is None
 
 
-def test_shapes_that_it_cannot_be_held_to_are_refused(installed):
+def test_unenforceable_shapes_are_refused(installed):
     assert "no elements" in IREE.refuses(own_request(inputs=(TensorSpec("image", "float32", ("batch", 0)),)))
 
 
-def test_host_makes_the_cpu_part_of_the_key_and_a_level_does_not(installed):
+def test_host_adds_the_cpu_to_the_key_and_a_level_does_not(installed):
     assert Iree(cpu="host").versions()["cpu"] == iree.host_level()
     assert "cpu" not in IREE.versions()
 
@@ -88,7 +88,7 @@ def test_an_engine_computes_what_its_model_computes_at_every_batch(compiler, tmp
         pass
 
 
-def test_sizes_that_only_may_differ_are_told_when_they_do(compiler, tmp_path):
+def test_differing_sizes_that_should_be_equal_are_reported(compiler, tmp_path):
     """By default IREE adds the first row and says nothing."""
     model, request = native_graphs.two_sizes(tmp_path / "m.onnx", IREE)
     x = {"x": np.ones((1, 4), "f"), "y": np.ones((3, 4), "f")}
@@ -102,7 +102,7 @@ def test_doubles_stay_doubles(compiler, tmp_path):
     np.testing.assert_array_equal(native_graphs.ran(IREE, request, model, x, tmp_path)["y"], np.sqrt(x["x"]))
 
 
-def test_ptx_for_a_generation(compiler, tmp_path):
+def test_ptx_is_built_for_a_generation(compiler, tmp_path):
     engine = IREE.build(own_request("l4"), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
     data = engine.path.read_bytes()
     assert b".target sm_89" in data and b".target sm_80" not in data
@@ -128,12 +128,12 @@ def test_a_compiler_that_dies_is_a_crash_of_this_unit(compiler, tmp_path, monkey
     dying.write_text('#!/bin/sh\necho "x.mlir:1:1: error: loc(\\"n0\\"): it hurts" >&2\nkill -SEGV $$\n')
     dying.chmod(0o755)
     monkeypatch.setattr("builders.backends.iree.compile._compiler", lambda: dying)
-    with pytest.raises(StepError, match=r"died of signal 11: node 'down' \(Cast\): it hurts") as caught:
+    with pytest.raises(StepError, match=r"died of signal 11: node 'down' \(Cast\): it hurts") as error:
         IREE.build(own_request(), graphs.mlp(tmp_path / "m.onnx"), tmp_path)
-    assert caught.value.kind == "crash"
+    assert error.value.kind == "crash"
 
 
-def test_external_data_is_taken_in(compiler, tmp_path):
+def test_external_data_is_embedded(compiler, tmp_path):
     model = onnx.load(graphs.mlp(tmp_path / "model.onnx"))
     (tmp_path / "apart").mkdir()
     place = tmp_path / "apart" / "model.onnx"

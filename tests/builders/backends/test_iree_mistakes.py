@@ -22,9 +22,9 @@ def backend():
     return backend_of("iree")
 
 
-def reasons(made: onnx.ModelProto) -> list[str]:
+def reasons(model: onnx.ModelProto) -> list[str]:
     """What IREE is known to make something else of."""
-    return [f"{node.name} {words}" for _, node, words in find_faults(made, "iree")]
+    return [f"{node.name} {words}" for _, node, words in find_faults(model, "iree")]
 
 
 def loop(begins: str, again: str) -> onnx.ModelProto:
@@ -41,7 +41,7 @@ def loop(begins: str, again: str) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("begins", ["yes", '""'])
 @pytest.mark.parametrize("again", ["Identity(go)", "Identity(yes)", "And(go, yes)", "Or(c, go)", "Cast <to = 9> (one)"])
-def test_a_loop_that_runs_every_turn_is_taken(begins, again):
+def test_a_loop_with_a_fixed_trip_count_is_accepted(begins, again):
     assert reasons(loop(begins, again)) == []
 
 
@@ -52,7 +52,7 @@ def test_a_loop_that_runs_every_turn_is_taken(begins, again):
         *((begins, again) for begins in ("c", "no") for again in ("Identity(go)", "Identity(yes)")),
     ],
 )
-def test_a_loop_that_may_stop_is_not(begins, again):
+def test_a_loop_that_may_stop_early_is_refused(begins, again):
     assert [reason for reason in reasons(loop(begins, again)) if "also when its condition says stop" in reason]
 
 
@@ -65,7 +65,7 @@ def test_a_loop_that_may_stop_is_not(begins, again):
         (3, ", scan_output_axes = [1]", "whatever scan_"),
     ],
 )
-def test_a_scan_of_fixed_sizes_from_the_first_row_on_is_taken_and_no_other(size, more, words):
+def test_only_a_forward_scan_of_fixed_sizes_is_accepted(size, more, words):
     actual = reasons(
         model(
             f"""g (float[3] start, float[{size}, 3] x) => (float[3] last, float[{size}, 3] y) {{
@@ -194,7 +194,7 @@ BASES, EXPONENTS = (
         ),
     ],
 )
-def test_what_is_rewritten_computes_the_same(text, opset, weights, feed):
+def test_rewritten_graphs_compute_the_same(text, opset, weights, feed):
     """Whether IREE gets it right then, the torture graphs say."""
     inputs = inferred(text, opset, **{name: np.asarray(array) for name, array in weights.items()})
     written = onnx.ModelProto.FromString(inputs.SerializeToString())
@@ -219,7 +219,7 @@ def test_what_is_rewritten_computes_the_same(text, opset, weights, feed):
         "(int8[2, 2] x, uint8[2, 2] w) => (int32[2, 2] y) { y = MatMulInteger(x, w) }",
     ],
 )
-def test_what_needs_no_rewriting_stays(text):
+def test_graphs_that_need_no_rewriting_stay_unchanged(text):
     numbers = {"one": np.float32(1), "zero": [0], "two": [2], "four": [4], "back": [-1]}
     graph = inferred(text, **{name: np.asarray(array) for name, array in numbers.items()}).graph
     before = list(graph.node)
@@ -227,7 +227,7 @@ def test_what_needs_no_rewriting_stays(text):
     assert list(graph.node) == before
 
 
-def test_what_a_loop_hands_on_has_the_shape_that_it_is_taken_in():
+def test_a_loop_state_keeps_its_input_shape():
     graph = loop("yes", "Identity(go)").graph
     body = graph.node[-1].attribute[0].g
     body.output[1].type.tensor_type.ClearField("shape")
@@ -235,11 +235,11 @@ def test_what_a_loop_hands_on_has_the_shape_that_it_is_taken_in():
     assert body.output[1].type == body.input[2].type and body.output[0].type.tensor_type.elem_type == 9
 
 
-def test_unsigned_numbers_come_back_unsigned(backend, tmp_path):
-    made = model("g (uint8[2] x, uint8[2] w) => (uint8[2] y) { y = Add(x, w) }")
+def test_unsigned_numbers_stay_unsigned(backend, tmp_path):
+    uint8_model = model("g (uint8[2] x, uint8[2] w) => (uint8[2] y) { y = Add(x, w) }")
     inputs = {"x": np.array([200, 1], "uint8"), "w": np.array([50, 255], "uint8")}
     run = Run(inputs, {"y": np.array([250, 0], "uint8")})
-    item = Item("sum", lambda folder: saved(made, folder), lambda inputs, outputs: [run])
+    item = Item("sum", lambda folder: saved(uint8_model, folder), lambda inputs, outputs: [run])
     result = attempt(backend, target_for(backend), item, tmp_path)
     assert result.kind == "passed", result
 
@@ -254,14 +254,14 @@ def test_operators_at_their_edges_are_right_or_refused(backend, tmp_path):
 
 def test_the_error_names_the_node_and_comes_before_the_compiler(backend, tmp_path, monkeypatch):
     monkeypatch.setattr(iree, "_compiler", lambda: pytest.fail("it was compiled"))
-    made = loop("c", "Identity(go)")
-    made.graph.node[-1].name = "decoder/steps"
-    onnx.save(made, tmp_path / "m.onnx")
+    loop_model = loop("c", "Identity(go)")
+    loop_model.graph.node[-1].name = "decoder/steps"
+    onnx.save(loop_model, tmp_path / "m.onnx")
     with pytest.raises(ModelError, match=r"node 'decoder/steps' \(Loop\) runs .* says stop; .* or use onnxr"):
         iree.compile_model(tmp_path / "m.onnx", tmp_path, [])
 
 
-def test_what_runs_on_is_refused_and_what_need_not_stop_is_right(backend, tmp_path):
+def test_endless_loops_are_refused_and_finite_ones_are_right(backend, tmp_path):
     refused = [name for name in GRAPHS if name.startswith("loop_that") or name == "loop_until_the_data_says_stop"]
     right = ["loop_as_often_as_an_input_says", "loop_within_a_loop"]
     result = {name: attempt(backend, target_for(backend), torture_item(name), tmp_path) for name in (*refused, *right)}
@@ -270,7 +270,7 @@ def test_what_runs_on_is_refused_and_what_need_not_stop_is_right(backend, tmp_pa
 
 
 @pytest.mark.parametrize("name", [name for name in GRAPHS if name.startswith("slice_backwards")])
-def test_a_slice_backwards_begins_at_the_last_entry(backend, tmp_path, name):
+def test_a_backward_slice_begins_at_the_last_entry(backend, tmp_path, name):
     """It read what lies in front of the tensor."""
     result = attempt(backend, target_for(backend), torture_item(name), tmp_path)
     assert result.kind == "passed", result

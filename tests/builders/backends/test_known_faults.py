@@ -1,5 +1,3 @@
-"""Graphs that a compiler is known to make something else of are refused, written otherwise or remarked on."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -43,13 +41,13 @@ def saved(model, folder):
 
 
 def request(compiler="tensorrt", version="11.1.0", target="sm_120", precision="fp32"):
-    made = graphs.request(target, precision)
-    return replace(made, backend=compiler, toolchain=((compiler, version), (f"enginesmith-{compiler}", "3")))
+    build_request = graphs.request(target, precision)
+    return replace(build_request, backend=compiler, toolchain=((compiler, version), (f"enginesmith-{compiler}", "3")))
 
 
 def verdict(model, folder, **of):
-    asked = request(**of)
-    return judge_faults(list_faults(saved(model, folder), asked.backend), asked)
+    build_request = request(**of)
+    return judge_faults(list_faults(saved(model, folder), build_request.backend), build_request)
 
 
 def sums(how="", axis="one"):
@@ -87,7 +85,7 @@ def wide():
 
 @pytest.mark.parametrize("outside", [False, True])
 @pytest.mark.parametrize("make", [lambda: quantized(0), lambda: quantized(0, folded=False), wide])
-def test_int32_biases_are_written_as_the_floats_that_they_stand_for(make, outside, tmp_path):
+def test_int32_biases_are_written_as_floats(make, outside, tmp_path):
     path = tmp_path / "graph.onnx"
     onnx.save(make(), path, save_as_external_data=outside, location="data", size_threshold=0)
     actual = judge_faults(list_faults(path, "tensorrt"), request())
@@ -133,7 +131,7 @@ def test_gathers_of_float16_give_float16():
 
 @pytest.mark.parametrize("compiler", ["tensorrt", "tensorrt-rtx"])
 @pytest.mark.parametrize("opset", [16, 20])
-def test_linear_grid_sample_is_written_as_gathers_and_the_plan_says_why(compiler, opset, tmp_path):
+def test_linear_grid_sample_becomes_gathers_and_the_plan_gives_the_reason(compiler, opset, tmp_path):
     model = sampling("linear" if opset == 20 else "bilinear", opset=opset)
     actual = verdict(model, tmp_path, compiler=compiler)
     assert actual.refusal is None and len(actual.notes) == 1
@@ -144,7 +142,7 @@ def test_linear_grid_sample_is_written_as_gathers_and_the_plan_says_why(compiler
     assert "GridSample" not in {node.op_type for node in onnx.load(path).graph.node}
 
 
-def test_the_parser_of_rtx_takes_linear_and_cubic_for_what_they_are(tmp_path):
+def test_the_rtx_parser_reads_linear_and_cubic_correctly(tmp_path):
     trt = pytest.importorskip("tensorrt_rtx")
     logger = recorder("tensorrt_rtx")
     for mode in ("linear", "cubic"):
@@ -170,7 +168,7 @@ def test_the_parser_of_rtx_takes_linear_and_cubic_for_what_they_are(tmp_path):
         (quantized(0, "uint8"), {}, "has uint8; quantize to symmetric int8"),
     ],
 )
-def test_what_cannot_be_written_otherwise_is_refused_with_node_remedy_and_source(model, of, words, tmp_path):
+def test_unwritable_operators_are_refused_with_node_remedy_and_source(model, of, words, tmp_path):
     actual = verdict(model, tmp_path, **of)
     assert actual.refusal and words in actual.refusal and ";" in actual.refusal
     assert "https://github.com/" in actual.refusal and "node '" in actual.refusal
@@ -207,13 +205,13 @@ def test_an_unknown_fault_is_reported_and_the_graph_is_built(model, of, words, t
         (choosing("Identity"), {"version": "11.2.1", "target": "sm_86"}),
     ],
 )
-def test_what_is_right_is_not_changed(model, of, tmp_path):
+def test_correct_graphs_are_not_changed(model, of, tmp_path):
     actual = verdict(model, tmp_path, **of)
     assert actual.refusal is None and not actual.written
     assert not [note for note in actual.notes if "up to 10.16" not in note]
 
 
-def test_operators_that_a_parser_was_seen_not_to_read_are_refused_of_that_version_and_told_of_later_ones(tmp_path):
+def test_unparsed_operators_are_refused_for_that_version_and_reported_for_later_ones(tmp_path):
     graph = build("float[n,2,2] x", "float[n] y", "y = Det(x)", {})
     refusal = verdict(graph, tmp_path, compiler="tensorrt-rtx", version="1.7.1").refusal
     assert refusal and refusal.startswith("node 'y' (Det) is not read by its parser; compute it outside")
@@ -234,8 +232,8 @@ GATHERS = build("float[1,3,8,8] x, float[1,4,4,2] g", "float[1,3,4,4] y", SAMPLE
 
 
 @pytest.mark.parametrize("model", [GATHERS, quantized(0)])
-def test_an_engine_is_built_from_what_is_written(model, tmp_path):
+def test_an_engine_is_built_from_the_written_graph(model, tmp_path):
     pytest.importorskip("tensorrt_rtx")
-    asked = replace(graphs.request("sm_89"), inputs=(), outputs=(), profiles=())
-    engine = TensorRTRTX().build(asked, saved(model, tmp_path), tmp_path)
+    build_request = replace(graphs.request("sm_89"), inputs=(), outputs=(), profiles=())
+    engine = TensorRTRTX().build(build_request, saved(model, tmp_path), tmp_path)
     assert "written as other operators" in engine.notes[0] and engine.size_bytes > 0

@@ -35,7 +35,7 @@ def test_an_engine_computes_what_its_model_computes_at_every_batch(tmp_path, lev
             np.testing.assert_allclose(session.run(image(batch))["logits"], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_an_engine_takes_any_size_but_those_between_multiples(tmp_path):
+def test_an_engine_takes_any_size_except_between_multiples(tmp_path):
     profile = ShapeProfile((("image", (4, 8), (8, 8), (16, 8)),), (("image", (4, 1)),))
     engine = OnnxRuntime().build(ort_request(profiles=(profile,)), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
     with OnnxRuntime().open(engine) as session:
@@ -67,7 +67,7 @@ def test_a_saved_layout_makes_the_cpu_part_of_the_toolchain_and_other_cpus_are_r
         pass
 
 
-def test_fp16_runs_and_a_note_says_how_much_of_it_is_really_fp32(tmp_path):
+def test_an_fp16_note_counts_the_nodes_that_stay_fp32(tmp_path):
     model = graphs.mlp(tmp_path / "model.onnx", "float16")
     engine = OnnxRuntime().build(ort_request("fp16"), model, tmp_path)
     with OnnxRuntime().open(engine) as session:
@@ -140,7 +140,7 @@ def test_an_unsupported_operator_is_named(tmp_path, op, domain, dtype, words):
         OrtSession(graphs.one_node(tmp_path / "model.onnx", op, dtype, domain=domain))
 
 
-def test_a_branch_that_the_optimizer_refuses_and_is_never_taken_has_a_remedy(tmp_path):
+def test_an_untaken_branch_that_the_optimizer_refuses_has_a_remedy(tmp_path):
     """The other branch squeezes an axis of 2: an error at these sizes, which only the optimizer sees."""
     text = """
     <ir_version: 8, opset_import: ["": 17]>
@@ -173,7 +173,7 @@ def test_inputs_and_outputs_are_described(tmp_path):
     assert (list(session.inputs), list(session.outputs)) == ([graphs.IMAGE], [graphs.LOGITS])
 
 
-def test_an_unnamed_dim_gets_a_name_of_its_own(tmp_path):
+def test_an_unnamed_dim_gets_its_own_name(tmp_path):
     session = OrtSession(graphs.one_node(tmp_path / "model.onnx", "Relu", shape=(None, None)))
     assert session.inputs[0].shape == ("x.0", "x.1")
     assert session.run({"x": np.zeros((2, 3), "f")})["y"].shape == (2, 3)
@@ -213,7 +213,7 @@ def test_an_operator_that_fails_on_the_data_is_named(tmp_path):
         session.run({"x": np.zeros((2, 3), "f")})
 
 
-def test_unoptimised_means_as_written(tmp_path, monkeypatch):
+def test_an_unoptimised_graph_stays_as_written(tmp_path, monkeypatch):
     """The reference must not be rewritten: a graph whose optimised form differs shows which one runs."""
     seen = []
     real = module.session_options

@@ -57,13 +57,13 @@ def image(batch):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_unsupported_requests_of_a_provider_are_refused_with_a_remedy(backend, gpu_wheel):
-    made = backend()
-    assert made.refuses(request(made)) is made.refuses(request(made, precision="fp16")) is None
-    assert "use onnxruntime" in made.refuses(request(made, "cpu")) and "run on GPUs" in made.runs(L4_CPU)
-    assert "use tensorrt" in made.refuses(request(made, precision="fp8"))
-    assert "fp16" in made.refuses(request(made, "t4", "bf16"))
-    native = request(made, inputs=(TensorSpec("image", "bfloat16", ("batch", 8)),))
-    assert "cast it to float32" in made.refuses(native)
+    compiler = backend()
+    assert compiler.refuses(request(compiler)) is compiler.refuses(request(compiler, precision="fp16")) is None
+    assert "use onnxruntime" in compiler.refuses(request(compiler, "cpu")) and "run on GPUs" in compiler.runs(L4_CPU)
+    assert "use tensorrt" in compiler.refuses(request(compiler, precision="fp8"))
+    assert "fp16" in compiler.refuses(request(compiler, "t4", "bf16"))
+    native = request(compiler, inputs=(TensorSpec("image", "bfloat16", ("batch", 8)),))
+    assert "cast it to float32" in compiler.refuses(native)
 
 
 L4_CPU = graphs.request("cpu").target
@@ -82,45 +82,45 @@ def test_the_cuda_engine_is_built_with_either_wheel_and_opened_by_the_gpus(monke
 
 
 def test_wheels_installed_over_each_other_are_refused(gpu_wheel, monkeypatch):
-    made = OnnxRuntimeTensorRT()
+    compiler = OnnxRuntimeTensorRT()
     gpu_wheel.unlink()
-    assert "onnxruntime was installed over onnxruntime-gpu" in made.refuses(request(made))
+    assert "onnxruntime was installed over onnxruntime-gpu" in compiler.refuses(request(compiler))
     entries = {"onnxruntime": "1.30.0", "onnxruntime-gpu": "1.31.1"}
     monkeypatch.setattr(onnxruntime_gpu, "versions_of", lambda *names: {n: entries[n] for n in names if n in entries})
-    assert "onnxruntime-gpu 1.31.1 and onnxruntime 1.30.0" in made.refuses(request(made))
+    assert "onnxruntime-gpu 1.31.1 and onnxruntime 1.30.0" in compiler.refuses(request(compiler))
 
 
-def test_the_providers_library_is_looked_for_beside_the_module_that_runs():
+def test_the_providers_library_is_searched_beside_the_running_module():
     where = onnxruntime_gpu._library(CUDA)
     assert where.parent.parent == onnxruntime_gpu.Path(onnxruntime.__file__).parent
     assert where.name == "libonnxruntime_providers_cuda.so" and not where.exists()
 
 
-def test_the_cuda_engine_is_the_whole_graph_in_one_file_the_same_each_time(tmp_path):
+def test_a_cuda_engine_contains_the_whole_graph_in_one_file(tmp_path):
     model = onnx.load(graphs.mlp(tmp_path / "model.onnx", "float16"))
     onnx.save(model, tmp_path / "apart.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
     for name in "ab":
         (tmp_path / name).mkdir()
-    made = [OnnxRuntimeCuda().build(request(OnnxRuntimeCuda()), tmp_path / "apart.onnx", tmp_path / n) for n in "ab"]
-    assert made[0].digest == made[1].digest
+    engines = [OnnxRuntimeCuda().build(request(OnnxRuntimeCuda()), tmp_path / "apart.onnx", tmp_path / n) for n in "ab"]
+    assert engines[0].digest == engines[1].digest
     (tmp_path / "w.bin").unlink()
-    with OrtSession(made[0].path, optimized=False) as engine, OrtSession(tmp_path / "model.onnx") as graph:
+    with OrtSession(engines[0].path, optimized=False) as engine, OrtSession(tmp_path / "model.onnx") as graph:
         np.testing.assert_allclose(engine.run(image(3))["logits"], graph.run(image(3))["logits"], rtol=1e-2)
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage"])
 def test_an_invalid_model_file_is_a_model_error(tmp_path, content):
     (tmp_path / "model.onnx").write_bytes(content)
-    with pytest.raises(ModelError, match="no valid ONNX model"):
+    with pytest.raises(ModelError, match="is not a valid ONNX model"):
         OnnxRuntimeCuda().build(request(OnnxRuntimeCuda()), tmp_path / "model.onnx", tmp_path)
 
 
 def test_options_reach_the_provider(gpu_wheel):
-    made = OnnxRuntimeCuda(tf32=True, convolution_search="heuristic", memory_mib=3)
+    cuda = OnnxRuntimeCuda(tf32=True, convolution_search="heuristic", memory_mib=3)
     expected = {"device_id": "1", "use_tf32": "1", "cudnn_conv_algo_search": "HEURISTIC", "gpu_mem_limit": "3145728"}
-    assert made.providers(request(made), 1) == [(CUDA, expected)]
-    assert OnnxRuntimeCuda().providers(request(made), 0)[0][1]["use_tf32"] == "0"
-    (first, options), (second, _) = OnnxRuntimeTensorRT(workspace_mib=1).providers(request(made, precision="int8"), 1)
+    assert cuda.providers(request(cuda), 1) == [(CUDA, expected)]
+    assert OnnxRuntimeCuda().providers(request(cuda), 0)[0][1]["use_tf32"] == "0"
+    (first, options), (second, _) = OnnxRuntimeTensorRT(workspace_mib=1).providers(request(cuda, precision="int8"), 1)
     assert (first, second) == (TENSORRT, CUDA)
     enabled = [options[f"trt_{precision}_enable"] for precision in ("int8", "fp16", "bf16")]
     assert enabled == ["True", "True", "False"]
@@ -133,7 +133,7 @@ def test_each_profile_names_each_input_once():
     assert profile_options([]) == {}
 
 
-def test_a_session_opens_runs_and_answers_within_its_profiles_only(tmp_path):
+def test_a_session_runs_only_within_its_profiles(tmp_path):
     model = graphs.mlp(tmp_path / "model.onnx")
     with GpuSession(model, [graphs.BATCHES], [(CPU, {})], cpu_operators=True) as session:
         assert session.run(image(16))["logits"].shape == (16, 3)
@@ -152,7 +152,7 @@ def test_operators_on_the_cpu_and_a_wheel_without_the_provider_are_refused(tmp_p
         GpuSession(graphs.mlp(tmp_path / "model.onnx"), [], [(provider, {})])
 
 
-def test_what_computes_shapes_may_be_on_the_cpu(tmp_path):
+def test_shape_computations_may_run_on_the_cpu(tmp_path):
     nodes = [helper.make_node("Shape", ["x"], ["s"], name="s"), helper.make_node("Cast", ["s"], ["y"], name="c", to=1)]
     values = [("x", TensorProto.FLOAT, ("n", 2))], [("y", TensorProto.FLOAT, (2,))]
     with GpuSession(graphs.save(tmp_path / "model.onnx", nodes, *values), [], [(CPU, {})]) as session:
@@ -171,50 +171,52 @@ def test_when_onnxruntime_falls_back_to_the_cpu_the_session_is_refused(tmp_path,
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_engine_opens_on_the_gpu_of_its_capability_or_not_at_all(tmp_path, backend, gpu_wheel, monkeypatch):
-    made = backend()
+    compiler = backend()
     path = graphs.mlp(tmp_path / "m.onnx")
-    engine = Engine(request(made), path, "0" * 64, path.stat().st_size, ".onnx")
+    engine = Engine(request(compiler), path, "0" * 64, path.stat().st_size, ".onnx")
     seen = []
     monkeypatch.setattr(onnxruntime_gpu, "GpuSession", lambda *args, **kw: seen.append(args) or nullcontext())
-    with made.open(engine):
+    with compiler.open(engine):
         pass
     assert seen[0][2][0][1]["device_id"] == "1", "the L4 is the second GPU"
     monkeypatch.setattr(cuda, "gpus", lambda: L4[:1])
-    with pytest.raises(EnginesmithError, match="no sm_89 GPU"), made.open(engine):
+    with pytest.raises(EnginesmithError, match="no sm_89 GPU"), compiler.open(engine):
         pass
 
 
 def test_a_tensorrt_engine_of_another_onnxruntime_version_is_refused(tmp_path, gpu_wheel):
-    made = OnnxRuntimeTensorRT()
-    expected = dataclasses.replace(request(made), toolchain=(("onnxruntime-gpu", "1.30.0"),))
+    compiler = OnnxRuntimeTensorRT()
+    expected = dataclasses.replace(request(compiler), toolchain=(("onnxruntime-gpu", "1.30.0"),))
     with (
         pytest.raises(EnginesmithError, match=r"needs onnxruntime-gpu 1\.30\.0, found 1\.31\.1; install that"),
-        made.open(Engine(expected, tmp_path / "engine.onnx", "0" * 64, 1, ".onnx")),
+        compiler.open(Engine(expected, tmp_path / "engine.onnx", "0" * 64, 1, ".onnx")),
     ):
         pass
 
 
 def test_tensorrt_is_built_on_its_gpu_only(tmp_path, gpu_wheel, monkeypatch):
-    made, model = OnnxRuntimeTensorRT(), graphs.mlp(tmp_path / "model.onnx")
-    with pytest.raises(EnginesmithError, match=r"no sm_90 GPU .*, which has .*sm_89.*; build on a node that has one"):
-        made.build(request(made, "h100"), model, tmp_path)
+    compiler, model = OnnxRuntimeTensorRT(), graphs.mlp(tmp_path / "model.onnx")
+    with pytest.raises(
+        EnginesmithError, match=r"no sm_90 GPU .*, which has .*sm_89.*; build on a node that has this GPU"
+    ):
+        compiler.build(request(compiler, "h100"), model, tmp_path)
     with pytest.raises(EnginesmithError, match="no TensorrtExecutionProvider"):
-        made.build(request(made), model, tmp_path)
+        compiler.build(request(compiler), model, tmp_path)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [TENSORRT, CPU])
     with pytest.raises(ModelError, match="Failed to add provider of type 'TensorrtExecutionProvider'"):
-        made.build(request(made), model, tmp_path)
+        compiler.build(request(compiler), model, tmp_path)
 
 
-def test_the_compile_api_refuses_a_model_of_which_no_operator_was_compiled(tmp_path, gpu_wheel, monkeypatch):
+def test_the_compile_api_refuses_a_model_without_compiled_operators(tmp_path, gpu_wheel, monkeypatch):
     """Really called, on the CPU provider, which compiles nothing."""
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [TENSORRT, CPU])
     monkeypatch.setattr(OnnxRuntimeTensorRT, "providers", lambda *_: [])
-    made = OnnxRuntimeTensorRT()
+    compiler = OnnxRuntimeTensorRT()
     with pytest.raises(ModelError, match="Unable to compile any nodes"):
-        made.build(request(made), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
+        compiler.build(request(compiler), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
 
 
-def test_a_note_says_what_is_outside_of_tensorrts_engines(tmp_path):
+def test_a_note_lists_operators_outside_tensorrt_engines(tmp_path):
     context = helper.make_node("EPContext", ["x"], ["a"], name="engine", domain="com.microsoft")
     rest = helper.make_node("NonZero", ["a"], ["y"], name="rest")
     values = [("x", 1, (2,))], [("y", 7, (1, "n"))]

@@ -1,5 +1,3 @@
-"""Weights that came as int8 or fp16 are not four times or twice as large in the engine."""
-
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +32,7 @@ def built(model: ModelProto, folder: Path, optimization: str = "extended") -> En
 
 
 @pytest.mark.parametrize(("dtype", "times"), [("int8", 1.3), ("uint8", 1.3), ("float16", 2.3)])
-def test_weights_that_came_narrow_stay_narrow_and_say_so(dtype: str, times: float, tmp_path: Path) -> None:
+def test_narrow_weights_stay_narrow_with_a_note(dtype: str, times: float, tmp_path: Path) -> None:
     engine = built(stored_as(dtype), tmp_path)
     assert engine.size_bytes < times * 64 * 96 + 2000
     assert any("1 weight is stored narrow, as they came" in note for note in engine.notes)
@@ -43,7 +41,7 @@ def test_weights_that_came_narrow_stay_narrow_and_say_so(dtype: str, times: floa
     assert not engine.requires or all("session" not in str(item).lower() for item in engine.requires)
 
 
-def test_a_float_weight_and_a_layout_that_is_saved_stay_unchanged(tmp_path: Path) -> None:
+def test_float_weights_and_saved_layouts_stay_unchanged(tmp_path: Path) -> None:
     plain = net("float[n,64] x", "float[n,96] y", "y = MatMul(x, w)", {"w": np.ones((64, 96))})
     assert not any("narrow" in note for note in built(plain, tmp_path).notes)
     wide = built(stored_as("int8"), tmp_path, "all")

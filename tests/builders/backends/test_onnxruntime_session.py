@@ -1,5 +1,3 @@
-"""ONNX Runtime's errors in words that somebody who writes models can use."""
-
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ SOURCE = "/onnxruntime_src/onnxruntime/core"
 
 
 @pytest.mark.parametrize(
-    ("said", "wanted"),
+    ("error", "expected"),
     [
         (
             "[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Non-zero status code returned while running Reshape node. "
@@ -45,8 +43,8 @@ SOURCE = "/onnxruntime_src/onnxruntime/core"
         ("[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : Got 3 (expected 4) for x.h", "Got 3 (expected 4) for x.h"),
     ],
 )
-def test_nothing_that_only_its_authors_can_read_is_left(said: str, wanted: str) -> None:
-    assert words_of(RuntimeError(said)) == wanted
+def test_errors_contain_no_internals(error: str, expected: str) -> None:
+    assert words_of(RuntimeError(error)) == expected
 
 
 def save(path: Path, node: onnx.NodeProto, opset: int, shape: tuple[int, ...] = ()) -> Path:
@@ -60,23 +58,23 @@ def save(path: Path, node: onnx.NodeProto, opset: int, shape: tuple[int, ...] = 
 
 
 @pytest.mark.parametrize("opset", [1, 5])
-def test_an_opset_that_is_too_old_is_reported_with_the_one_to_export_with(tmp_path: Path, opset: int) -> None:
+def test_an_old_opset_error_names_the_opset_to_export_with(tmp_path: Path, opset: int) -> None:
     path = save(tmp_path / "old.onnx", helper.make_node("Relu", ["x"], ["y"]), opset)
-    with pytest.raises(ModelError, match=f"no operator Relu of opset {opset}; .* opset 7 or later") as caught:
+    with pytest.raises(ModelError, match=f"no operator Relu of opset {opset}; .* opset 7 or later") as error:
         OrtSession(path)
-    assert "leave the operator out" not in str(caught.value)
+    assert "leave the operator out" not in str(error.value)
 
 
-def test_a_path_of_its_source_is_in_no_error_of_a_run(tmp_path: Path) -> None:
+def test_run_errors_contain_no_source_path(tmp_path: Path) -> None:
     path = save(tmp_path / "odd.onnx", helper.make_node("Reshape", ["x", "shape"], ["y"]), 20, (-1, 7))
-    with OrtSession(path, name="models/mine.onnx") as session, pytest.raises(ModelError) as caught:
+    with OrtSession(path, name="models/mine.onnx") as session, pytest.raises(ModelError) as error:
         session.run({"x": np.zeros((3, 2), np.float32)})
-    output = str(caught.value)
+    output = str(error.value)
     assert output.startswith("models/mine.onnx: onnxruntime failed while running: Reshape node: ") and "{3,2}" in output
     assert not [word for word in ("onnxruntime_src", "::", "[ONNXRuntimeError]", "was false") if word in output]
 
 
-def test_a_name_as_long_as_a_book_is_no_book_to_read(tmp_path: Path) -> None:
+def test_a_very_long_name_is_shortened(tmp_path: Path) -> None:
     # A pattern that tries every start takes minutes.
     long = RuntimeError(f"Graph output ({'n' * 100_000}) does not exist")
     output = why_unreadable(long, tmp_path / "gone")

@@ -1,5 +1,3 @@
-"""Large integer convolutions in parts: the same bytes, and only where it pays."""
-
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +64,7 @@ def test_parts_give_the_same_bytes(tmp_path: Path, bias: bool, per_channel: bool
 @pytest.mark.parametrize(
     ("shape", "group"), [((64, 64, 3, 3), 1), ((2048, 1024, 1, 1), 1), ((512, 256, 3, 3), 2)], ids=str
 )
-def test_what_would_not_gain_stays_whole(shape: tuple[int, ...], group: int) -> None:
+def test_graphs_without_a_gain_stay_whole(shape: tuple[int, ...], group: int) -> None:
     model = convolution(shape, group=group)
     before = model.SerializeToString(deterministic=True)
     assert split_convolutions(model) == 0

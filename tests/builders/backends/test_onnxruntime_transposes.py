@@ -1,5 +1,3 @@
-"""A Cast between a Transpose and a MatMul ends the process that opens it: no engine holds one."""
-
 import sys
 from pathlib import Path
 from subprocess import run
@@ -79,7 +77,7 @@ def answers(model: ModelProto, path: Path) -> dict[str, np.ndarray]:
         ("", ", float16[b,a,16] t, float[b,a,16] c", ["Transpose", "Cast", "Transpose", "MatMul"]),
     ],
 )  # fmt: skip
-def test_the_cast_comes_first_and_every_reader_gets_what_it_got(more, outputs, operators, tmp_path):
+def test_the_cast_comes_first_and_readers_get_the_same_tensor(more, outputs, operators, tmp_path):
     model = chain("[1,0,2]", more, f"float[b,a,5] z{outputs}")
     model.graph.node[0].name = "t"
     before = answers(model, tmp_path / "before.onnx")
@@ -94,7 +92,7 @@ def test_the_cast_comes_first_and_every_reader_gets_what_it_got(more, outputs, o
 
 
 @pytest.mark.parametrize("perm", ["[0,2,1]", "[2,1,0]", "[0,1,2]"])
-def test_transposes_that_leave_the_first_axis_or_that_no_fusion_takes_stay(perm: str) -> None:
+def test_transposes_of_the_first_axis_and_without_a_fusion_stay(perm: str) -> None:
     assert not cast_first(chain(perm))
 
 
@@ -109,7 +107,7 @@ g (bool yes, float16[a,b,16] x, float[16,5] w) => (float[b,a,5] y) {
 }"""
 
 
-def test_the_body_of_a_node_is_rewritten_too() -> None:
+def test_node_bodies_are_rewritten_too() -> None:
     model = parser.parse_model(BODIES)
     assert cast_first(model) == 1
     then = next(item.g for item in model.graph.node[0].attribute if item.name == "then_branch")

@@ -20,7 +20,7 @@ def image(batch, width=8, dtype="float32"):
 
 
 @pytest.mark.parametrize("batch", [1, 16])
-def test_shapes_inside_the_profiles_are_taken(batch):
+def test_shapes_inside_the_profiles_are_accepted(batch):
     (array,), sizes = request_checks.checked_inputs(check(), image(batch))
     assert array.shape == (batch, 8) and sizes == {"batch": batch}
 
@@ -31,7 +31,7 @@ def test_every_other_shape_type_and_name_is_a_data_error(inputs):
         request_checks.checked_inputs(check(), inputs)
 
 
-def test_without_profiles_any_size_will_do():
+def test_without_profiles_any_size_is_accepted():
     request_checks.checked_inputs(check(graphs.request("cpu", profiles=())), image(1000))
 
 
@@ -56,14 +56,14 @@ def test_sizes_between_multiples_are_refused_with_the_nearest():
     assert request_checks.unbounded(REQUEST.profiles) == ()
 
 
-def test_profiles_are_written_with_all_fields():
+def test_profiles_are_written_with_all_their_fields():
     (profile,) = encode(REQUEST)["profiles"]
     assert profile.keys() == {"inputs", "multiples"} == encode(REQUEST.profiles[0]).keys()
     assert decode(encode(steps().profiles[0]), ShapeProfile) == steps().profiles[0]
     assert decode(encode(steps()), type(REQUEST)).key == steps().key
 
 
-def test_arrays_come_in_the_requests_order_contiguous_and_scalars_stay_scalars():
+def test_arrays_are_contiguous_in_the_requests_order_and_scalars_stay_scalars():
     inputs = (TensorSpec("b", "float32", ()), TensorSpec("a", "float32", (3, 2)))
     request = graphs.request("cpu", inputs=inputs, profiles=())
     entries = {"a": np.arange(6, dtype="f").reshape(2, 3).T, "b": np.array(1, "f")}
@@ -74,14 +74,14 @@ def test_arrays_come_in_the_requests_order_contiguous_and_scalars_stay_scalars()
 @pytest.mark.parametrize(
     "wrong", [np.zeros((1, 3), "f"), np.zeros((2, 4), "f"), np.zeros((2, 3)), np.zeros((2, 3, 1), "f")]
 )
-def test_an_answer_of_another_shape_or_type_is_never_handed_on(wrong):
+def test_an_answer_of_another_shape_or_type_is_refused(wrong):
     right = np.zeros((2, 3), "f")
     assert request_checks.checked_outputs(REQUEST, [right], {"batch": 2}, "TVM")["logits"] is right
-    with pytest.raises(EnginesmithError, match=r"TVM answers 'logits' with .*should be float32 \('batch', 3\)"):
+    with pytest.raises(EnginesmithError, match=r"TVM gives output 'logits' as .*, not float32 \('batch', 3\)"):
         request_checks.checked_outputs(REQUEST, [wrong], {"batch": 2}, "TVM")
 
 
-def test_a_size_that_depends_on_data_is_not_known_beforehand():
+def test_a_data_dependent_size_is_unknown_beforehand():
     request = graphs.request("cpu", outputs=(TensorSpec("logits", "float32", ("found", 3)),))
     request_checks.checked_outputs(request, [np.zeros((7, 3), "f")], {"batch": 2}, "TVM")
 
@@ -94,7 +94,7 @@ def test_more_profiles_than_a_plan_keeps_and_empty_tensors_are_refused():
     assert "'image' has shape ('batch', 0)" in request_checks.refusal(graphs.request("cpu", inputs=empty), "TVM")
 
 
-def test_a_session_of_a_function_gives_its_outputs_by_name_and_none_after_it_was_closed():
+def test_a_function_session_gives_outputs_by_name_until_it_is_closed():
     taken = []
 
     def function(arrays):
@@ -105,7 +105,7 @@ def test_a_session_of_a_function_gives_its_outputs_by_name_and_none_after_it_was
     assert session.run(image(2))["logits"].shape == (2, 3) and [array.shape for array in taken] == [(2, 8)]
     with pytest.raises(DataError):
         session.run(image(17))
-    with pytest.raises(EnginesmithError, match="TVM answers 'logits' with float32"):
+    with pytest.raises(EnginesmithError, match="TVM gives output 'logits' as float32"):
         session.run(image(4))
     session.close()
     with pytest.raises(EnginesmithError, match="the session of this TVM engine is closed"):

@@ -39,8 +39,8 @@ def test_an_engines_nodes_are_timed_with_shapes_and_packed_weights(tmp_path):
     assert sum(node.seconds for node in result.nodes) < result.seconds
 
 
-def event(name, at, lasts, kind="Node", **told):
-    return {"name": name, "ts": at, "dur": lasts, "cat": kind, "args": told}
+def event(name, at, lasts, kind="Node", **options):
+    return {"name": name, "ts": at, "dur": lasts, "cat": kind, "args": options}
 
 
 def write_trace(folder, events):
@@ -54,12 +54,12 @@ def write_trace(folder, events):
 
 
 def one_run(at, product, relu):
-    made = [{"float": [1, 2]}]
+    runs = [{"float": [1, 2]}]
     return [
         event("model_run", at, 100, "Session"),
-        event("product_kernel_time", at + 1, product, op_name="MatMul", input_type_shape=[], output_type_shape=made),
-        event("Relu_1_kernel_time", at + 60, relu, op_name="Relu", input_type_shape=made, output_type_shape=made),
-        event("inner_kernel_time", at + 61, 1, op_name="Body", input_type_shape=made, output_type_shape=made),
+        event("product_kernel_time", at + 1, product, op_name="MatMul", input_type_shape=[], output_type_shape=runs),
+        event("Relu_1_kernel_time", at + 60, relu, op_name="Relu", input_type_shape=runs, output_type_shape=runs),
+        event("inner_kernel_time", at + 61, 1, op_name="Body", input_type_shape=runs, output_type_shape=runs),
         event("Relu_1_fence_before", at + 59, 1, op_name="Relu"),
     ]
 
@@ -74,15 +74,15 @@ def test_times_are_means_over_the_quicker_runs_and_bodies_are_part_of_their_node
     assert trace.nodes[1].inputs == trace.nodes[0].outputs == (("float32", (1, 2)),)
 
 
-def test_a_trace_of_another_form_is_named(tmp_path):
-    with pytest.raises(ModelError, match="holds no run"):
+def test_a_trace_in_another_format_is_named(tmp_path):
+    with pytest.raises(ModelError, match="contains no run"):
         read_trace(*write_trace(tmp_path, one_run(0, 1, 1)), {}, discard=1)
     (tmp_path / "trace.json").write_text("{")
     with pytest.raises(ModelError, match="cannot be read"):
         read_trace(tmp_path / "trace.json", tmp_path / "executed.onnx", {}, discard=0)
 
 
-def test_types_have_numpys_names():
+def test_types_have_the_names_of_numpy():
     kinds = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.UINT8, TensorProto.BFLOAT16)
     assert [element_name(kind) for kind in kinds] == ["float32", "float64", "float16", "uint8", "bfloat16"]
 
@@ -122,7 +122,7 @@ def test_layers_are_timed_after_a_warm_up():
     ]
 
 
-def test_an_engine_that_is_no_session_of_ours_has_no_layers(tmp_path, monkeypatch):
+def test_an_engine_without_our_session_has_no_layers(tmp_path, monkeypatch):
     monkeypatch.setattr(TensorRTRTX, "open", lambda self, engine: nullcontext(object()))
     engine = Engine(graphs.request("sm_89"), tmp_path / "e.engine", "a" * 64, 1, ".engine")
     with pytest.raises(EnginesmithError, match="no layers to time"):

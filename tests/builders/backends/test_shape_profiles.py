@@ -1,5 +1,3 @@
-"""Profiles from buckets."""
-
 from dataclasses import replace
 
 from builders.backends.request_checks import profiles, sum_refusal
@@ -15,7 +13,7 @@ def test_profiles_combine_the_buckets_of_all_dims() -> None:
     assert list(profiles(inputs[1:], ())) == []
 
 
-def test_a_sum_follows_in_every_profile_and_is_refused_where_sizes_are_symbols_of_their_own() -> None:
+def test_a_sum_follows_in_every_profile_and_symbolic_sizes_are_refused() -> None:
     inputs = (TensorSpec("ids", "int64", ("tokens",)), TensorSpec("mask", "int64", ("past + tokens",)))
     dims = (Dim("tokens", 1, 2, 4), Dim("past", 1, 8, 16))
     (profile,) = profiles(inputs, dims)

@@ -5,7 +5,7 @@ import pytest
 from onnx import TensorProto
 
 from builders.backends.tensorrt import TensorRT, TensorRTRTX
-from builders.backends.tensorrt.library import builder_reason, ran_out_of_memory
+from builders.backends.tensorrt.library import builder_reason, failure_kind
 from enginesmith.core.errors import EnginesmithError, ModelError, digest_of_file
 from enginesmith.core.types import NO_LAYERS, ShapeProfile, TensorSpec
 from tests.builders import graphs
@@ -22,10 +22,7 @@ GRAPHS = {
     "fp8": lambda path: graphs.fp8_mlp(path),
     "int4": lambda path: graphs.int4_mlp(path),
 }
-REFUSED = {
-    *(("sm_75", precision) for precision in ("fp32", "bf16", "fp8", "int4")),
-    *((target, "fp8") for target in ("sm_80", "sm_86")),
-}
+REFUSED = {*(("sm_75", name) for name in ("fp32", "bf16", "fp8", "int4")), ("sm_80", "fp8"), ("sm_86", "fp8")}
 BUILDS = [
     (target, precision)
     for target in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
@@ -53,21 +50,15 @@ def test_real_engines_for_every_generation_and_precision(tmp_path, target, preci
 
 def test_the_target_reaches_the_engine(tmp_path):
     model = graphs.mlp(tmp_path / "model.onnx", "float16")
-    masks = {}
-    for target in ("sm_75", "sm_89"):
-        data = RTX.build(graphs.request(target, "fp16"), model, tmp_path).path.read_bytes()
-        masks[target] = data[CAPABILITY_MASK_AT : CAPABILITY_MASK_AT + 4]
-    assert masks["sm_75"] != masks["sm_89"]
+    engines = [RTX.build(graphs.request(sm, "fp16"), model, tmp_path).path.read_bytes() for sm in ("sm_75", "sm_89")]
+    assert len({engine[CAPABILITY_MASK_AT:][:4] for engine in engines}) == 2
 
 
 def test_the_options_reach_the_engine(tmp_path):
     """A busy machine now and then makes other bytes of the same request, so several are compared with."""
     model = graphs.mlp(tmp_path / "model.onnx")
-
-    def digest(option):
-        return option.build(graphs.request("sm_89"), model, tmp_path).digest
-
-    assert digest(TensorRTRTX(tf32=True)) not in {digest(RTX) for _ in range(3)}
+    digests = {RTX.build(graphs.request("sm_89"), model, tmp_path).digest for _ in range(3)}
+    assert TensorRTRTX(tf32=True).build(graphs.request("sm_89"), model, tmp_path).digest not in digests
 
 
 def test_one_optimization_profile_per_bucket(tmp_path):
@@ -78,31 +69,28 @@ def test_one_optimization_profile_per_bucket(tmp_path):
     assert two > one
 
 
-@pytest.mark.parametrize(
-    ("target", "precision", "words"),
-    [
-        ("sm_75", "fp32", "sm_75 has no FP32 GEMM in TensorRT-RTX; use fp16"),
-        ("sm_75", "bf16", "sm_75 has no bfloat16; use fp16"),
-        ("sm_75", "fp8", "sm_75 has no FP8 (e4m3), which begins with sm_89; use int8"),
-        ("sm_86", "fp8", "sm_86 has no FP8"),
-        ("sm_75", "int4", "no int4 weights on sm_75; use int8 or fp16"),
-        ("sm_89", "int8-dynamic", "takes no activation scales made at run time; use int8 with calibration"),
-        ("sm_90", "fp16", "sm_90 is not in NVIDIA's support matrix of TensorRT-RTX"),
-        ("sm_100", "int8", "nor a target of its compiler; build it with onnxruntime-cuda, on any machine, or"),
-        ("sm_103", "fp32", "or tensorrt, on a worker with sm_103: add it to the spec's backends"),
-        ("cpu", "fp32", "use onnxruntime"),
-    ],
-)
+@pytest.mark.parametrize(("target", "precision", "words"), [
+    ("sm_75", "fp32", "sm_75 has no FP32 GEMM in TensorRT-RTX; use fp16"),
+    ("sm_75", "bf16", "sm_75 has no bfloat16; use fp16"),
+    ("sm_75", "fp8", "sm_75 has no FP8 (e4m3), which begins with sm_89; use int8"),
+    ("sm_86", "fp8", "sm_86 has no FP8"),
+    ("sm_75", "int4", "no int4 weights on sm_75; use int8 or fp16"),
+    ("sm_89", "int8-dynamic", "takes no activation scales made at run time; use int8 with calibration"),
+    ("sm_90", "fp16", "sm_90 is not in NVIDIA's support matrix of TensorRT-RTX"),
+    ("sm_100", "int8", "nor a target of its compiler; build it with onnxruntime-cuda, on any machine, or"),
+    ("sm_103", "fp32", "or tensorrt, on a worker with sm_103: add it to the spec's backends"),
+    ("cpu", "fp32", "use onnxruntime"),
+])  # fmt: skip
 def test_requests_beyond_the_hardware_are_refused_with_a_remedy(target, precision, words):
     assert words in RTX.refuses(graphs.request(target, precision))
 
 
 @pytest.mark.parametrize(("target", "precision"), sorted(REFUSED))
-def test_the_refusals_are_true(tmp_path, target, precision):
+def test_refusals_match_the_compiler(tmp_path, target, precision):
     """Built all the same, they fail: when a new release learns them, this test says that the table is out of date."""
-    with pytest.raises(EnginesmithError, match="use fp16") as caught:
+    with pytest.raises(EnginesmithError, match="use fp16") as error:
         RTX.build(request_for(target, precision), GRAPHS[precision](tmp_path / "model.onnx"), tmp_path)
-    assert ".cpp" not in str(caught.value)
+    assert ".cpp" not in str(error.value)
 
 
 def test_a_dynamic_dim_without_a_profile_is_refused():
@@ -111,7 +99,7 @@ def test_a_dynamic_dim_without_a_profile_is_refused():
     assert RTX.refuses(graphs.request("sm_89", profiles=(), inputs=(TensorSpec("image", "float32", (4, 8)),))) is None
 
 
-def test_an_input_type_that_it_cannot_take_is_refused():
+def test_an_unsupported_input_type_is_refused():
     words = RTX.refuses(graphs.request("sm_89", inputs=(TensorSpec("image", "float64", (4, 8)),)))
     assert "'image' is float64" in words and "cast it" in words
 
@@ -122,26 +110,26 @@ def test_versions_name_api_bindings_and_libraries():
     assert len(set(versions.values())) == 1
 
 
-def test_full_tensorrt_builds_only_where_its_gpu_is(tmp_path):
-    with pytest.raises(EnginesmithError, match="build on a node that has one"):
+def test_full_tensorrt_builds_only_on_its_gpu(tmp_path):
+    with pytest.raises(EnginesmithError, match="build on a node that has this GPU"):
         TensorRT().build(graphs.request("sm_90"), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage"])
 def test_invalid_models_are_refused_though_the_parser_takes_it(tmp_path, content):
     (tmp_path / "model.onnx").write_bytes(content)
-    with pytest.raises(ModelError, match=r"model\.onnx is no valid ONNX model"):
+    with pytest.raises(ModelError, match=r"model\.onnx is not a valid ONNX model"):
         RTX.build(graphs.request("sm_89"), tmp_path / "model.onnx", tmp_path)
 
 
 def test_an_unsupported_operator_is_named_with_its_node(tmp_path):
     model = graphs.one_node(tmp_path / "model.onnx", "Foo", shape=(2, 4, 4), domain="acme")
-    with pytest.raises(ModelError, match=r"node 'block/the_node' \(Foo\): .*Plugin not found.*invalid node") as caught:
+    with pytest.raises(ModelError, match=r"node 'block/the_node' \(Foo\): .*Plugin not found.*invalid node") as error:
         RTX.build(graphs.request("sm_89", profiles=()), model, tmp_path)
-    assert "/_src/" not in str(caught.value) and "rewrite those operators" in str(caught.value)
+    assert "/_src/" not in str(error.value) and "rewrite those operators" in str(error.value)
 
 
-def test_a_profile_that_does_not_fit_the_model_says_so(tmp_path):
+def test_a_profile_that_does_not_fit_the_model_is_reported(tmp_path):
     wrong = ShapeProfile((("image", (1, 9), (4, 9), (16, 9)),))
     with pytest.raises(EnginesmithError, match=r"Dimension mismatch for tensor image.*make dims"):
         RTX.build(graphs.request("sm_89", profiles=(wrong,)), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
@@ -157,13 +145,13 @@ def test_too_small_a_workspace_names_the_option(tmp_path):
         TensorRTRTX(workspace_mib=1).build(request, graphs.convnet(tmp_path / "model.onnx"), tmp_path)
 
 
-def test_too_little_memory_is_told_apart_so_that_it_is_tried_again_leaner():
+def test_a_lack_of_memory_is_distinguished_and_retried_with_less():
     output = [("ERROR", "[virtualMemoryBuffer.cpp] Error Code 2: OutOfMemory (Requested size was 17179869184 bytes.)")]
-    assert ran_out_of_memory(output)
+    assert failure_kind(output) == "memory"
     none_found = ("ERROR", "Error Code 10: Could not find any implementation for node {ForeignNode[a...b]}.")
     skipped = ("WARNING", "Skipping tactic 0x3e8 due to insufficient memory on requested size of 17179869184 detected")
-    assert not ran_out_of_memory([none_found]) and not ran_out_of_memory([skipped])
-    assert ran_out_of_memory([skipped, none_found]), "out of memory, which speaks of implementations"
+    assert not failure_kind([none_found]) and not failure_kind([skipped])
+    assert failure_kind([skipped, none_found]) == "memory", "out of memory, which speaks of implementations"
     words = builder_reason("TensorRT", "tensorrt", [skipped, none_found])
     assert "Could not find any implementation" in words and "insufficient memory" in words
     assert "remedy: free GPU memory" in words
@@ -171,10 +159,18 @@ def test_too_little_memory_is_told_apart_so_that_it_is_tried_again_leaner():
     assert "quantization.overrides" in alone and "backends.tensorrt.workspace_mib" in alone
 
 
-def test_a_branch_that_a_dim_decides_has_the_remedy():
-    output = (
-        "IConditionalOutputLayer If_2: Must have inputs with equal ranks when condition is not a build-time constant."
-    )
+def test_an_error_of_a_host_without_a_gpu_is_no_fault_of_the_model(monkeypatch):
+    monkeypatch.setattr("builders.backends.tensorrt.library.cuda.gpus", list)
+    output = [("ERROR", "IBuilder::build: Error Code 1: Cuda Runtime (In generateForCurrent at /_src/profile.cpp:187)")]
+    assert "Cuda Runtime; remedy: update the NVIDIA driver, or use a node with" in builder_reason("", "", output)
+    assert failure_kind(output) == "no-node"
+    monkeypatch.setattr("builders.backends.tensorrt.library.cuda.gpus", lambda: ["a GPU"])
+    assert not failure_kind(output) and "driver" not in builder_reason("", "", output)
+    assert "build the engine again" in builder_reason("", "", [*output, ("ERROR", "magicTag is wrong")])
+
+
+def test_an_error_for_a_branch_on_a_dim_has_the_remedy():
+    output = "If_2: Must have inputs with equal ranks when condition is not a build-time constant."
     assert "remedy: give the dims that decide the branch" in builder_reason("TensorRT", "tensorrt", [("ERROR", output)])
 
 
@@ -182,7 +178,7 @@ def test_only_full_tensorrt_tunes_on_its_target():
     assert TensorRT.capabilities.tunes_on_target and not TensorRTRTX.capabilities.tunes_on_target
 
 
-def test_an_earlier_failure_leaves_no_words_behind(tmp_path):
+def test_an_earlier_failure_leaves_no_message(tmp_path):
     with pytest.raises(EnginesmithError):
         RTX.build(graphs.request("sm_75"), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
     engine = RTX.build(graphs.request("sm_89"), tmp_path / "model.onnx", tmp_path)
@@ -206,6 +202,6 @@ def test_without_a_gpu_an_engine_neither_runs_nor_opens(tmp_path, backend, monke
         backend.open(own)
 
 
-def test_bf16_graphs_really_carry_bfloat16(tmp_path):
+def test_bf16_graphs_contain_bfloat16(tmp_path):
     model = onnx.load(graphs.mlp(tmp_path / "model.onnx", "bfloat16"))
     assert any(a.i == TensorProto.BFLOAT16 for node in model.graph.node for a in node.attribute)

@@ -29,13 +29,13 @@ USED = {name: used for name, path in modules().items() if (used := names_used(pa
 WHEELS = sorted(Path(os.environ.get("ENGINESMITH_TENSORRT_BINDINGS", "/nowhere")).glob("tensorrt_*bindings-*.whl"))
 
 
-def test_the_releases_are_those_that_are_claimed():
+def test_tested_releases_match_the_claimed_ones():
     assert [release.rpartition(".")[0] for release in FULL] == ["10.16.1", "11.0.0", "11.4.0"]
     assert all(len(NAMES[release]) > 1500 for release in NAMES)
     assert "BuilderFlag.FP16" in NAMES[FULL[0]] and "BuilderFlag.FP16" not in NAMES[FULL[1]]
 
 
-def test_the_names_are_collected_from_every_module_that_calls_tensorrt():
+def test_names_are_collected_from_every_module_that_calls_tensorrt():
     assert USED.keys() >= {"build", "editions", "library", "session"}
     assert USED["library"] >= {"Refitter.get_missing_weights", "OnnxParserRefitter.refit_from_file", "ParserError.desc"}
     assert USED["session"] >= {"ICudaEngine.weight_streaming_budget_v2", "Runtime.engine_host_code_allowed"}
@@ -55,17 +55,17 @@ def test_every_name_used_exists_in_tensorrt_rtx():
 
 
 @pytest.mark.parametrize("release", FULL)
-def test_the_names_that_options_stand_for_exist_in_full_tensorrt(release):
+def test_option_names_exist_in_full_tensorrt(release):
     expected = {f"HardwareCompatibilityLevel.{level.upper()}" for level in editions._LEVELS}
     expected |= {f"ProfilingVerbosity.{name}" for name in editions._VERBOSITY.values()}
     assert expected <= NAMES[release]
 
 
-def test_the_capabilities_of_rtx_are_those_of_its_bindings():
-    known = {
+def test_rtx_capabilities_match_its_bindings():
+    capabilities = {
         name.removeprefix("ComputeCapability.SM") for name in NAMES[RTX] if name.startswith("ComputeCapability.SM")
     }
-    assert known == {f"{major}{minor}" for major, minor in editions._CAPABILITIES}
+    assert capabilities == {f"{major}{minor}" for major, minor in editions._CAPABILITIES}
 
 
 def test_the_list_matches_the_installed_bindings():

@@ -70,7 +70,7 @@ def test_options_become_settings_of_the_builder(trt):
     assert configured(trt).profiling_verbosity == trt.ProfilingVerbosity.DETAILED
 
 
-def test_streaming_weights_reaches_an_engine_of_rtx(tmp_path):
+def test_weight_streaming_reaches_an_rtx_engine(tmp_path):
     model = graphs.convnet(tmp_path / "model.onnx")
     profiles = (graphs.ShapeProfile((("image", (1, 3, 16, 16), (4, 3, 16, 16), (16, 3, 16, 16)),)),)
     request = graphs.request("sm_89", profiles=profiles)
@@ -78,7 +78,7 @@ def test_streaming_weights_reaches_an_engine_of_rtx(tmp_path):
     assert streams not in {RTX.build(request, model, tmp_path).digest for _ in range(3)}
 
 
-def test_a_compatible_engine_begins_with_ampere():
+def test_a_compatible_engine_requires_ampere():
     tool = OverRtx(hardware_compatibility="ampere_plus")
     assert "begins with sm_80" in tool.refuses(graphs.request("sm_75", "fp16", "tensorrt"))
     assert tool.refuses(graphs.request("sm_80", "fp16", "tensorrt")) is None
@@ -112,7 +112,7 @@ def test_plugins_lie_beside_the_graph_by_digest_and_are_checked_before_they_are_
 
 
 @pytest.mark.filterwarnings("ignore:.*Timing cache operations are no-ops:DeprecationWarning")
-def test_the_code_of_full_tensorrt_builds_with_the_library_at_hand(trt, tmp_path):
+def test_full_tensorrt_code_builds_with_the_installed_library(trt, tmp_path):
     """The whole of `build` but for what a GPU gives: the layers, which are missing with a reason."""
     tool = OverRtx(workspace_mib=512, optimization_level=1)
     engine = tool.build(graphs.request("sm_89", backend="tensorrt"), graphs.mlp(tmp_path / "model.onnx"), tmp_path)
@@ -123,21 +123,21 @@ def test_the_code_of_full_tensorrt_builds_with_the_library_at_hand(trt, tmp_path
     assert [note for note in notes if "layers" in note] == [f"{NO_LAYERS}: layer_information was none"]
 
 
-def test_layers_that_the_inspector_tells_are_kept(tmp_path):
+def test_layers_from_the_inspector_are_kept(tmp_path):
     inspector = SimpleNamespace(get_engine_information={"json": "not json"}.get)
     runtime = SimpleNamespace(deserialize_cuda_engine=lambda data: loaded)
     loaded = SimpleNamespace(create_engine_inspector=lambda: inspector)
-    trt = SimpleNamespace(Runtime=lambda said: runtime, LayerInformationFormat=SimpleNamespace(JSON="json"))
-    said = SimpleNamespace(messages=[("WARNING", "of the build")])
+    trt = SimpleNamespace(Runtime=lambda log: runtime, LayerInformationFormat=SimpleNamespace(JSON="json"))
+    logger = SimpleNamespace(messages=[("WARNING", "of the build")])
     (tmp_path / "engine.tensorrt").write_bytes(b"plan")
-    assert "cannot be read" in editions.kept_layers(trt, said, tmp_path / "engine.tensorrt", lambda runtime: None)[1]
+    assert "cannot be read" in editions.kept_layers(trt, logger, tmp_path / "engine.tensorrt", lambda runtime: None)[1]
     layers = '{"Layers": [{"Name": "conv1", "TacticName": "sm80_xmma"}], "Bindings": []}'
     inspector.get_engine_information = {"json": layers}.get
-    path, reason = editions.kept_layers(trt, said, tmp_path / "engine.tensorrt", lambda runtime: None)
-    assert reason == "" and "sm80_xmma" in path.read_text() and said.messages == [("WARNING", "of the build")]
+    path, reason = editions.kept_layers(trt, logger, tmp_path / "engine.tensorrt", lambda runtime: None)
+    assert reason == "" and "sm80_xmma" in path.read_text() and logger.messages == [("WARNING", "of the build")]
 
 
-def test_a_build_tells_its_phases_and_ends_when_it_is_asked(trt, tmp_path, monkeypatch):
+def test_a_build_reports_phases_and_ends_on_request(trt, tmp_path, monkeypatch):
     monkeypatch.setattr("builders.backends.tensorrt.build._TELL_S", 0.0)
     monkeypatch.setattr("builders.backends.tensorrt.build._ASK_S", 0.0)
     phases = []
@@ -146,33 +146,33 @@ def test_a_build_tells_its_phases_and_ends_when_it_is_asked(trt, tmp_path, monke
     RTX.build(graphs.request("sm_89"), model, tmp_path)
     assert "compiling: optimizing graph" in phases and "compiling: timing graph nodes" in phases
     assert len(phases) == len([a for a, b in zip(phases, [*phases[1:], None], strict=True) if a != b])
-    asked = iter([False, False, True])
-    monkeypatch.setattr("builders.backends.tensorrt.build.heed_stop", lambda: lambda: next(asked, True))
-    with pytest.raises(StepError, match="was asked to end") as caught:
+    stop_answers = iter([False, False, True])
+    monkeypatch.setattr("builders.backends.tensorrt.build.heed_stop", lambda: lambda: next(stop_answers, True))
+    with pytest.raises(StepError, match="was asked to end") as error:
         RTX.build(graphs.request("sm_89"), model, tmp_path)
-    assert caught.value.kind == "cancelled"
-    assert next(asked, None) is None, "it was asked, and no more after that"
+    assert error.value.kind == "cancelled"
+    assert next(stop_answers, None) is None, "it was asked, and no more after that"
 
 
-def test_a_step_costs_one_look_at_the_clock(trt, monkeypatch):
+def test_a_step_reads_the_clock_once(trt, monkeypatch):
     """pytorch/TensorRT#3215: what a monitor does in each step, the build waits for."""
-    asked, message = [], []
-    watching = monitor(trt, lambda: bool(asked.append(1)), message.append)
+    stop_calls, message = [], []
+    watching = monitor(trt, lambda: bool(stop_calls.append(1)), message.append)
     watching.phase_start("Timing tactics", None, 9)
     for step in range(1000):
         assert watching.step_complete("Timing tactics", step)
-    assert len(asked) == 1 and message == ["compiling: timing tactics"]
+    assert len(stop_calls) == 1 and message == ["compiling: timing tactics"]
 
 
 def refitted(tmp_path, fits=True, num_errors=0, missing=(), takes=True):
     error = SimpleNamespace(desc=lambda: "[refit.cpp::a::1] conv1.weight has another shape")
     parser = SimpleNamespace(refit_from_file=lambda path: fits, num_errors=num_errors, get_error=lambda index: error)
     refitter = SimpleNamespace(get_missing_weights=lambda: missing, refit_cuda_engine=lambda: takes)
-    trt = SimpleNamespace(Refitter=lambda loaded, said: refitter, OnnxParserRefitter=lambda of, said: parser)
+    trt = SimpleNamespace(Refitter=lambda loaded, log: refitter, OnnxParserRefitter=lambda of, log: parser)
     refit(trt, SimpleNamespace(messages=[]), object(), tmp_path / "new.onnx")
 
 
-def test_weights_that_an_engine_does_not_take_are_named(tmp_path):
+def test_weights_that_an_engine_refuses_are_named(tmp_path):
     refitted(tmp_path)
     with pytest.raises(
         EnginesmithError, match=r"new\.onnx do not fit: conv1\.weight has another shape; build the engine"
@@ -180,33 +180,33 @@ def test_weights_that_an_engine_does_not_take_are_named(tmp_path):
         refitted(tmp_path, fits=False, num_errors=1)
     with pytest.raises(EnginesmithError, match=r"lacks a, b, c, d, e and 1 more; build it again"):
         refitted(tmp_path, missing=list("abcdef"))
-    with pytest.raises(EnginesmithError, match="did not take the new weights: TensorRT gives no reason"):
+    with pytest.raises(EnginesmithError, match="did not accept the new weights: TensorRT gives no reason"):
         refitted(tmp_path, takes=False)
 
 
-def test_a_stripped_engine_stays_as_it_is_and_needs_no_gpu(tmp_path):
-    made = graphs.an_engine(tmp_path, b"plan without weights", "tensorrt")
+def test_a_stripped_engine_stays_unchanged_and_needs_no_gpu(tmp_path):
+    stripped_engine = graphs.an_engine(tmp_path, b"plan without weights", "tensorrt")
     tool = TensorRT(strip_weights=True)
-    request = dataclasses.replace(made.request, model="1" * 64)
-    new = tool.refit(made, tmp_path / "new.onnx", request, tmp_path)
-    assert new.digest == made.digest and new.request == request and new.path != made.path
+    request = dataclasses.replace(stripped_engine.request, model="1" * 64)
+    new = tool.refit(stripped_engine, tmp_path / "new.onnx", request, tmp_path)
+    assert new.digest == stripped_engine.digest and new.request == request and new.path != stripped_engine.path
     assert tool.refits(request) is None and not tool.refit_needs_gpu()
     whole = TensorRT(refittable=True)
     assert whole.refits(request) is None and whole.refit_needs_gpu()
     assert "without refittable" in TensorRT().refits(request)
     with pytest.raises(EnginesmithError, match="no sm_89 GPU on this machine"):
-        whole.refit(made, tmp_path / "new.onnx", request, tmp_path)
+        whole.refit(stripped_engine, tmp_path / "new.onnx", request, tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("release", "flags"), [("10.16.1.11", 2), ("11.0.0.114", 0), ("11.4.0.106", 0), ("1.7.1.116", 0)]
+    ("release", "network_flags"), [("10.16.1.11", 2), ("11.0.0.114", 0), ("11.4.0.106", 0), ("1.7.1.116", 0)]
 )
-def test_strong_typing_is_asked_of_tensorrt_10_alone(release, flags):
+def test_strong_typing_is_requested_only_from_tensorrt_10(release, network_flags):
     """Later releases have nothing else, deprecate the flag and may lose it."""
-    made = []
+    networks = []
     kinds = SimpleNamespace(NetworkDefinitionCreationFlag=SimpleNamespace(STRONGLY_TYPED=1), __version__=release)
     parser = SimpleNamespace(parse_from_file=lambda path: True, num_errors=0)
-    kinds.OnnxParser = lambda network, said: parser
-    builder = SimpleNamespace(create_network=lambda flags: made.append(flags) or SimpleNamespace(num_layers=1))
+    kinds.OnnxParser = lambda network, log: parser
+    builder = SimpleNamespace(create_network=lambda value: networks.append(value) or SimpleNamespace(num_layers=1))
     parse_network(kinds, None, builder, Path("m.onnx"), ("TensorRT", "tensorrt"))
-    assert made == [flags]
+    assert networks == [network_flags]

@@ -1,5 +1,3 @@
-"""What engines of TensorRT require: which release loads them, on which GPU; asked before anything is loaded."""
-
 import dataclasses
 
 import pytest
@@ -46,7 +44,7 @@ def request_of(backend="tensorrt", options=None, precision="fp16", target="sm_80
         ("tensorrt-rtx", {}, "1.7.1.116", "1.8.0.1", False),
     ],
 )
-def test_which_release_loads_an_engine(backend, options, built, here, serves):
+def test_a_release_loads_only_its_engines(backend, options, built, here, serves):
     (runtime,) = (item for item in required(request_of(backend, options, built=built)) if isinstance(item, Runtime))
     verdicts = judge(runtime, Machine(runtimes={backend: here}))
     assert verdicts.state == ("met" if serves else "unmet") and verdicts.rules_out is not serves
@@ -69,7 +67,7 @@ AMPERE_PLUS = {"hardware_compatibility": "ampere_plus"}
         (AMPERE_PLUS, "fp16", "sm_80", "cpu", False),
     ],
 )
-def test_which_gpu_runs_an_engine(options, precision, built, here, serves):
+def test_a_gpu_runs_only_its_engines(options, precision, built, here, serves):
     processor = hardware_of(required(request_of(options=options, precision=precision, target=built)))
     assert (judge(processor, Machine.of(parse_targets(here)[0])).state == "met") is serves
 
@@ -78,7 +76,7 @@ def gpu(index, major, minor):
     return GpuDevice(index, f"GPU {index}", (major, minor))
 
 
-def test_the_gpu_that_an_engine_was_built_for_comes_first():
+def test_the_gpu_that_an_engine_was_built_for_ranks_first():
     wide, strict = (request_of(options=options) for options in (AMPERE_PLUS, {}))
 
     def chosen(request, *gpus):
@@ -90,13 +88,13 @@ def test_the_gpu_that_an_engine_was_built_for_comes_first():
     assert chosen(strict, gpu(0, 9, 0)) is None
 
 
-def test_an_engine_without_its_weights_says_whose_it_takes():
+def test_a_weightless_engine_names_its_model():
     request = request_of(options={"strip_weights": True})
     assert Weights(request.model) in required(request) and Weights(request.model) not in required(request_of())
 
 
 @pytest.mark.parametrize("backend", [TensorRT(), TensorRTRTX()])
-def test_nothing_is_imported_for_an_engine_that_does_not_fit(tmp_path, monkeypatch, backend):
+def test_incompatible_engines_cause_no_import(tmp_path, monkeypatch, backend):
     monkeypatch.setattr("enginesmith.core.hardware.cuda.gpus", lambda: (gpu(0, 8, 9),))
     monkeypatch.setattr("builders.backends.tensorrt.build.load_runtime", lambda _: pytest.fail("imported"))
     monkeypatch.setattr(type(backend), "versions", lambda self: {self.name: "99.1"})
@@ -109,7 +107,7 @@ def test_nothing_is_imported_for_an_engine_that_does_not_fit(tmp_path, monkeypat
         backend.open(elsewhere)
 
 
-def test_any_of_its_wheels_tells_the_release(monkeypatch):
+def test_each_of_its_wheels_shows_the_release(monkeypatch):
     monkeypatch.setattr("enginesmith.core.hardware.cuda.gpus", lambda: (gpu(0, 8, 0),))
     monkeypatch.setattr(TensorRTRTX, "versions", lambda self: {"tensorrt-rtx-cu12-libs": "1.7.1"})
     assert find_incompatibility(TensorRTRTX(), request_of("tensorrt-rtx", built="1.7.1.116")) is None

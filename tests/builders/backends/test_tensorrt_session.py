@@ -45,7 +45,7 @@ def check(opened, batch, seed=0):
     np.testing.assert_array_equal(opened.run(actual)["logits"], actual["image"] * 2)
 
 
-def test_each_profile_has_a_context_that_holds_memory_for_it_alone(driver):
+def test_each_profile_has_its_own_context_and_memory(driver):
     engine = FakeEngine(driver)
     with Device(0) as device:
         opened = session_over(device, engine)
@@ -76,13 +76,13 @@ def test_a_shape_outside_every_profile_is_a_data_error(driver):
         session_over(device, FakeEngine(driver)).run(images(17))
 
 
-def test_what_tensorrt_refuses_at_run_time_is_an_error_with_its_words(driver):
+def test_a_run_time_refusal_is_an_error_with_tensorrts_message(driver):
     with Device(0) as device:
         opened = session_over(device, FakeEngine(driver))
         check(opened, 1)
 
         def refuse(stream):
-            opened._said.messages.append(("ERROR", "Cuda failure: out of memory"))
+            opened._logger.messages.append(("ERROR", "Cuda failure: out of memory"))
             return False
 
         opened._loaded.contexts[0].execute_async_v3 = refuse
@@ -90,10 +90,15 @@ def test_what_tensorrt_refuses_at_run_time_is_an_error_with_its_words(driver):
             opened.run(images(1))
 
 
-def test_a_context_that_cannot_be_made_is_an_error_with_tensorrts_words(driver):
+def test_a_failed_context_is_an_error_with_tensorrts_message(driver):
     engine = FakeEngine(driver, make=lambda engine, strategy: None)
     with Device(0) as device, pytest.raises(EnginesmithError, match="an execution context failed"):
         session_over(device, engine).run(images(1))
+
+
+def test_an_output_may_hold_nothing(driver):
+    with Device(0) as device:
+        assert session_over(device, FakeEngine(driver), profiles=()).run(images(0))["logits"].shape == (0, 8)
 
 
 def test_a_shape_that_depends_on_data_is_refused(driver):
@@ -136,7 +141,7 @@ def test_only_the_shapes_used_last_keep_their_graph(driver, monkeypatch):
     assert counter(driver, "live").value == 0
 
 
-def test_what_cannot_be_captured_says_so_and_leaves_the_stream_usable(driver):
+def test_an_uncapturable_graph_is_reported_and_leaves_the_stream_usable(driver):
     broken = counter(driver, "uncapturable")
     with Device(0) as device:
         opened = session_over(device, FakeEngine(driver), cuda_graphs=True)
@@ -162,12 +167,12 @@ def test_an_input_whose_values_are_shapes_stays_on_the_host_and_is_not_captured(
         actual = images(2)
         engine.given = actual["image"]
         np.testing.assert_array_equal(session_over(device, engine).run(actual)["logits"], actual["image"] * 2)
-        with pytest.raises(EnginesmithError, match=r"'image' says shapes by its values.*cuda_graphs: false"):
+        with pytest.raises(EnginesmithError, match=r"'image' decides shapes by its values.*cuda_graphs: false"):
             session_over(device, engine, cuda_graphs=True)
 
 
 @pytest.mark.parametrize("captures", [False, True])
-def test_the_gpus_own_time_is_told_by_events(driver, captures):
+def test_gpu_time_is_measured_by_events(driver, captures):
     engine = FakeEngine(driver)
     with Device(0) as device:
         opened = session_over(device, engine, cuda_graphs=captures)
@@ -193,16 +198,16 @@ def opened_with(driver, tmp_path, backend, engine, **fields):
     namespace.deserialize_cuda_engine = lambda data: engine
     path = tmp_path / "engine.plan"
     path.write_bytes(b"plan")
-    trt = SimpleNamespace(**vars(TRT), Runtime=lambda said: namespace)
-    made = Engine(graphs.request("sm_89", backend=backend.name, outputs=OUTPUTS), path, "0" * 64, 4, ".plan", **fields)
-    with open_engine(trt, Said(), made, backend._configure_opening(Opening(0))) as opened:
+    trt = SimpleNamespace(**vars(TRT), Runtime=lambda log: namespace)
+    proto = Engine(graphs.request("sm_89", backend=backend.name, outputs=OUTPUTS), path, "0" * 64, 4, ".plan", **fields)
+    with open_engine(trt, Said(), proto, backend._configure_opening(Opening(0))) as opened:
         check(opened, 2)
     return namespace
 
 
 def test_options_reach_the_opening_of_an_engine(driver, tmp_path, monkeypatch):
     refitted = []
-    monkeypatch.setattr(session, "refit", lambda trt, said, loaded, model: refitted.append(model))
+    monkeypatch.setattr(session, "refit", lambda trt, log, loaded, model: refitted.append(model))
     engine = FakeEngine(driver)
     assert not opened_with(driver, tmp_path, TensorRT(), engine).engine_host_code_allowed
     assert engine.weight_streaming_budget_v2 is None and refitted == []
@@ -223,7 +228,7 @@ def test_rtx_uses_its_own_cuda_graph_capture(driver, tmp_path):
     assert engine.contexts[0].strategy.cuda_graph_strategy == "whole graph" and engine.captured == []
 
 
-def test_an_engine_that_does_not_load_says_why(driver, tmp_path):
+def test_an_engine_that_does_not_load_gives_the_reason(driver, tmp_path):
     with pytest.raises(EnginesmithError, match=r"engine\.plan failed"):
         opened_with(driver, tmp_path, TensorRT(), None)
     assert counter(driver, "contexts").value == counter(driver, "streams").value == 0

@@ -64,7 +64,7 @@ def test_missing_tools_are_refused_with_the_remedy(installed, monkeypatch):
     assert TVM.refuses(own_request()) == "TVM is not installed; pip install '.[tvm]' in a clone"
 
 
-def test_the_versions_that_make_the_code_are_in_the_key(installed):
+def test_versions_of_the_code_generators_are_in_the_key(installed):
     assert TVM.versions() == {"apache-tvm": "0.27", "apache-tvm-ffi": "0.27"}
     assert Tvm(cpu="host").versions()["cpu"] == tvm.host_level()
 
@@ -87,13 +87,13 @@ def test_an_engine_computes_what_its_model_computes_at_every_batch(compiler, tmp
         pass
 
 
-def test_sizes_that_it_cannot_compare_are_a_model_error(compiler, tmp_path):
+def test_incomparable_sizes_are_a_model_error(compiler, tmp_path):
     model, request = native_graphs.two_sizes(tmp_path / "m.onnx", TVM)
     with pytest.raises(ModelError, match=r"TVM cannot compile the model: .*R\.add\('x', 'y'\)"):
         TVM.build(request, model, tmp_path)
 
 
-def test_a_range_up_to_what_the_graph_is_given_counts_along_no_dimension():
+def test_a_range_over_a_graph_size_has_no_dimension():
     node = onnx.helper.make_node("Range", ["zero", "limit", "one"], ["y"])
     values = {name: onnx.numpy_helper.from_array(np.array(index)) for index, name in enumerate(("zero", "one"))}
     of_shape = {
@@ -152,7 +152,7 @@ def built(text, tmp_path, weights=()):
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_an_engine_at_the_place_of_another_answers_for_itself(compiler, tmp_path, monkeypatch, links):
+def test_an_engine_that_replaces_another_gives_its_own_answers(compiler, tmp_path, monkeypatch, links):
     """TVM unloads no library, and takes one at a path it knows for the one it has."""
     if not links:
         monkeypatch.setattr("pathlib.Path.hardlink_to", lambda *_: (_ for _ in ()).throw(OSError(18, "other device")))
@@ -186,12 +186,12 @@ def test_a_weight_without_elements_is_a_model_error(compiler, tmp_path):
         "f = Identity(x) d = Dropout(x, ratio, training) y = IsInf(d)",
     ],
 )
-def test_what_its_importer_reads_past_is_a_model_error(compiler, tmp_path, node):
+def test_parts_that_the_importer_ignores_are_a_model_error(compiler, tmp_path, node):
     weights = [("ratio", np.array(0.5, "f")), ("training", np.array(True))]
     with pytest.raises(ModelError, match=r"node '.*' \((IsInf|Dropout)\): TVM (ignores training_mode|finds both)"):
         built(f"g (float[4] x) => (bool[4] y) {{ {node} }}", tmp_path, weights)
 
 
-def test_dims_that_begin_with_nothing_are_refused(installed):
+def test_dims_that_begin_at_0_are_refused(installed):
     request = own_request(profiles=tuple(profiles(own_request().inputs, [Dim("batch", 0, 1, 4)])))
     assert re.search(r"dims\.batch\.min is 0, .*set it to 1, or use onnxruntime", TVM.refuses(request))

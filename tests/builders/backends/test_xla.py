@@ -1,5 +1,3 @@
-"""Without JAX the rules before any work; with it (`pip install '.[xla]' in a clone`) engines, built and run."""
-
 import dataclasses
 
 import numpy as np
@@ -32,7 +30,7 @@ def as_installed(monkeypatch):
 
 
 @pytest.mark.usefixtures("as_installed")
-def test_what_xla_cannot_take_is_refused_with_the_remedy():
+def test_unsupported_requests_are_refused_with_the_remedy():
     assert Xla().refuses(xla_request()) is Xla().refuses(xla_request("l4", "fp8")) is None
     assert Xla().refuses(xla_request(precision="fp8")) == "CPUs have no FP8 arithmetic; use int8"
     assert Xla().refuses(xla_request("a100", "fp8")) == "sm_80 has no FP8 arithmetic; use int8"
@@ -54,7 +52,7 @@ def test_gpu_engines_run_where_the_gpu_and_jaxs_plugin_are(monkeypatch):
     assert "no CUDA plugin" in Xla().runs(l4)
 
 
-def test_the_file_gives_back_program_and_weights_in_order_with_equal_bytes(tmp_path):
+def test_a_file_returns_program_and_weights_in_order_bit_for_bit(tmp_path):
     import ml_dtypes
 
     weights = {
@@ -123,7 +121,7 @@ def test_an_engine_computes_what_its_model_computes_at_every_size_within_its_pro
 
 
 @pytest.mark.usefixtures("jax")
-def test_a_dim_of_multiples_is_open_in_steps(tmp_path):
+def test_a_dim_of_multiples_is_dynamic_in_steps(tmp_path):
     text = "a = Reshape(image, pairs) y = Reshape(a, rows)"
     sizes = {"pairs": np.array([-1, 4, 8]), "rows": np.array([-1, 8])}
     onnx.save(net("float[n,8] image", "float[n,8] y", text, sizes), model := tmp_path / "m.onnx")
@@ -146,7 +144,7 @@ def test_a_dim_of_multiples_is_open_in_steps(tmp_path):
         ("int8", lambda path: graphs.int8_mlp(path, "float32")),
     ],
 )
-def test_narrow_precisions_are_near_what_the_graph_says(tmp_path, precision, write):
+def test_narrow_precisions_are_near_the_graph(tmp_path, precision, write):
     from pipeline.quantization.schemes.cast import emulate
 
     model = write(tmp_path / "model.onnx")
@@ -154,12 +152,12 @@ def test_narrow_precisions_are_near_what_the_graph_says(tmp_path, precision, wri
     engine = built(tmp_path, model, xla_request(precision=precision, outputs=(logits,)))
     onnx.save(emulate(onnx.load(model)), tmp_path / "emulated.onnx")
     with Xla().open(engine) as session, OrtSession(tmp_path / "emulated.onnx", optimized=False) as reference:
-        made, expected = session.run(image(8))["logits"], reference.run(image(8))["logits"]
-        np.testing.assert_allclose(made, expected, rtol=2e-2, atol=2e-2)
+        actual, expected = session.run(image(8))["logits"], reference.run(image(8))["logits"]
+        np.testing.assert_allclose(actual, expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.usefixtures("jax")
-def test_a_gpu_engine_is_written_on_a_host_without_one_and_opened_only_where_one_is(tmp_path):
+def test_a_gpu_engine_is_written_without_a_gpu_and_opened_only_with_one(tmp_path):
     engine = built(tmp_path, graphs.mlp(tmp_path / "model.onnx"), xla_request("l4"))
     import jax.export
 

@@ -28,8 +28,8 @@ def read_graph(path):
     return read(path, known_operators(JAX))
 
 
-def run(program, given):
-    return program.run(given, Lookups(JAX, clamped=False))
+def run(program, inputs):
+    return program.run(inputs, Lookups(JAX, clamped=False))
 
 
 @pytest.fixture(scope="session")
@@ -71,27 +71,27 @@ def outcome(case, folder):
         return "refused"
     for traced in (names[:1], []):
         fixed = {name: array for name, array in zip(names, inputs, strict=False) if name not in traced}
-        held = replace(graph, constants={**graph.constants, **fixed}, inputs=tuple(traced))
+        bound_graph = replace(graph, constants={**graph.constants, **fixed}, inputs=tuple(traced))
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             try:
-                program = BoundGraph(held, JAX, folded=sys.maxsize)
-                made = jax.jit(lambda *x, program=program: run(program, dict(zip(program.inputs, x, strict=True))))(
+                program = BoundGraph(bound_graph, JAX, folded=sys.maxsize)
+                actual = jax.jit(lambda *x, program=program: run(program, dict(zip(program.inputs, x, strict=True))))(
                     *inputs[: len(traced)]
                 )
             except ModelError:
                 continue
-        for one, other in zip(made, expected, strict=True):
+        for one, other in zip(actual, expected, strict=True):
             check(np.asarray(one), other, case)
         return "passed"
     return "refused"
 
 
-def check(made, expected, case):
-    assert (made.dtype, made.shape) == (expected.dtype, expected.shape)
+def check(actual, expected, case):
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
     least = 2e-2 if expected.dtype.name == "bfloat16" else 1e-3
     if expected.dtype.kind == "V" or expected.dtype.name.startswith(("int", "uint", "bfloat", "float")):
-        made, expected = made.astype("f8"), expected.astype("f8")
-    np.testing.assert_allclose(made, expected, rtol=max(case.rtol or 0, least), atol=max(case.atol or 0, 1e-6))
+        actual, expected = actual.astype("f8"), expected.astype("f8")
+    np.testing.assert_allclose(actual, expected, rtol=max(case.rtol or 0, least), atol=max(case.atol or 0, 1e-6))
 
 
 def tried(cases, folder):
@@ -119,7 +119,7 @@ def test_every_case_is_right_or_refused(cases, tmp_path):
     assert counts["passed"] >= 1400
 
 
-def test_what_depends_on_constants_alone_is_computed_once_and_large_constants_become_arguments(tmp_path):
+def test_constant_expressions_are_computed_once_and_large_constants_are_arguments(tmp_path):
     nodes = [
         helper.make_node("Mul", ["w", "two"], ["w2"], name="double"),
         helper.make_node("MatMul", ["x", "w2"], ["y"], name="product"),
@@ -128,24 +128,24 @@ def test_what_depends_on_constants_alone_is_computed_once_and_large_constants_be
     model = graphs.save(tmp_path / "m.onnx", nodes, [("x", 1, ("n", 8))], [("y", 1, ("n", 16))], weights)
     program = BoundGraph(read_graph(model), JAX, folded=sys.maxsize)
     assert list(program.constants) == ["w2"] and program.constants["w2"].max() == 2
-    (made,) = run(program, {"x": np.ones((1, 8), "f"), "w2": np.ones((8, 16), "f")})
-    assert made.max() == 8
+    (outputs,) = run(program, {"x": np.ones((1, 8), "f"), "w2": np.ones((8, 16), "f")})
+    assert outputs.max() == 8
 
 
-def test_operators_that_only_their_function_body_explains_are_put_in(tmp_path):
+def test_operators_with_only_a_function_body_are_inlined(tmp_path):
     node = helper.make_node("AffineGrid", ["x", "size"], ["y"], name="grid", align_corners=0)
     values = [("x", 1, (1, 2, 3))], [("y", 1, (1, 4, 3, 2))]
     graph = read_graph(graphs.save(tmp_path / "m.onnx", [node], *values, [("size", np.array([1, 1, 4, 3]))]))
     assert "AffineGrid" not in {node.op_type for node in graph.nodes} and len(graph.nodes) > 3
 
 
-def test_an_index_out_of_bounds_gives_nan_which_no_check_lets_pass(tmp_path):
+def test_an_index_out_of_bounds_gives_nan_and_fails_every_check(tmp_path):
     node = helper.make_node("Gather", ["table", "ids"], ["y"], name="rows")
     values = [("ids", 7, (3,))], [("y", 1, (3, 2))]
     graph = read_graph(graphs.save(tmp_path / "m.onnx", [node], *values, [("table", np.ones((4, 2), "f"))]))
     with jax.enable_x64(True):
-        (made,) = run(BoundGraph(graph, JAX, folded=0), {"ids": jax.numpy.array([0, -1, 9])})
-    assert np.isfinite(made[:2]).all() and np.isnan(made[2]).all()
+        (outputs,) = run(BoundGraph(graph, JAX, folded=0), {"ids": jax.numpy.array([0, -1, 9])})
+    assert np.isfinite(outputs[:2]).all() and np.isnan(outputs[2]).all()
 
 
 @pytest.mark.parametrize("opset", range(13, 24))
@@ -166,7 +166,7 @@ def test_every_opset_of_the_supported_range_is_read(tmp_path, opset):
     onnx.save(model, path)
     with jax.enable_x64(True):
         program = BoundGraph(read_graph(path), JAX, folded=0)
-        (made,) = run(program, {"x": jax.numpy.arange(12, dtype="float32").reshape(4, 3)})
+        (outputs,) = run(program, {"x": jax.numpy.arange(12, dtype="float32").reshape(4, 3)})
     means = np.arange(12).reshape(4, 3).mean(1)
     shares = np.exp(means - means.max()) / np.exp(means - means.max()).sum()
-    np.testing.assert_allclose(made, shares[:2] - shares[2:], rtol=1e-5)
+    np.testing.assert_allclose(outputs, shares[:2] - shares[2:], rtol=1e-5)

@@ -1,5 +1,3 @@
-"""Environments with other versions of a package, made by pip from a folder of wheels."""
-
 import re
 import shutil
 import subprocess
@@ -24,7 +22,7 @@ def write_wheel(folder: Path, name: str, version: str) -> None:
         wheel.writestr(f"{info}/RECORD", "")
 
 
-def test_the_pinned_package_comes_first_and_all_else_from_here(tmp_path: Path, monkeypatch) -> None:
+def test_the_pinned_package_precedes_the_local_ones(tmp_path: Path, monkeypatch) -> None:
     write_wheel(tmp_path, "junitparser", "99.0")  # this environment has another
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
@@ -37,7 +35,7 @@ def test_the_pinned_package_comes_first_and_all_else_from_here(tmp_path: Path, m
     assert make_environment({"junitparser": "99.0"}, tmp_path / "environments") == python
 
 
-def test_what_pip_cannot_install_leaves_no_environment_behind(tmp_path: Path, monkeypatch) -> None:
+def test_a_failed_pip_leaves_no_environment(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(UnavailableError, match=r"pip cannot install absent-package==1: .*--python"):
         make_environment({"absent-package": "1"}, tmp_path)
@@ -45,7 +43,7 @@ def test_what_pip_cannot_install_leaves_no_environment_behind(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("output", "words"),
     [
         (
             "WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError('<pip._vendor.X object "
@@ -61,8 +59,8 @@ def test_what_pip_cannot_install_leaves_no_environment_behind(tmp_path: Path, mo
         ("ERROR: no room", "ERROR: no room; install it yourself"),
     ],
 )
-def test_the_real_reason_of_pip_comes_first(tmp_path: Path, monkeypatch, said: str, words: str) -> None:
-    (tmp_path / "pip").write_text(f"#!/bin/sh\ncat <<'END' >&2\n{said}\nEND\nexit 1\n")
+def test_pips_real_reason_comes_first(tmp_path: Path, monkeypatch, output: str, words: str) -> None:
+    (tmp_path / "pip").write_text(f"#!/bin/sh\ncat <<'END' >&2\n{output}\nEND\nexit 1\n")
     (tmp_path / "pip").chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "pip"))
     monkeypatch.setattr(sysconfig, "get_path", lambda *_: str(tmp_path))
@@ -70,7 +68,7 @@ def test_the_real_reason_of_pip_comes_first(tmp_path: Path, monkeypatch, said: s
         environments._install(tmp_path, [], {"a": "1"}, str)
 
 
-def test_pip_is_killed_where_the_wait_for_it_is_interrupted(tmp_path: Path, monkeypatch) -> None:
+def test_pip_is_killed_on_interruption(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "pip").write_text(f"#!/bin/sh\necho Collecting a\nsleep 20\ntouch {tmp_path}/ended\n")
     (tmp_path / "pip").chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "pip"))
@@ -80,7 +78,7 @@ def test_pip_is_killed_where_the_wait_for_it_is_interrupted(tmp_path: Path, monk
     assert not (tmp_path / "ended").exists()
 
 
-def test_what_a_killed_process_left_of_an_environment_is_made_anew(tmp_path: Path, monkeypatch) -> None:
+def test_a_partial_environment_of_a_killed_process_is_rebuilt(tmp_path: Path, monkeypatch) -> None:
     write_wheel(tmp_path, "junitparser", "99.0")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))

@@ -3,13 +3,15 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from builders.execution.fork_client import fork_server
+from builders.execution import fork_client
+from builders.execution.fork_client import fork_server, keep_fork_server
 from builders.execution.local import LocalExecutor
-from builders.execution.process import Start, run_job
+from builders.execution.process import Ended, Start, module_path, run_job
 from enginesmith.core.errors import StepError
 from tests.calls import call_job
 from tests.waiting import PATIENCE_S, gone, text_of
@@ -32,6 +34,17 @@ def test_jobs_are_children_of_one_server_that_has_imported_the_modules():
     assert not psutil.pid_exists(server)
 
 
+def test_another_interpreter_has_a_server_of_its_own(tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={module_path()} OF=another exec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    executor = LocalExecutor(2, keep_fork_server(tuple(WARM), python))
+    (server,) = {where(executor)["parent"] for _ in range(2)}
+    assert psutil.Process(server).environ()["OF"] == "another"
+    psutil.Process(server).kill()
+    assert where(executor)["parent"] == os.getpid(), "it is started for the job alone"
+
+
 def test_jobs_run_side_by_side(tmp_path):
     pairs = [{"mine": mine, "other": other, "folder": str(tmp_path)} for mine, other in ("ab", "bc", "ca")]
     with fork_server(WARM) as start, ThreadPoolExecutor(3) as pool:
@@ -39,13 +52,7 @@ def test_jobs_run_side_by_side(tmp_path):
         assert list(pool.map(LocalExecutor(3, start).run, meetings)) == ["met"] * 3
 
 
-def test_no_process_is_started_where_there_is_no_job():
-    before = psutil.Process().children()
-    with fork_server(WARM):
-        assert psutil.Process().children() == before
-
-
-def test_other_environment_variables_or_modules_make_a_process_of_its_own(monkeypatch, tmp_path):
+def test_other_environment_variables_or_modules_need_their_own_process(monkeypatch, tmp_path):
     with fork_server(WARM) as start:
         executor = LocalExecutor(1, start)
         assert where(executor)["parent"] != os.getpid()
@@ -58,28 +65,39 @@ def test_other_environment_variables_or_modules_make_a_process_of_its_own(monkey
         assert where(executor)["parent"] != os.getpid()
 
 
-def test_a_killed_server_takes_its_job_along_and_later_jobs_are_spawned(tmp_path):
+def test_a_killed_server_ends_its_job_and_later_jobs_are_spawned(tmp_path):
     noted = tmp_path / "pid"
     with fork_server(WARM) as start, ThreadPoolExecutor(1) as pool:
         server = where(LocalExecutor(1, start))["parent"]
         hangs = pool.submit(run_job, call_job("hang", f"{JOBS}:hang", {"path": str(noted)}), tmp_path, start=start)
         text_of(noted)
         os.kill(server, signal.SIGKILL)
-        with pytest.raises(StepError, match="killed by SIGKILL") as caught:
+        with pytest.raises(StepError, match="killed by SIGKILL") as error:
             hangs.result(PATIENCE_S)
-        assert caught.value.kind == "crash"
+        assert error.value.kind == "crash"
         assert where(LocalExecutor(1, start))["parent"] == os.getpid()
 
 
-def test_a_server_that_cannot_be_started_costs_nothing_but_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("builders.execution.fork_client.PYTHON", ("/bin/false",))
+def test_a_failing_server_costs_only_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("builders.execution.fork_client.module_command", lambda _: ["/bin/false"])
     with fork_server(WARM) as start:
         assert where(LocalExecutor(1, start))["parent"] == os.getpid()
 
 
-def test_no_file_is_left_open():
-    before = len(list(Path("/proc/self/fd").iterdir()))
+def test_the_server_is_asked_for_a_result_once_the_process_has_ended(monkeypatch):
+    """While it waits for a process that the kernel cannot end, it answers nobody."""
+    asked: list[object] = []
+    server = SimpleNamespace(ask=lambda message: asked.append(message) or [0.0, 1.0])
+    monkeypatch.setattr(fork_client, "is_readable", lambda *waits: asked.append(waits))
+    descriptor = os.open(os.devnull, os.O_RDONLY)
+    assert fork_client._Forked(7, descriptor, server).end() == Ended(0, 1.0)
+    assert asked == [{"kill": 7}, (descriptor, None), {"take": 7}]
+
+
+def test_no_job_starts_no_process_and_no_file_stays_open():
+    before, children = len(list(Path("/proc/self/fd").iterdir())), psutil.Process().children()
     with fork_server(WARM) as start:
+        assert psutil.Process().children() == children
         LocalExecutor(1, start).run(call_job("add", f"{JOBS}:add", {"a": 1, "b": 2}))
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 

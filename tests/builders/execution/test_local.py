@@ -51,8 +51,8 @@ class Running:
 
 @pytest.fixture
 def running(monkeypatch):
-    monkeypatch.setattr(local, "run_job", made := Running())
-    return made
+    monkeypatch.setattr(local, "run_job", jobs := Running())
+    return jobs
 
 
 def submit(pool: ThreadPoolExecutor, executor: LocalExecutor, running: Running, name: str, alone: bool = False):
@@ -60,7 +60,7 @@ def submit(pool: ThreadPoolExecutor, executor: LocalExecutor, running: Running, 
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_at_most_so_many_run_at_once(running, most):
+def test_at_most_the_limit_runs_at_once(running, most):
     executor, names = LocalExecutor(most), "abc"
     with ThreadPoolExecutor(3) as pool:
         runs = [submit(pool, executor, running, name) for name in names]
@@ -71,7 +71,7 @@ def test_at_most_so_many_run_at_once(running, most):
     assert max(map(len, running.seen)) == most
 
 
-def test_a_job_that_is_timed_has_the_machine_to_itself(running):
+def test_a_timed_job_runs_alone(running):
     executor = LocalExecutor(3)
     with ThreadPoolExecutor(5) as pool:
         runs = [submit(pool, executor, running, name) for name in "ab"]
@@ -94,17 +94,17 @@ def test_labels_are_ignored():
     assert LocalExecutor().run(job) == 2
 
 
-def test_cancel_ends_the_running_the_waiting_and_the_coming(tmp_path):
+def test_cancel_ends_running_waiting_and_future_jobs(tmp_path):
     executor = LocalExecutor(1)
     marked, seen = tmp_path / "marked", list[JobEvent]()
     hang = call_job("hang", f"{JOBS}:hang", {"path": str(marked)})
     waiting = call_job("waiting", f"{JOBS}:mark", {"path": str(tmp_path / "never")})
 
     def failure(job: Job) -> str:
-        with pytest.raises(StepError) as caught:
+        with pytest.raises(StepError) as error:
             executor.run(job, seen.append)
-        assert caught.value.kind == "cancelled"
-        return str(caught.value)
+        assert error.value.kind == "cancelled"
+        return str(error.value)
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(failure, hang)
@@ -125,7 +125,7 @@ def test_a_failed_job_frees_its_slot():
     assert executor.run(call_job("add", f"{JOBS}:add", {"a": 1, "b": 2})) == 3
 
 
-def test_no_thread_and_no_file_is_left_open():
+def test_no_thread_and_no_file_stays_open():
     threads, files = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
     LocalExecutor().run(call_job("add", f"{JOBS}:add", {"a": 1, "b": 2}))
     assert threading.active_count() == threads

@@ -10,7 +10,7 @@ from tests.calls import Call, call_job
 JOBS = "tests.builders.jobs"
 
 
-def test_the_cgroups_own_count_comes_first(tmp_path):
+def test_the_cgroups_own_count_has_priority(tmp_path):
     proc, cgroups = tmp_path / "proc", tmp_path / "cgroups"
     (proc / "self").mkdir(parents=True)
     (cgroups / "pod" / "job").mkdir(parents=True)
@@ -22,23 +22,23 @@ def test_the_cgroups_own_count_comes_first(tmp_path):
     assert oom_kills(proc, cgroups) == 3
 
 
-def test_a_kill_with_the_kernels_evidence_is_for_memory_and_without_it_a_crash(tmp_path, monkeypatch):
+def test_a_kill_counts_as_memory_only_with_the_kernels_evidence(tmp_path, monkeypatch):
     killed = call_job("unit", f"{JOBS}:signal_self", {"number": 9})
     counts = iter([3, 4, 3, 3])
     monkeypatch.setattr(process, "oom_kills", lambda: next(counts))
     for kind, words in (("node-memory", "by the kernel, which ran out of memory; it held"), ("crash", "SIGKILL")):
-        with pytest.raises(StepError, match=words) as caught:
+        with pytest.raises(StepError, match=words) as error:
             process.run_job(killed, tmp_path)
-        assert caught.value.kind == kind
+        assert error.value.kind == kind
 
 
-def test_a_job_over_its_limit_is_tried_once_more_where_it_can_be_reduced():
+def test_a_job_over_its_limit_is_retried_once_if_reducible():
     def job(mib: int) -> Job:
         reduced = ReducedRequest(Call(f"{JOBS}:hold", {"mib": mib, "limit_mib": 200}), f"with mib {mib}")
         first = {"mib": 400, "limit_mib": 200}
         return call_job("unit", f"{JOBS}:hold", first, limits=ProcessLimits(60, 200), reduced=reduced)
 
     assert LocalExecutor(1).run(job(20)) == 20
-    with pytest.raises(StepError, match=r"its limit is 200 MiB.*after 2 tries") as caught:
+    with pytest.raises(StepError, match=r"its limit is 200 MiB.*after 2 tries") as error:
         LocalExecutor(1).run(job(300))
-    assert caught.value.kind == "memory" and caught.value.peak_mib > 200
+    assert error.value.kind == "memory" and error.value.peak_mib > 200

@@ -50,9 +50,9 @@ def job(function: str, arguments: dict | None = None, **limits: float) -> Job:
 
 
 def failure(workdir: Path, *args, **kwargs) -> StepError:
-    with pytest.raises(StepError) as caught:
+    with pytest.raises(StepError) as error:
         run_job(job(*args, **kwargs), workdir)
-    return caught.value
+    return error.value
 
 
 @pytest.fixture
@@ -72,23 +72,23 @@ def noted(tmp_path, monkeypatch):
 
 
 @pytest.mark.timeout(60)
-def test_a_job_that_ends_is_not_waited_for_until_its_limits_are_next_looked_at(tmp_path, monkeypatch):
+def test_the_end_of_a_job_is_noticed_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "TICK_S", 3600.0)
     assert run_job(job("add", {"a": 1, "b": 2}), tmp_path) == 3
 
 
-def test_where_no_file_tells_of_the_end_of_a_process_it_is_asked_for(tmp_path, monkeypatch):
+def test_without_pidfd_the_end_of_a_process_is_polled(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "pidfd_open")
     assert process.run_job(job("add", {"a": 1, "b": 2}), tmp_path, start=spawn) == 3
     with pytest.raises(StepError, match=r"its limit of 0\.2 s"):
         process.run_job(job("hang", {"path": str(tmp_path / "pid")}, timeout_s=0.2), tmp_path, start=spawn)
 
 
-def test_the_value_comes_back(tmp_path):
+def test_the_value_is_returned(tmp_path):
     assert run_job(job("add", {"a": 2, "b": 3}), tmp_path) == 5
 
 
-def test_a_job_runs_in_a_process_and_session_of_its_own_inside_its_workdir(tmp_path):
+def test_a_job_has_its_own_process_and_session_in_its_workdir(tmp_path):
     place = run_job(job("where"), tmp_path)
     assert place["pid"] not in (os.getpid(), 0)
     assert place["session"] == place["pid"]
@@ -103,7 +103,7 @@ def test_a_relative_workdir_works(tmp_path, monkeypatch):
     assert run_job(job("where"), Path("w"))["workdir"] == str(tmp_path / "w")
 
 
-def test_an_exception_comes_back_as_type_and_text_with_the_traceback_in_the_log(tmp_path):
+def test_an_exception_returns_as_type_and_text_with_the_traceback_in_the_log(tmp_path):
     error = failure(tmp_path, "boom")
     assert (error.kind, str(error)) == ("error", "unit: ValueError: seven is not prime enough")
     assert "about to fail" in error.log
@@ -119,17 +119,17 @@ def test_an_exception_comes_back_as_type_and_text_with_the_traceback_in_the_log(
         ("UnavailableError", ["disk full"]),
     ],
 )
-def test_an_enginesmith_error_comes_back_as_itself(tmp_path, cls, arguments):
+def test_an_enginesmith_error_returns_unchanged(tmp_path, cls, arguments):
     expected = getattr(errors, cls)(*arguments)
-    with pytest.raises(type(expected)) as caught:
+    with pytest.raises(type(expected)) as error:
         run_job(job("refuse", {"cls": cls, "arguments": arguments}), tmp_path)
-    assert type(caught.value) is type(expected)
-    assert str(caught.value) == str(expected)
+    assert type(error.value) is type(expected)
+    assert str(error.value) == str(expected)
     for field in ("lines", "kind", "log"):
-        assert getattr(caught.value, field, None) == getattr(expected, field, None)
+        assert getattr(error.value, field, None) == getattr(expected, field, None)
 
 
-def test_every_error_of_the_tree_survives_the_trip(tmp_path):
+def test_every_error_class_survives_the_transfer(tmp_path):
     from enginesmith.core.errors import error_from_json, error_to_json
 
     for name in vars(errors):
@@ -140,10 +140,10 @@ def test_every_error_of_the_tree_survives_the_trip(tmp_path):
             assert (type(again), str(again)) == (cls, str(error))
 
 
-def test_an_unknown_subclass_comes_back_as_its_nearest_known_ancestor(tmp_path):
-    with pytest.raises(ModelError, match="1 and 2") as caught:
+def test_an_unknown_subclass_returns_as_its_nearest_known_ancestor(tmp_path):
+    with pytest.raises(ModelError, match="1 and 2") as error:
         run_job(job("refuse_from_outside"), tmp_path)
-    assert type(caught.value) is ModelError
+    assert type(error.value) is ModelError
 
 
 def test_a_segmentation_fault_is_a_crash_with_its_signal_and_log(tmp_path):
@@ -153,7 +153,7 @@ def test_a_segmentation_fault_is_a_crash_with_its_signal_and_log(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("function", "given", "kind", "words"),
+    ("function", "arguments", "kind", "words"),
     [
         ("signal_self", {"number": 9}, "crash", "unit: killed by SIGKILL (the kernel"),
         ("signal_self", {"number": 40}, "crash", "unit: killed by signal 40"),
@@ -161,8 +161,8 @@ def test_a_segmentation_fault_is_a_crash_with_its_signal_and_log(tmp_path):
         ("leave", {"status": 3}, "error", "unit: ended with exit status 3 and no result"),
     ],
 )
-def test_errors_name_the_signal_or_exit_status(tmp_path, function, given, kind, words):
-    error = failure(tmp_path, function, given)
+def test_errors_name_the_signal_or_exit_status(tmp_path, function, arguments, kind, words):
+    error = failure(tmp_path, function, arguments)
     assert error.kind == kind and str(error).startswith(words)
 
 
@@ -176,19 +176,19 @@ def test_a_missing_function_is_an_error(tmp_path, function):
 
 
 @pytest.mark.parametrize("function", ["hang", "hold_the_gil"])
-def test_a_hang_dies_at_its_limit_even_when_it_holds_the_gil(tmp_path, noted, function):
+def test_a_hang_is_killed_at_its_limit_even_while_it_holds_the_gil(tmp_path, noted, function):
     error = failure(tmp_path, function, {"path": str(noted)}, timeout_s=999.5)
     assert error.kind == "timeout" and "limit of 999.5 s" in str(error)
 
 
 @pytest.mark.parametrize("function", ["eat", "eat_in_a_child"])
-def test_memory_over_the_limit_kills_also_when_a_child_holds_it(tmp_path, function):
+def test_memory_of_children_counts_for_the_limit(tmp_path, function):
     error = failure(tmp_path, function, {"mib": 400}, memory_mib=300)
     assert error.kind == "memory" and "300 MiB" in str(error)
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_nothing_of_the_group_is_left_running(tmp_path, noted, wait):
+def test_no_process_of_the_group_stays(tmp_path, noted, wait):
     arguments = {"path": str(noted), "wait": wait}
     if wait:
         assert failure(tmp_path, "spawn", arguments, timeout_s=999.5).kind == "timeout"
@@ -201,12 +201,12 @@ def test_nothing_of_the_group_is_left_running(tmp_path, noted, wait):
 def test_cancelling_kills_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr(process, "GRACE_S", 3600.0)
     begun = tmp_path / "begun"
-    with pytest.raises(StepError) as caught:
+    with pytest.raises(StepError) as error:
         run_job(job("hang", {"path": str(begun)}), tmp_path, begun.exists)
-    assert caught.value.kind == "cancelled"
+    assert error.value.kind == "cancelled"
 
 
-def test_the_log_is_a_tail(tmp_path):
+def test_the_log_is_the_end_of_the_output(tmp_path):
     log = failure(tmp_path, "chatter", {"lines": 10_000}).log
     assert len(log) <= LOG_TAIL_BYTES
     assert "line 9999" in log and "line 0\n" not in log
@@ -230,7 +230,7 @@ with {start} as start:
 
 
 @pytest.mark.parametrize(("function", "more"), [("hang", {}), ("spawn", {"wait": True})], ids=["child", "grandchild"])
-def test_a_killed_parent_takes_along_its_child_and_what_that_has_started(how, tmp_path, function, more):
+def test_a_killed_parent_ends_its_child_and_grandchildren(how, tmp_path, function, more):
     noted = tmp_path / "pid"
     parent = parent_of(how, tmp_path, function, {"path": str(noted), **more})
     running = int(text_of(noted))
@@ -239,13 +239,13 @@ def test_a_killed_parent_takes_along_its_child_and_what_that_has_started(how, tm
     assert gone(running)
 
 
-def test_no_guard_is_left_behind(tmp_path):
+def test_no_guard_process_stays(tmp_path):
     """As long as the child is there so is its guard; then neither is, not even as a zombie."""
     (guard,) = run_job(job("children"), tmp_path)
     assert not psutil.pid_exists(guard)
 
 
-def test_a_child_whose_parent_died_before_it_could_ask_ends_too(tmp_path):
+def test_a_child_ends_if_its_parent_died_before_it_registered(tmp_path):
     """The parent's pid that it is told is not the real parent's: the child must leave without running the request."""
     import json
 
@@ -277,7 +277,7 @@ def test_a_watch_sees_phases_output_and_usage(tmp_path):
     assert usage.cpu_s and usage.cpu_s > 0
 
 
-def test_a_peak_is_told_when_it_is_a_tenth_and_16_mib_higher_than_the_last_that_was(tmp_path):
+def test_a_peak_is_reported_if_a_tenth_and_16_mib_above_the_last(tmp_path):
     seen: list[JobEvent] = []
     observer = process._Observer("job", tmp_path, seen.append)
     for used in (16.0, 17.0, 33.0, 30.0, 34.0, 400.0, 440.0, 441.0):
@@ -286,13 +286,13 @@ def test_a_peak_is_told_when_it_is_a_tenth_and_16_mib_higher_than_the_last_that_
     assert observer.peak_mib == 441.0
 
 
-def test_a_watch_has_all_output_and_the_usage_of_a_job_that_died(tmp_path):
+def test_a_watch_gets_all_output_and_the_usage_of_a_job_that_died(tmp_path):
     seen: list[JobEvent] = []
     with pytest.raises(StepError):
         run_job(job("eat", {"mib": 600}, memory_mib=200), tmp_path, watch=seen.append)
     assert isinstance(seen[-1], ProcessEnded) and seen[-1].usage.peak_mib > 200 and seen[-1].usage.cpu_s
-    held = [event.mib for event in seen if isinstance(event, MemoryHeld)]
-    assert held and held == sorted(held)
+    peaks_mib = [event.mib for event in seen if isinstance(event, MemoryHeld)]
+    assert peaks_mib and peaks_mib == sorted(peaks_mib)
     with pytest.raises(StepError):
         run_job(job("chatter_and_crash", {"lines": 5000}), tmp_path, watch=seen.append)
     assert printed(seen).count("line 4999") == 1
@@ -313,19 +313,19 @@ def times_out_when_it_heeds(tmp_path, monkeypatch):
     monkeypatch.setattr("builders.execution.process._watch", watch)
 
 
-def test_a_job_that_heeds_it_is_asked_to_end_and_has_time_for_that(tmp_path, times_out_when_it_heeds):
+def test_a_cooperative_job_is_asked_to_end_and_gets_time(tmp_path, times_out_when_it_heeds):
     error = failure(tmp_path, "end_when_asked", {"after_s": 0.0})
     assert error.kind == "timeout"
     assert (tmp_path / "kept").read_text() == "what it learnt"
 
 
-def test_a_job_that_does_not_keep_its_promise_is_killed(tmp_path, times_out_when_it_heeds, monkeypatch):
+def test_a_job_that_ignores_the_request_is_killed(tmp_path, times_out_when_it_heeds, monkeypatch):
     monkeypatch.setattr("builders.execution.process.GRACE_S", 0.2)
     assert failure(tmp_path, "end_when_asked", {"after_s": 60.0}).kind == "timeout"
     assert (tmp_path / "job.stop").exists() and not (tmp_path / "kept").exists()
 
 
-def test_a_cancelled_job_is_asked_too(tmp_path):
-    with pytest.raises(StepError) as caught:
+def test_a_cancelled_job_is_asked_to_end_too(tmp_path):
+    with pytest.raises(StepError) as error:
         run_job(job("end_when_asked", {"after_s": 0.0}), tmp_path, lambda: (tmp_path / "job.heeds").exists())
-    assert caught.value.kind == "cancelled" and (tmp_path / "kept").exists()
+    assert error.value.kind == "cancelled" and (tmp_path / "kept").exists()

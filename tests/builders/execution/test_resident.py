@@ -30,12 +30,12 @@ def test_ended_processes_do_not_count():
     assert memory.held_mib(2**22 + 1) == memory._by_psutil(2**22 + 1) == 0.0
 
 
-def test_both_ways_agree():
+def test_both_ways_to_count_agree():
     ours, theirs = memory.held_mib(os.getpid()), memory._by_psutil(os.getpid())
     assert abs(ours - theirs) < 0.1 * theirs
 
 
-def test_mapped_files_count_nothing_and_shared_memory_does(tmp_path):
+def test_mapped_files_do_not_count_and_shared_memory_does(tmp_path):
     (tmp_path / "weights").write_bytes(bytes(100 << 20))
     with (tmp_path / "weights").open("rb") as stream:
         mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)

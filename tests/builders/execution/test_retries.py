@@ -52,13 +52,13 @@ def test_only_errors_that_a_retry_may_fix_are_retried(job, kinds, clustered, aga
     assert (next_try(job, failed(*kinds), clustered) is not None) is again
 
 
-def test_a_crash_and_a_lost_node_move_on():
+def test_a_crash_and_a_lost_node_retry_elsewhere():
     for kind in ("crash", "node-lost"):
         following = next_try(PLAIN, failed(kind), True)
         assert following and following.other_node and following.job == PLAIN
 
 
-def test_out_of_memory_comes_back_reduced_and_its_limit_stays():
+def test_a_job_out_of_memory_is_retried_reduced_with_its_limit():
     following = next_try(LEAN, failed("memory"), False)
     assert following and not following.other_node
     assert following.job.request == REDUCED and following.job.reduced is None
@@ -66,50 +66,50 @@ def test_out_of_memory_comes_back_reduced_and_its_limit_stays():
     assert "with workspace_mib 512" in following.why
 
 
-def test_a_node_out_of_memory_has_more_set_aside_too():
+def test_a_node_out_of_memory_also_gets_a_larger_reservation():
     following = next_try(LEAN, failed("node-memory", peak_mib=2000), True)
     assert following and following.job.needs.memory_mib == 2500 and following.job.request == REDUCED
     assert following.why.endswith("with workspace_mib 512, with 2500 MiB set aside for it")
 
 
 @pytest.mark.parametrize(("peak", "mib"), [(0.0, 2000), (1900.0, 2375), (9999.0, 4096)])
-def test_more_memory_is_twice_as_much_or_the_peak_with_room_within_the_limit(peak, mib):
+def test_more_memory_is_twice_as_much_or_the_peak_plus_a_margin(peak, mib):
     assert more_memory(PLAIN, peak).needs.memory_mib == mib
 
 
 def test_the_last_failure_names_the_earlier_ones():
-    left = failed("node-lost", "crash", "crash")
+    error = failed("node-lost", "crash", "crash")
     output, tries = list[JobEvent](), list[bool]()
 
     def attempt(job: Job, other_node: bool) -> None:
         tries.append(other_node)
-        raise left.pop(0)
+        raise error.pop(0)
 
-    with pytest.raises(StepError) as caught:
+    with pytest.raises(StepError) as failure:
         run_with_retries(PLAIN, output.append, attempt, clustered=True)
-    assert str(caught.value) == "unit: crash (after 3 tries; before that: unit: node-lost; unit: crash)"
-    assert (caught.value.kind, caught.value.log) == ("crash", "log")
+    assert str(failure.value) == "unit: crash (after 3 tries; before that: unit: node-lost; unit: crash)"
+    assert (failure.value.kind, failure.value.log) == ("crash", "log")
     assert tries == [False, True, True] and [type(event) for event in output] == [Retrying, Retrying]
 
 
-def test_one_failure_is_raised_as_it_is():
+def test_a_single_failure_is_raised_unchanged():
     (error,) = failed("timeout")
 
     def attempt(job: Job, other_node: bool) -> None:
         raise error
 
-    with pytest.raises(StepError) as caught:
+    with pytest.raises(StepError) as failure:
         run_with_retries(PLAIN, ignore_event, attempt, clustered=True)
-    assert caught.value is error
+    assert failure.value is error
 
 
-@pytest.mark.parametrize(("error", "kept"), [(ModelError("too small"), False), (UnavailableError("no store"), True)])
-def test_another_error_on_the_second_try_does_not_hide_the_first(error, kept):
+@pytest.mark.parametrize(("error", "is_kept"), [(ModelError("too small"), False), (UnavailableError("no store"), True)])
+def test_another_error_on_the_second_try_does_not_hide_the_first(error, is_kept):
     errors = [*failed("crash"), error]
 
     def attempt(job: Job, other_node: bool) -> None:
         raise errors.pop(0)
 
-    with pytest.raises(type(error) if kept else StepError) as caught:
+    with pytest.raises(type(error) if is_kept else StepError) as failure:
         run_with_retries(PLAIN, ignore_event, attempt, clustered=True)
-    assert str(caught.value) == ("no store" if kept else "too small (after 2 tries; before that: unit: crash)")
+    assert str(failure.value) == ("no store" if is_kept else "too small (after 2 tries; before that: unit: crash)")

@@ -1,5 +1,3 @@
-"""Credentials go from text, whatever form they have; ordinary output stays as it is."""
-
 import time
 
 import pytest
@@ -56,7 +54,7 @@ def test_ordinary_output_stays(text: str) -> None:
     assert PLAIN(text) == text
 
 
-def test_values_of_the_environment_are_hidden_wherever_they_stand() -> None:
+def test_values_of_environment_variables_are_hidden_everywhere() -> None:
     scrub = scrubber(
         {
             "MY_TOKEN": SECRET,
@@ -74,7 +72,7 @@ def test_values_of_the_environment_are_hidden_wherever_they_stand() -> None:
     )
 
 
-def test_a_long_log_is_scrubbed_in_time_linear_in_its_length() -> None:
+def test_a_long_log_is_scrubbed_in_linear_time() -> None:
     hostile = ("secret_" * 40 + "a://" * 40 + "eyJ" + "A" * 400 + "\n") * 40
     begun = time.process_time()
     PLAIN(hostile)

@@ -38,23 +38,23 @@ def end(holder: subprocess.Popen) -> None:
     holder.stdout.close()
 
 
-def test_the_folder_goes_also_after_a_failure():
+def test_the_folder_is_deleted_also_after_a_failure():
     with pytest.raises(RuntimeError), workdir() as folder:
         (folder / "file").write_text("x")
         raise RuntimeError
     assert not folder.exists()
 
 
-def test_a_folder_in_use_stays_and_one_left_by_a_kill_goes(temporary_folder):
-    holder, held = hold()
+def test_a_folder_in_use_stays_and_a_dead_one_is_deleted(temporary_folder):
+    holder, live_holder = hold()
     with workdir() as mine:
-        assert held.exists() and mine.exists()
+        assert live_holder.exists() and mine.exists()
         remove_left_behind(temporary_folder)
-        assert held.exists() and mine.exists()
+        assert live_holder.exists() and mine.exists()
     end(holder)
-    assert held.exists()
+    assert live_holder.exists()
     with workdir():
-        assert not held.exists()
+        assert not live_holder.exists()
 
 
 def test_folders_of_others_are_not_changed(temporary_folder):
@@ -74,5 +74,5 @@ def test_a_full_disk_is_reported_with_the_remedy(temporary_folder, monkeypatch):
 @pytest.mark.parametrize("backend", [AotInductor(), Iree()])
 def test_compilers_whose_linkers_split_paths_refuse_a_folder_with_a_space(backend, tmp_path):
     (folder := tmp_path / "a b").mkdir()
-    with pytest.raises(UnavailableError, match="set TMPDIR to one without"):
+    with pytest.raises(UnavailableError, match="set TMPDIR to a folder without one"):
         backend.build(graphs.request("cpu", backend=backend.name), graphs.mlp(tmp_path / "model.onnx"), folder)

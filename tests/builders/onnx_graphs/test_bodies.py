@@ -1,5 +1,3 @@
-"""The graphs inside nodes, and the nodes of all of them."""
-
 from onnx import TensorProto, helper
 
 from builders.onnx_graphs.bodies import list_bodies, list_captured, list_reads, walk_graphs, walk_nodes
@@ -9,7 +7,7 @@ def branch(name, *nodes):
     return helper.make_graph(list(nodes), name, [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, [])])
 
 
-def test_bodies_are_found_in_both_kinds_of_attributes_however_deep():
+def test_bodies_are_found_in_both_kinds_of_attributes_at_any_depth():
     leaf = branch("leaf", helper.make_node("Identity", ["x"], ["y"], name="inmost"))
     inner = branch("inner", helper.make_node("If", ["c"], ["y"], name="second", then_branch=leaf, else_branch=leaf))
     several = helper.make_node("Custom", ["c"], ["z"], name="first", bodies=[inner, leaf])
@@ -20,7 +18,7 @@ def test_bodies_are_found_in_both_kinds_of_attributes_however_deep():
     assert list_bodies(graph.node[1]) == []
 
 
-def test_a_node_reads_its_inputs_and_what_its_bodies_take_from_outside():
+def test_a_node_reads_its_inputs_and_those_captured_by_its_bodies():
     body = branch("body", helper.make_node("Add", ["x", "w"], ["s"]), helper.make_node("Mul", ["s", "x"], ["y"]))
     body.initializer.add(name="w")
     outer = branch("outer", helper.make_node("If", ["d"], ["y"], then_branch=body, else_branch=body))

@@ -1,5 +1,3 @@
-"""Weights that a graph converts from constants are converted once, and the outputs keep their bits."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -47,12 +45,12 @@ def test_only_float_weights_are_cut_out(graph):
     assert [node.output[0] for node in part.graph.node] == ["w1f", "w2q", "w2f", "w2h", "w2r"]
 
 
-def test_what_is_left_reads_them_as_inputs(graph):
+def test_the_rest_of_the_graph_reads_weights_as_inputs(graph):
     entries = {"w1f": np.zeros((300, 64), "f"), "w2r": np.zeros((64, 32), "f")}
-    left = cut_varying_part(onnx.load(graph), entries).graph
-    assert [node.op_type for node in left.node] == ["MatMul", "MatMul", "Cast", "Mul"]
-    assert [value.name for value in left.input] == ["x", "w1f", "w2r"]
-    assert [item.name for item in left.initializer] == ["sizes"]
+    varying_graph = cut_varying_part(onnx.load(graph), entries).graph
+    assert [node.op_type for node in varying_graph.node] == ["MatMul", "MatMul", "Cast", "Mul"]
+    assert [value.name for value in varying_graph.input] == ["x", "w1f", "w2r"]
+    assert [item.name for item in varying_graph.initializer] == ["sizes"]
 
 
 @pytest.fixture

@@ -1,5 +1,3 @@
-"""What outputs depend on: no input's values, one input that is handed on, or what the graph computes."""
-
 import numpy as np
 import onnx
 import pytest
@@ -34,13 +32,13 @@ def node(op_type: str, inputs: str, output: str = "y") -> onnx.NodeProto:
         ([node("RandomNormalLike", "w")], "computed", "y"),
     ],
 )
-def test_an_output_is_constant_handed_on_or_computed(nodes, dependence, source):
-    made = graph(*nodes)
-    assert find_dependences(made) == {"y": dependence}
-    assert find_source(made, "y") == source
+def test_an_output_is_constant_passed_on_or_computed(nodes, dependence, source):
+    onnx_graph = graph(*nodes)
+    assert find_dependences(onnx_graph) == {"y": dependence}
+    assert find_source(onnx_graph, "y") == source
 
 
-def test_what_a_body_reads_from_outside_counts():
+def test_tensors_captured_by_a_body_count():
     body = helper.make_graph(
         [node("Neg", "x", "inner")], "body", [], [helper.make_tensor_value_info("inner", TensorProto.FLOAT, None)]
     )
@@ -48,13 +46,14 @@ def test_what_a_body_reads_from_outside_counts():
     assert find_dependences(graph(branch)) == {"y": "computed"}
 
 
-def test_the_table_of_an_input_is_the_smallest_that_it_selects_from():
+def test_the_table_of_an_input_is_the_smallest_selected_one():
     nodes = [
         node("Cast", "x", "i"),
         helper.make_node("Gather", ["w", "i"], ["b"], axis=1),
         node("Gather", "big i", "a"),
     ]
     nodes += [node("DequantizeLinear", "big s", "d"), node("Gather", "d mask", "c"), node("Gather", "a mask", "y")]
-    made = graph(*nodes)
-    made.initializer.append(numpy_helper.from_array(np.ones((9, 2), np.float32), "big"))
-    assert find_tables(made) == {"x": 4, "mask": 9}
+    onnx_graph = graph(*nodes)
+    onnx_graph.initializer.append(numpy_helper.from_array(np.ones((9, 2), np.float32), "big"))
+    assert find_tables(onnx_graph) == {"x": 4, "mask": 9}
+    assert find_tables(graph(node("EmbedLayerNormalization", "x mask w p w"))) == {"x": 4, "mask": 4}

@@ -1,5 +1,3 @@
-"""Weights stored as int8 with a Cast and a Mul: the same numbers behind a DequantizeLinear, and TensorRT takes them."""
-
 import numpy as np
 import onnx
 import pytest
@@ -35,7 +33,7 @@ SCALES = ["[4, 1] s = {0.1, 0.2, 0.3, 0.4}", "[1, 3] s = {0.1, 0.2, 0.3}", " s =
 
 @pytest.mark.parametrize("kind", [FLOAT, HALF])
 @pytest.mark.parametrize("scale", SCALES)
-def test_the_numbers_are_the_same_to_the_bit(scale, kind):
+def test_numbers_are_bit_identical(scale, kind):
     model = net(scale, kind)
     before = InferenceSession(model.SerializeToString()).run(None, {"x": X})[0]
     assert dequantize_stored_weights(model) == 1
@@ -48,7 +46,7 @@ def test_the_numbers_are_the_same_to_the_bit(scale, kind):
 @pytest.mark.parametrize(
     "behind", ["w = Add(c, s)", "d = Mul(c, s) w = Add(d, c)", "w = Mul(c, c)", "w = Identity(c)"], ids=str.split
 )
-def test_a_cast_whose_scale_is_not_clear_has_the_scale_one(behind):
+def test_a_cast_with_an_unclear_scale_has_scale_1(behind):
     model = net("[4, 1] s = {0.1, 0.2, 0.3, 0.4}", behind=behind)
     before = InferenceSession(model.SerializeToString()).run(None, {"x": X})[0]
     assert dequantize_stored_weights(model) == 1
@@ -62,7 +60,7 @@ def test_other_weights_and_opsets_without_an_axis_stay(model):
 
 
 @pytest.mark.parametrize("kind", [FLOAT, HALF])
-def test_tensorrt_for_rtx_takes_them(tmp_path, kind):
+def test_tensorrt_for_rtx_accepts_them(tmp_path, kind):
     model = net("[4, 1] s = {0.1, 0.2, 0.3, 0.4}", kind)
     onnx.save(model, tmp_path / "model.onnx")
     result = TensorSpec("y", "float32" if kind == FLOAT else "float16", ("batch", 2, 3))

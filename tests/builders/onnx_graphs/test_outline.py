@@ -25,8 +25,8 @@ def graph(**more: np.ndarray) -> onnx.GraphProto:
     return helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "one", *ends, weights)
 
 
-def write(path, made: onnx.GraphProto) -> onnx.ModelProto:
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+def write(path, graph_model: onnx.GraphProto) -> onnx.ModelProto:
+    model = helper.make_model(graph_model, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     path.write_bytes(model.SerializeToString())
     return model
 
@@ -58,7 +58,7 @@ def test_weights_of_a_graph_in_two_pieces_keep_their_places(tmp_path):
 
 
 @pytest.mark.parametrize("tail", [b"\x3b", b"\x3d\x12\x02ab", b"\x3a\x7f\x00"])
-def test_an_invalid_model_file_says_what_parsing_it_says(tmp_path, tail):
+def test_an_invalid_model_file_gives_the_parsers_error(tmp_path, tail):
     """A group, the graph's number with four bytes for its value, and a graph longer than the file."""
     path = tmp_path / "graph.onnx"
     write(path, graph())
@@ -74,11 +74,11 @@ def test_an_invalid_model_file_says_what_parsing_it_says(tmp_path, tail):
 
 
 def test_weights_beside_the_graph_must_be_there(tmp_path):
-    made = graph()
-    model = write(tmp_path / "graph.onnx", made)
+    outline_graph = graph()
+    model = write(tmp_path / "graph.onnx", outline_graph)
     onnx.save(model, tmp_path / "graph.onnx", save_as_external_data=True, location="weights", size_threshold=0)
     (tmp_path / "weights").unlink()
-    with pytest.raises(ModelError, match="which is no file beside it"):
+    with pytest.raises(ModelError, match="which is not a file beside it"):
         load_outline(tmp_path / "graph.onnx", 0)
 
 
@@ -161,7 +161,7 @@ def test_a_file_whose_lists_changed_meanwhile_is_refused(tmp_path):
 
 
 @pytest.mark.usefixtures("short")
-def test_canonical_form_and_what_is_written_of_it_are_those_of_the_whole_model(tmp_path, monkeypatch):
+def test_the_canonical_form_and_its_file_equal_those_of_the_whole_model(tmp_path, monkeypatch):
     whole = write_trees(tmp_path / "trees.onnx")
     monkeypatch.setattr(load_without_lists, "__defaults__", (0,))
     light = load_onnx(tmp_path / "trees.onnx", tmp_path)

@@ -66,7 +66,7 @@ def test_equal_models_give_equal_copies_whatever_their_names(tmp_path):
     assert copies[0] == copies[1] and one.graph.node[0].name != two.graph.node[0].name
 
 
-def test_an_input_left_out_stays_out_and_external_data_is_taken_in(tmp_path):
+def test_an_omitted_input_stays_omitted_and_external_data_is_embedded(tmp_path):
     node = helper.make_node("Clip", ["x", "", "most"], ["y"], name="clip")
     value = ("x", TensorProto.FLOAT, ("n",)), ("y", TensorProto.FLOAT, ("n",))
     model = onnx.load(graphs.save(tmp_path / "m.onnx", [node], value[:1], value[1:], [("most", np.array(1, "f"))]))
@@ -81,7 +81,7 @@ def test_an_input_left_out_stays_out_and_external_data_is_taken_in(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"garbage"])
 def test_invalid_models_are_refused(tmp_path, content):
     (tmp_path / "m.onnx").write_bytes(content)
-    with pytest.raises(ModelError, match=r"m\.onnx is no valid ONNX model"):
+    with pytest.raises(ModelError, match=r"m\.onnx is not a valid ONNX model"):
         plain(tmp_path / "m.onnx")
 
 

@@ -1,5 +1,3 @@
-"""States of int8: the graph with float ends and the one with int8 ends give the same, step after step."""
-
 import copy
 
 import numpy as np
@@ -65,15 +63,15 @@ def steps(model: ModelProto, first: dict[str, np.ndarray], pairs: dict[str, str]
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = ort.InferenceSession(model.SerializeToString(), options)
-    names, held, result = [item.name for item in session.get_outputs()], first, []
+    names, state_values, result = [item.name for item in session.get_outputs()], first, []
     for x in np.random.default_rng(0).normal(size=(9, 2, 1, 4)).astype(np.float32):
-        result.append(dict(zip(names, session.run(names, {"x": x, **held}), strict=True)))
-        held = {name: result[-1][output] for name, output in pairs.items()}
+        result.append(dict(zip(names, session.run(names, {"x": x, **state_values}), strict=True)))
+        state_values = {name: result[-1][output] for name, output in pairs.items()}
     return result
 
 
 @pytest.mark.parametrize(("text", "rows"), [(CACHE, 0), (RECURRENT, 1), (READ_BY_A_BODY, 1)])
-def test_int8_ends_hand_on_what_float_ends_do(text: str, rows: int) -> None:
+def test_int8_states_carry_the_same_as_float_ones(text: str, rows: int) -> None:
     rounded, stored = both(text, STATE)
     shape = (2, rows, 4)
     floats = steps(rounded, {"past": np.zeros(shape, np.float32)}, {"past": "present"})
@@ -84,7 +82,7 @@ def test_int8_ends_hand_on_what_float_ends_do(text: str, rows: int) -> None:
         np.testing.assert_array_equal(ours["y"], theirs["y"])
 
 
-def test_of_a_cache_that_grows_only_new_rows_are_rounded() -> None:
+def test_in_a_growing_cache_only_new_rows_are_rounded() -> None:
     rounded, stored = both(CACHE, STATE)
     assert [node.op_type for node in stored.graph.node].count("QuantizeLinear") == 1
     concat = next(node for node in stored.graph.node if node.op_type == "Concat")
@@ -102,7 +100,7 @@ def test_two_caches_of_the_same_rows_have_their_own_scales() -> None:
     assert np.abs(whole - 2 * half).max() <= 2 and not np.array_equal(whole, half)
 
 
-def test_a_state_that_is_no_float32_or_not_there_is_refused() -> None:
+def test_a_missing_or_non_float32_state_is_refused() -> None:
     with pytest.raises(ModelError, match="'present' is float16, and must be float32; remove the state's dtype"):
         both(CACHE.replace("float[batch, all, 4] present", "float16[batch, all, 4] present"), STATE)
     with pytest.raises(ModelError, match="'gone' is not there"):

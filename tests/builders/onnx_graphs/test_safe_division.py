@@ -1,5 +1,3 @@
-"""Integer divisions by data: the rewritten graph on ONNX Runtime, and engines of compilers, each in its own process."""
-
 import subprocess
 import sys
 
@@ -24,25 +22,25 @@ def parsed(text: str) -> onnx.ModelProto:
     return onnx.parser.parse_model(f"""<ir_version: 10, opset_import: ["": 20]> g {text}""")
 
 
-def answers(model: onnx.ModelProto, path, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def answers(model: onnx.ModelProto, path, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, path)
     with OrtSession(path) as session:
-        return session.run(given)
+        return session.run(inputs)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
-def test_by_zero_is_zero_and_the_rest_is_as_before(tmp_path, dtype):
+def test_division_by_zero_gives_zero_and_others_stay(tmp_path, dtype):
     by = np.abs(DIVISORS).astype(dtype) if dtype == "uint8" else np.array(DIVISORS, dtype)
     model = parsed(
         f"({dtype}[n] x, {dtype}[n] by) => ({dtype}[n] y, {dtype}[n] z) {{ y = Div (x, by) z = Mod (x, by) }}"
     )
     guard_divisions(model)
-    made = answers(model, tmp_path / "m.onnx", {"x": numerators(dtype), "by": by})
+    actual = answers(model, tmp_path / "m.onnx", {"x": numerators(dtype), "by": by})
     low = int(np.iinfo(dtype).min)
     signed, unsigned = ([0, low, 2, -2, -9, 0], [0, 0, 2, -1, 0, 0]), ([0, 0, 2, 2, 247, 0], [0, 0, 2, 2, 0, 0])
     expected = unsigned if dtype == "uint8" else signed
-    assert (made["y"].tolist(), made["z"].tolist()) == expected
+    assert (actual["y"].tolist(), actual["z"].tolist()) == expected
 
 
 def test_floats_constants_and_sizes_are_not_changed():
@@ -56,7 +54,7 @@ def test_floats_constants_and_sizes_are_not_changed():
     assert model.SerializeToString() == before
 
 
-def test_a_division_in_a_branch_by_a_value_from_outside(tmp_path):
+def test_a_division_in_a_branch_by_a_captured_value_is_safe(tmp_path):
     text = "(bool c, int32[n] x, int32[n] by) => (int32[n] y) { same = Identity (by) y = If (c) <%s> }"
     branches = ("t () => (int32[n] q) { q = Div (x, same) }", "e () => (int32[n] p) { p = Mod (x, same) }")
     model = parsed(text % "then_branch = {}, else_branch = {}".format(*branches))
@@ -97,7 +95,7 @@ def wanted(name: str):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["aotinductor", "iree", "tvm", "xla"])
-def test_no_divisor_ends_the_process_of_an_engine(tmp_path, name):
+def test_no_divisor_kills_an_engines_process(tmp_path, name):
     if reason := discovery.configure(name, {}).refuses(wanted(name)):
         pytest.skip(reason)
     model = tmp_path / "m.onnx"

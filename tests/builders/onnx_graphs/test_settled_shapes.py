@@ -1,5 +1,3 @@
-"""Shapes of Reshapes that follow from sizes are constants afterwards, and the outputs are the same at every size."""
-
 import numpy as np
 import onnx
 import pytest
@@ -42,7 +40,7 @@ def shapes(model):
     [(MERGED, [0, 0, 2, 3], 1), (SPLIT, [-1, 2], 1), (DATA, None, 1)],
     ids=["0", "-1", "data"],
 )
-def test_a_shape_is_a_constant_where_the_sizes_tell_it(text, shape, nodes):
+def test_a_shape_becomes_a_constant_if_the_sizes_determine_it(text, shape, nodes):
     model = onnx.parser.parse_model(text)
     settle_shapes(model)
     assert shapes(model) == [shape] and len(model.graph.node) == nodes
@@ -63,13 +61,13 @@ def test_the_outputs_are_the_same_at_every_size(sizes):
     [("(n1, t1, rest)", "(t1, n1, rest)"), ("[n, t, 6]", "[n, t, 0]")],
     ids=["two sizes that are not where they were, whatever the output states", "no elements"],
 )
-def test_a_shape_that_a_constant_cannot_say_stays(old, new):
+def test_a_shape_that_is_not_constant_stays(old, new):
     model = onnx.parser.parse_model(MERGED.replace(old, new).replace("{2, 3}", "{2, 0}" if "0" in new else "{2, 3}"))
     settle_shapes(model)
     assert shapes(model) == [None]
 
 
-def test_what_is_stated_of_outputs_is_kept():
+def test_declared_output_shapes_are_kept():
     model = onnx.parser.parse_model(MERGED)
     settle_shapes(model)
     assert [dim.dim_param or dim.dim_value for dim in model.graph.output[0].type.tensor_type.shape.dim] == [

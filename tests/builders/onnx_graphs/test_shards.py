@@ -1,5 +1,3 @@
-"""Graphs in shards: what is written, shared, read back and refused."""
-
 import hashlib
 import subprocess
 import sys
@@ -137,7 +135,7 @@ def test_a_run_holds_one_wide_weight_at_a_time(tmp_path):
     assert float(done.stdout) < 64 < 16 * count
 
 
-def test_a_shard_stays_where_half_of_it_is_used(tmp_path):
+def test_a_half_used_shard_stays(tmp_path):
     path = saved(tmp_path / "a")
     model = load_graph(path)
     model.graph.initializer[2].CopyFrom(numpy_helper.from_array(weight(50), "w1"))  # two of three weights stay
@@ -169,7 +167,7 @@ def test_shapes_and_small_constants_stay_in_the_graph(tmp_path):
     ]  # fmt: skip
 
 
-def test_new_weights_go_through_files_of_their_own(tmp_path):
+def test_new_weights_go_to_their_own_files(tmp_path):
     path = saved(tmp_path / "a")
     model = load_graph(path)
     halved = from_array(weight(0).astype(np.float16), "w0", model.graph.initializer[1])
@@ -187,9 +185,9 @@ def test_four_bit_weights_are_read_unpacked(tmp_path):
 
     values = np.arange(-8, 8).astype(ml_dtypes.int4).repeat(200).reshape(40, 80)
     model = load_graph(saved(tmp_path / "a"))
-    made = from_array(values, "w", model.graph.initializer[1])
-    assert is_external(made) and place_of(made)[2] == 1600
-    assert np.array_equal(to_array(made), values)
+    packed_tensor = from_array(values, "w", model.graph.initializer[1])
+    assert is_external(packed_tensor) and place_of(packed_tensor)[2] == 1600
+    assert np.array_equal(to_array(packed_tensor), values)
 
 
 def test_links_in_another_folder_are_the_same_files(tmp_path):
@@ -213,7 +211,7 @@ def test_a_graph_in_one_piece_stays_so(tmp_path):
     assert list_shards(tmp_path / "other.onnx") == ()
 
 
-def test_weights_are_put_back_where_they_were_taken_out(tmp_path):
+def test_weights_return_to_their_places(tmp_path):
     model = load_graph(saved(tmp_path / "a"))
     light = without_weights(model)
     onnx.checker.check_model(onnx.shape_inference.infer_shapes(light, strict_mode=True))
@@ -242,10 +240,10 @@ def test_only_files_beside_the_graph_are_read(tmp_path, location):
     model = onnx.load(path, load_external_data=False)
     set_place(model.graph.initializer[1], location, 0, 4 * WIDTH * WIDTH)
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ModelError, match="which is no file beside it"):
+    with pytest.raises(ModelError, match="which is not a file beside it"):
         load_graph(path)
     assert location in list_weight_files(path)
-    with pytest.raises(ModelError, match="which is no shard"):
+    with pytest.raises(ModelError, match="which is not a shard"):
         list_shards(path)
 
 
@@ -255,7 +253,7 @@ def test_a_file_that_is_too_short_and_a_wrong_length_are_refused(tmp_path):
     name, _, length = place_of(model.graph.initializer[1])
     set_place(model.graph.initializer[1], name, 10**9, length)
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ModelError, match="ends behind its file"):
+    with pytest.raises(ModelError, match="is cut off in"):
         load_graph(path)
     set_place(model.graph.initializer[1], name, 0, 8)
     path.write_bytes(model.SerializeToString())

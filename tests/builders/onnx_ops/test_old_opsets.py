@@ -1,5 +1,3 @@
-"""Operators that mean another thing before opset 13, as onnxruntime has them, and sizes that pass through casts."""
-
 import numpy as np
 import onnx
 import pytest
@@ -14,17 +12,17 @@ from tests.builders.onnx_torch import to_module
 
 @pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax", "Hardmax"])
 @pytest.mark.parametrize("axis", ["", "<axis = 2>", "<axis = -2>", "<axis = 0>"])
-def test_before_opset_13_all_axes_from_the_given_one_on_are_taken_as_one(tmp_path, operator, axis):
+def test_before_opset_13_all_axes_from_the_given_one_are_joined(tmp_path, operator, axis):
     text = f"""<ir_version: 7, opset_import: ["": 11]> g (float[2, 3, 4] x) => (float[2, 3, 4] y)
                {{ y = {operator} {axis} (x) }}"""
     onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
     x = np.random.default_rng(0).standard_normal((2, 3, 4)).astype("f")
     expected = OrtSession(tmp_path / "model.onnx", optimized=False).run({"x": x})["y"]
-    (made,) = to_module(tmp_path / "model.onnx")(torch.from_numpy(x))
-    np.testing.assert_allclose(made.numpy(), expected, atol=1e-6)
+    (actual,) = to_module(tmp_path / "model.onnx")(torch.from_numpy(x))
+    np.testing.assert_allclose(actual.numpy(), expected, atol=1e-6)
 
 
-def test_axes_that_are_an_attribute_before_opset_13_are_read_of_arrays_and_of_sizes(tmp_path):
+def test_axes_attributes_before_opset_13_are_read_for_arrays_and_sizes(tmp_path):
     text = """<ir_version: 7, opset_import: ["": 11]> g (float[n, 3] x) => (float[n, 1, 3] y, float[m, 1] z)
               <int64 first = {0}, int64[1] one = {1}> {
                   y = Unsqueeze <axes = [1]> (x) s = Shape (x) n0 = Gather (s, first)
@@ -35,7 +33,7 @@ def test_axes_that_are_an_attribute_before_opset_13_are_read_of_arrays_and_of_si
     assert (tuple(y.shape), tuple(z.shape)) == ((4, 1, 3), (4, 1))
 
 
-def test_a_size_that_is_cast_twice_is_the_size_still(tmp_path):
+def test_a_size_that_is_cast_twice_stays_a_size(tmp_path):
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[n, 4, 6] x) => (float[n, 2, 12] y)
               <int64[1] at = {0}, int64[1] end = {1}, int32[2] rest = {2, 12}> {
                   s = Shape (x) s32 = Cast <to = 6> (s) n0 = Slice (s32, at, end)

@@ -42,26 +42,26 @@ def layer(path, kind, inputs=(), time="t", **attributes):
 
 def arrays(path, time=STEPS, batch=BATCH):
     rng = np.random.default_rng(3)
-    made = {}
+    values = {}
     for value in onnx.load(path).graph.input:
         dims = [dim.dim_value or {"t": time, "n": batch}[dim.dim_param] for dim in value.type.tensor_type.shape.dim]
-        made[value.name] = rng.standard_normal(dims).astype("f")
-    if "lengths" in made:
-        made["lengths"] = np.array([time, 1, time // 2][:batch], np.int32)
-    return made
+        values[value.name] = rng.standard_normal(dims).astype("f")
+    if "lengths" in values:
+        values["lengths"] = np.array([time, 1, time // 2][:batch], np.int32)
+    return values
 
 
-def with_torch(path, given):
-    return [tensor.numpy() for tensor in to_module(path)(*map(to_tensor, given.values()))]
+def with_torch(path, inputs):
+    return [tensor.numpy() for tensor in to_module(path)(*map(to_tensor, inputs.values()))]
 
 
-def with_jax(path, given):
+def with_jax(path, inputs):
     jax = pytest.importorskip("jax")
     from builders.backends.xla.jax_arrays import JAX
 
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         program = BoundGraph(read(path, known_operators(JAX)), JAX, folded=0)
-        return [np.asarray(each) for each in program.run(given, Lookups(JAX, clamped=False))]
+        return [np.asarray(each) for each in program.run(inputs, Lookups(JAX, clamped=False))]
 
 
 CASES = [
@@ -79,13 +79,13 @@ CASES = [
 
 @pytest.mark.parametrize("run", [with_torch, with_jax])
 @pytest.mark.parametrize(("kind", "inputs", "attributes"), CASES)
-def test_a_layer_gives_what_onnxruntime_gives(tmp_path, run, kind, inputs, attributes):
+def test_a_layer_gives_the_results_of_onnxruntime(tmp_path, run, kind, inputs, attributes):
     path = layer(tmp_path / "model.onnx", kind, inputs, **attributes)
     actual = arrays(path)
     expected = OrtSession(path, optimized=False).run(actual)
-    for made, (name, array) in zip(run(path, actual), expected.items(), strict=True):
-        assert (made.shape, made.dtype) == (array.shape, array.dtype), name
-        np.testing.assert_allclose(made, array, atol=2e-6, rtol=1e-4, err_msg=name)
+    for output, (name, array) in zip(run(path, actual), expected.items(), strict=True):
+        assert (output.shape, output.dtype) == (array.shape, array.dtype), name
+        np.testing.assert_allclose(output, array, atol=2e-6, rtol=1e-4, err_msg=name)
 
 
 @pytest.mark.parametrize("run", [with_torch, with_jax])
@@ -106,7 +106,7 @@ def test_layout_1_is_layout_0_with_the_batch_first(tmp_path, run, kind):
 
 
 @pytest.mark.parametrize(("kind", "inputs"), [("LSTM", ("b", "lengths", "h0", "c0")), ("GRU", ("b",))])
-def test_a_program_loops_over_as_many_steps_as_there_are(tmp_path, kind, inputs):
+def test_a_program_loops_over_the_number_of_steps(tmp_path, kind, inputs):
     path = layer(tmp_path / "model.onnx", kind, inputs, direction="bidirectional")
     names = [value.name for value in onnx.load(path).graph.input]
     sizes = {"x": ("t", "n", WIDTH), "lengths": ("n",), "h0": (2, "n", HIDDEN), "c0": (2, "n", HIDDEN)}
@@ -120,8 +120,8 @@ def test_a_program_loops_over_as_many_steps_as_there_are(tmp_path, kind, inputs)
     for time, batch in ((1, 1), (6, 3), (13, 2)):
         actual = arrays(path, time, batch)
         expected = OrtSession(path, optimized=False).run(actual)
-        for made, array in zip(module(*map(to_tensor, actual.values())), expected.values(), strict=True):
-            np.testing.assert_allclose(made.numpy(), array, atol=2e-6)
+        for output, array in zip(module(*map(to_tensor, actual.values())), expected.values(), strict=True):
+            np.testing.assert_allclose(output.numpy(), array, atol=2e-6)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,10 @@ def test_a_program_loops_over_as_many_steps_as_there_are(tmp_path, kind, inputs)
         ("LSTM", {"input_forget": 1}, "input_forget is not supported"),
         ("GRU", {"activations": ["HardSigmoid", "Tanh"]}, "'HardSigmoid' is not one of"),
         ("RNN", {"activation_alpha": [1.0]}, "attribute 'activation_alpha' is not known"),
-        ("RNN", {"direction": "sideways"}, "'sideways' is none of ONNX's"),
+        ("RNN", {"direction": "sideways"}, "'sideways' is not one of ONNX's"),
     ],
 )
-def test_what_would_be_computed_otherwise_is_refused(tmp_path, kind, attributes, words):
+def test_layers_with_other_results_are_refused(tmp_path, kind, attributes, words):
     path = layer(tmp_path / "model.onnx", kind, **attributes)
     with pytest.raises(ModelError, match=rf"node 'layer' \({kind}\).*{words}"):
         to_module(path)(torch.zeros(2, 1, WIDTH))

@@ -38,9 +38,9 @@ def cases() -> list:
         return load_model_tests(kind="node")
 
 
-def outcomes(wanted: str = "") -> Iterator[Outcome]:
+def outcomes(part: str = "") -> Iterator[Outcome]:
     for case in cases():
-        if wanted in case.name:
+        if part in case.name:
             yield _outcome(case)
 
 
@@ -68,13 +68,13 @@ def _array(value) -> np.ndarray:
 def _compare(got, expected, rtol: float, atol: float) -> None:
     assert len(got) == len(expected), f"{len(got)} outputs for {len(expected)}"
     for tensor, array in zip(got, expected, strict=True):
-        made, array = to_array(tensor), _array(array)
-        assert made.dtype == array.dtype, f"{made.dtype} for {array.dtype}"
-        assert made.shape == array.shape, f"shape {made.shape} for {array.shape}"
+        out, array = to_array(tensor), _array(array)
+        assert out.dtype == array.dtype, f"{out.dtype} for {array.dtype}"
+        assert out.shape == array.shape, f"shape {out.shape} for {array.shape}"
         rtol = max(rtol, 2**-6) if array.dtype.name == "bfloat16" else rtol  # as onnx's own runner has it
         rtol = max(rtol, 2**-9) if array.dtype == np.float16 else rtol  # two units in its last place
         with np.errstate(all="ignore"):  # a NaN is cast to NaN
-            wide = (made, array) if array.dtype.kind in "biu" else (made.astype(np.float64), array.astype(np.float64))
+            wide = (out, array) if array.dtype.kind in "biu" else (out.astype(np.float64), array.astype(np.float64))
         np.testing.assert_allclose(*wide, rtol=rtol, atol=atol)
 
 

@@ -1,5 +1,3 @@
-"""ONNX graphs as torch modules: constants, names, branches, quantized graphs, and what is refused."""
-
 import numpy as np
 import onnx
 import pytest
@@ -19,8 +17,8 @@ FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 def assert_as_onnxruntime(path, inputs, atol=1e-6):
     """The module and the unoptimized graph give the same, in type and shape too."""
     expected = OrtSession(path, optimized=False).run(inputs)
-    made = to_module(path)(*(to_tensor(array) for array in inputs.values()))
-    for tensor, (name, array) in zip(made, expected.items(), strict=True):
+    actual = to_module(path)(*(to_tensor(array) for array in inputs.values()))
+    for tensor, (name, array) in zip(actual, expected.items(), strict=True):
         got = to_array(tensor)
         assert got.dtype == array.dtype and got.shape == array.shape, name
         np.testing.assert_allclose(got.astype("f8"), array.astype("f8"), atol=atol, rtol=1e-6, err_msg=name)
@@ -40,19 +38,19 @@ def image(rows=5, columns=8):
     ],
     ids=["fp32", "fp16", "int8", "int8 over fp16"],
 )
-def test_the_graphs_of_each_precision_give_what_onnxruntime_gives(tmp_path, make, columns, atol):
+def test_graphs_of_each_precision_give_the_results_of_onnxruntime(tmp_path, make, columns, atol):
     assert_as_onnxruntime(make(tmp_path / "model.onnx"), image(5, columns), atol)
 
 
 @pytest.mark.parametrize(("make", "columns"), [(graphs.fp8_mlp, 8), (graphs.int4_mlp, 64)], ids=["fp8", "int4"])
-def test_narrow_types_give_what_onnx_own_evaluator_gives(tmp_path, make, columns):
+def test_narrow_types_give_the_results_of_onnxs_evaluator(tmp_path, make, columns):
     path = make(tmp_path / "model.onnx")
     expected = ReferenceEvaluator(str(path)).run(None, image(5, columns))[0]
-    (made,) = to_module(path)(to_tensor(image(5, columns)["image"]))
-    np.testing.assert_allclose(to_array(made), expected, atol=0.5, rtol=2e-3)  # fp16 sums of up to 64 in other orders
+    (actual,) = to_module(path)(to_tensor(image(5, columns)["image"]))
+    np.testing.assert_allclose(to_array(actual), expected, atol=0.5, rtol=2e-3)  # fp16 sums of up to 64 in other orders
 
 
-def test_a_4_bit_quantization_ends_at_the_ends_of_4_bits(tmp_path):
+def test_a_4_bit_quantization_saturates_at_4_bits(tmp_path):
     zero = numpy_helper.from_array(np.array(1, dtype="int8"), "unused")
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["": 21]>
@@ -61,8 +59,8 @@ def test_a_4_bit_quantization_ends_at_the_ends_of_4_bits(tmp_path):
     """)
     model.graph.initializer.append(zero)
     onnx.save(model, tmp_path / "model.onnx")
-    (made,) = to_module(tmp_path / "model.onnx")(torch.tensor([-100.0, 100.0, 0.5, 1.5]))
-    assert made.tolist() == [-8.0, 7.0, 0.0, 2.0]
+    (actual,) = to_module(tmp_path / "model.onnx")(torch.tensor([-100.0, 100.0, 0.5, 1.5]))
+    assert actual.tolist() == [-8.0, 7.0, 0.0, 2.0]
 
 
 def test_external_data_shared_weights_and_odd_names(tmp_path):
@@ -85,7 +83,7 @@ def test_external_data_shared_weights_and_odd_names(tmp_path):
     assert_as_onnxruntime(tmp_path / "model.onnx", {"x": np.eye(3, dtype="f")})
 
 
-def test_outputs_that_are_inputs_constants_or_numbers(tmp_path):
+def test_outputs_may_be_inputs_constants_or_numbers(tmp_path):
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["": 21]>
         g (float[n, 3] x, bool[1] unused) => (float[n, 3] x, float[2] k, int64[2] s, int64 count, float[n, 3] twice)
@@ -122,7 +120,7 @@ def branched(path, condition=None):
 
 
 @pytest.mark.parametrize("condition", [True, False, None])
-def test_branches_known_and_chosen_by_data(tmp_path, condition):
+def test_branches_may_be_constant_or_data_dependent(tmp_path, condition):
     path = branched(tmp_path / "model.onnx", condition)
     for sign in (1, -1):
         assert_as_onnxruntime(path, {"x": np.full((2, 3), sign, "f")})
@@ -153,7 +151,7 @@ def test_unknown_operators_are_refused_by_name(tmp_path, change, words):
 
 
 @pytest.mark.parametrize("opset", [0, 99])
-def test_opsets_that_were_not_read_are_refused(tmp_path, opset):
+def test_unread_opsets_are_refused(tmp_path, opset):
     path = graphs.one_node(tmp_path / "model.onnx", "Relu")
     model = onnx.load(path)
     model.opset_import[0].version = opset
@@ -168,13 +166,13 @@ def test_types_without_operators_are_refused(tmp_path):
         to_module(path)
 
 
-def test_what_torch_refuses_names_the_node(tmp_path):
+def test_a_refusal_by_torch_names_the_node(tmp_path):
     module = to_module(graphs.mlp(tmp_path / "model.onnx"))
     with pytest.raises(ModelError, match=r"node 'first' \(MatMul\): torch cannot run it"):
         module(torch.ones(2, 5))
 
 
-def test_garbage_is_no_model(tmp_path):
+def test_garbage_is_refused(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(b"\xff" * 100)
     with pytest.raises(ModelError, match=r"model.onnx cannot be read"):

@@ -16,38 +16,38 @@ WHOLE = ("test_add", "test_relu", "test_softmax", "test_conv_", "test_gather", "
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, node_cases.Outcome]:
+def outcomes() -> dict[str, node_cases.Outcome]:
     return {outcome.case: outcome for outcome in node_cases.outcomes()}
 
 
-def test_nothing_is_wrong_and_nothing_ends_in_words_of_torch(found):
-    failed = {name: outcome.reason for name, outcome in found.items() if outcome.kind == "failed"}
+def test_no_result_is_wrong_and_no_error_is_torchs(outcomes):
+    failed = {name: outcome.reason for name, outcome in outcomes.items() if outcome.kind == "failed"}
     assert failed.keys() == OTHERWISE, failed
 
 
-def test_most_cases_pass(found):
+def test_most_cases_pass(outcomes):
     """A floor, raised with the table of operators; what is refused is in the table that the module prints."""
-    assert sum(outcome.kind == "passed" for outcome in found.values()) >= 1486
+    assert sum(outcome.kind == "passed" for outcome in outcomes.values()) >= 1486
 
 
-def test_every_refusal_names_what_is_refused_and_a_remedy(found):
-    for outcome in found.values():
+def test_every_refusal_names_its_cause_and_a_remedy(outcomes):
+    for outcome in outcomes.values():
         if outcome.kind == "refused":
             assert re.search(r"'|opset|local functions|Cast|QuantizeLinear", outcome.reason), outcome
             assert re.search(r"; |only tensors", outcome.reason), outcome
 
 
-def test_no_case_of_an_operator_is_refused_for_want_of_the_operator(found):
+def test_no_operator_case_is_refused_for_a_missing_operator(outcomes):
     """Unless the graph has another one beside it."""
     for case in node_cases.cases():
         kinds = {node.op_type for node in case.model.graph.node}
         if kinds <= known_operators(TORCH) and {node.domain for node in case.model.graph.node} <= {"", "ai.onnx"}:
-            assert "does not know this operator" not in found[case.name].reason, case.name
+            assert "does not know this operator" not in outcomes[case.name].reason, case.name
 
 
 @pytest.mark.parametrize("prefix", WHOLE)
-def test_the_operators_that_models_are_made_of_are_there_whole(found, prefix):
-    chosen = {name: outcome for name, outcome in found.items() if name.startswith(prefix)}
+def test_common_operators_are_complete(outcomes, prefix):
+    chosen = {name: outcome for name, outcome in outcomes.items() if name.startswith(prefix)}
     missed = {name: outcome.reason for name, outcome in chosen.items() if outcome.kind != "passed"}
     assert len(chosen) >= 2
     assert all("torch has no operators" in reason for reason in missed.values()), missed

@@ -1,5 +1,3 @@
-"""Exported programs: dynamic dims stay dynamic through arithmetic on shapes, and a dim that is fixed is an error."""
-
 import numpy as np
 import onnx
 import pytest
@@ -60,7 +58,7 @@ HALVES = """
 """
 
 
-def test_a_dim_of_multiples_is_one_for_torch_too(tmp_path):
+def test_a_dim_of_multiples_is_one_in_torch_too(tmp_path):
     path = tmp_path / "model.onnx"
     onnx.save(onnx.parser.parse_model(HALVES), path)
     inputs, outputs = (TensorSpec("x", "float32", ("n", 3)),), (TensorSpec("y", "float32", ("n", 3)),)
@@ -131,18 +129,18 @@ def test_a_dim_without_a_range_and_other_names_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("condition", [True, None])
-def test_a_known_branch_is_in_the_program_and_one_that_data_chooses_is_refused(tmp_path, condition):
+def test_a_constant_branch_is_included_and_a_data_dependent_one_is_refused(tmp_path, condition):
     path = branched(tmp_path / "model.onnx", condition)
     asked = request((TensorSpec("x", "float32", ("n", 3)),), (TensorSpec("y", "float32", ("n", 3)),), (ONE_TO_16,))
     if condition is None:
         with pytest.raises(ModelError, match=r"node 'choice' \(If\): data chooses its branch"):
             to_program(path, asked)
     else:
-        (made,) = to_program(path, asked).module()(torch.ones(2, 3))
-        assert made[0].tolist() == [1, 2, 3]
+        (actual,) = to_program(path, asked).module()(torch.ones(2, 3))
+        assert actual[0].tolist() == [1, 2, 3]
 
 
-def test_a_guarded_program_tells_of_indices_and_a_plain_one_leaves_them(tmp_path):
+def test_a_guarded_program_reports_indices_and_a_plain_one_does_not(tmp_path):
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["": 20]>
         g (int64[n, 3] x, float[n, 3] t) => (float[n, 3] y)
@@ -153,18 +151,18 @@ def test_a_guarded_program_tells_of_indices_and_a_plain_one_leaves_them(tmp_path
     onnx.save(model, tmp_path / "model.onnx")
     inputs = (TensorSpec("x", "int64", ("n", 3)), TensorSpec("t", "float32", ("n", 3)))
     both = ShapeProfile((("x", (1, 3), (4, 3), (16, 3)), ("t", (1, 3), (4, 3), (16, 3))))
-    asked = request(inputs, (TensorSpec("y", "float32", ("n", 3)),), (both,))
-    program, faults = to_guarded_program(tmp_path / "model.onnx", asked)
+    build_request = request(inputs, (TensorSpec("y", "float32", ("n", 3)),), (both,))
+    program, faults = to_guarded_program(tmp_path / "model.onnx", build_request)
     assert faults == ("an index is out of range at node 'rows'",)  # the index of 'column' is a constant
     arguments = torch.tensor([[0, 3, -4]]), torch.tensor([[0.0, 0.0, 9.0]])
     y, inside = program.module()(*arguments)
     assert y.tolist() == [[9, 12, 9]] and inside.tolist() == [True]
     assert program.module()(arguments[0] + 1, arguments[1])[1].tolist() == [False]
-    (plain,) = to_program(tmp_path / "model.onnx", asked).module()(*arguments)
+    (plain,) = to_program(tmp_path / "model.onnx", build_request).module()(*arguments)
     assert plain.tolist() == y.tolist()
 
 
-def test_a_guarded_program_tells_of_divisions_by_zero_and_leaves_constants_alone(tmp_path):
+def test_a_guarded_program_reports_divisions_by_zero_except_by_constants(tmp_path):
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["": 20]>
         g (int64[n] x, int64[n] by) => (int64[n] y, int64[n] rest)
@@ -175,8 +173,8 @@ def test_a_guarded_program_tells_of_divisions_by_zero_and_leaves_constants_alone
     inputs, outputs = (
         tuple(TensorSpec(name, "int64", ("n",)) for name in names) for names in (("x", "by"), ("y", "rest"))
     )
-    asked = request(inputs, outputs, (ShapeProfile((("x", (1,), (4,), (16,)), ("by", (1,), (4,), (16,)))),))
-    program, faults = to_guarded_program(tmp_path / "model.onnx", asked)
+    build_request = request(inputs, outputs, (ShapeProfile((("x", (1,), (4,), (16,)), ("by", (1,), (4,), (16,)))),))
+    program, faults = to_guarded_program(tmp_path / "model.onnx", build_request)
     # By -1, which may stand beside the lowest number, what is harmless is done as well, and told of for nothing.
     assert [fault.split(" at ")[1] for fault in faults] == ["node 'turned'", "node 'y'", "node 'rest'"]
     assert all(fault.startswith("an integer is divided by zero") for fault in faults)
@@ -187,7 +185,7 @@ def test_a_guarded_program_tells_of_divisions_by_zero_and_leaves_constants_alone
 
 
 @pytest.mark.parametrize(("length", "fine"), [(3, True), (4, False)])
-def test_a_guarded_program_tells_of_sequences_longer_than_they_can_be(tmp_path, length, fine):
+def test_a_guarded_program_reports_too_long_sequences(tmp_path, length, fine):
     model = onnx.parser.parse_model("""
         <ir_version: 10, opset_import: ["": 20]>
         g (float[n, 3] x, int64[n] lengths) => (float[n, 3] y)

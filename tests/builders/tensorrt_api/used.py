@@ -56,15 +56,15 @@ def names_used(path: Path) -> set[str]:
     return used
 
 
-def _in(node: ast.AST, known: Mapping[str, str]) -> Iterator[str]:
+def _in(node: ast.AST, modules: Mapping[str, str]) -> Iterator[str]:
     """Names in a function or module; what is assigned in a function is known in it alone."""
     body = list(_own(node))
-    known = {**known, **_assigned(body, known)}
+    modules = {**modules, **_assigned(body, modules)}
     for item in body:
         if isinstance(item, ast.Attribute):
-            yield from _name(item, known)
+            yield from _name(item, modules)
         if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield from _in(item, known)
+            yield from _in(item, modules)
 
 
 def _own(node: ast.AST) -> Iterator[ast.AST]:
@@ -75,13 +75,13 @@ def _own(node: ast.AST) -> Iterator[ast.AST]:
             yield from _own(child)
 
 
-def _assigned(body: list[ast.AST], known: Mapping[str, str]) -> dict[str, str]:
+def _assigned(body: list[ast.AST], modules: Mapping[str, str]) -> dict[str, str]:
     entries: dict[str, str] = {}
     for item in body:
         if not isinstance(item, ast.Assign) or not isinstance(item.targets[0], ast.Name):
             continue
-        if (made := _made(item.value)) is not None:
-            entries[item.targets[0].id] = made
+        if (class_name := _made(item.value)) is not None:
+            entries[item.targets[0].id] = class_name
     return entries
 
 
@@ -102,15 +102,15 @@ def _of_module(node: ast.AST) -> str | None:
     return next((text.removeprefix(f"{name}.") for name in _MODULE if text.startswith(f"{name}.")), None)
 
 
-def _name(node: ast.Attribute, known: Mapping[str, str]) -> Iterator[str]:
+def _name(node: ast.Attribute, modules: Mapping[str, str]) -> Iterator[str]:
     if (name := _of_module(node)) is not None:
         yield name
         return
     owner = node.value
-    if isinstance(owner, ast.Name) and owner.id in known:
-        yield f"{known[owner.id]}.{node.attr}"
-    elif isinstance(owner, ast.Call) and (made := _made(owner)) is not None:
-        yield f"{made}.{node.attr}"
+    if isinstance(owner, ast.Name) and owner.id in modules:
+        yield f"{modules[owner.id]}.{node.attr}"
+    elif isinstance(owner, ast.Call) and (class_name := _made(owner)) is not None:
+        yield f"{class_name}.{node.attr}"
     elif isinstance(owner, ast.Attribute) and owner.attr.lstrip("_") in BY_NAME:
         yield f"{BY_NAME[owner.attr.lstrip('_')]}.{node.attr}"
 

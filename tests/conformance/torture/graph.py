@@ -52,9 +52,9 @@ BATCH = (Dim("n", 1, 4, 8),)
 
 def model(text: str, weights: Mapping[str, Array] | None = None, opset: int = 20, ir: int = 10) -> onnx.ModelProto:
     """A model from ONNX's text format ('name (inputs) => (outputs) {...}'), with these initializers."""
-    made = onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}]> {text}')
-    made.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in (weights or {}).items())
-    return made
+    onnx_model = onnx.parser.parse_model(f'<ir_version: {ir}, opset_import: ["" : {opset}]> {text}')
+    onnx_model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in (weights or {}).items())
+    return onnx_model
 
 
 GRAPHS: dict[str, Graph] = {}

@@ -121,26 +121,26 @@ add(
 
 
 def _bfloat16():
-    made = model("g (bfloat16[n, 8] x) => (bfloat16[n, 3] y) { a = MatMul(x, w) y = Relu(a) }")
-    made.graph.initializer.append(
+    onnx_model = model("g (bfloat16[n, 8] x) => (bfloat16[n, 3] y) { a = MatMul(x, w) y = Relu(a) }")
+    onnx_model.graph.initializer.append(
         onnx.helper.make_tensor("w", onnx.TensorProto.BFLOAT16, [8, 3], noise(1, 24).astype("f").tolist())
     )
-    return made
+    return onnx_model
 
 
 def _passed_on():
-    made = model("g (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }")
-    made.graph.output.append(made.graph.input[0])
-    return made
+    onnx_model = model("g (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }")
+    onnx_model.graph.output.append(onnx_model.graph.input[0])
+    return onnx_model
 
 
 def _twice():
-    made = model("g (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }")
-    made.graph.output.append(made.graph.output[0])
-    return made
+    onnx_model = model("g (float[n, 4] x) => (float[n, 4] y) { y = Relu(x) }")
+    onnx_model.graph.output.append(onnx_model.graph.output[0])
+    return onnx_model
 
 
 def _default():
-    made = model("g (float[n, 4] x, float[1] k) => (float[n, 4] y) { y = Mul(x, k) }")
-    made.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2.5], "f"), "k"))
-    return made
+    onnx_model = model("g (float[n, 4] x, float[1] k) => (float[n, 4] y) { y = Mul(x, k) }")
+    onnx_model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([2.5], "f"), "k"))
+    return onnx_model

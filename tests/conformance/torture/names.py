@@ -22,28 +22,28 @@ _ODD: dict[str, tuple[str, str, str]] = {
 }
 
 
-def _renamed(made: ModelProto, names: dict[str, str]) -> ModelProto:
-    for value in (*made.graph.input, *made.graph.output, *made.graph.initializer):
+def _renamed(model: ModelProto, names: dict[str, str]) -> ModelProto:
+    for value in (*model.graph.input, *model.graph.output, *model.graph.initializer):
         value.name = names.get(value.name, value.name)
-    for node in made.graph.node:
+    for node in model.graph.node:
         node.name = names.get("node", node.op_type)
         for ends in (node.input, node.output):
             ends[:] = [names.get(name, name) for name in ends]
-    return made
+    return model
 
 
 def _odd(x: str, y: str, w: str) -> ModelProto:
-    made = model("g (float[n, 4] x) => (float[n, 3] y) { a = MatMul(x, w) y = Relu(a) }", {"w": noise(1, 4, 3)})
-    return _renamed(made, {"x": x, "y": y, "w": w, "node": f"{x}→{y}", "a": f"{y}{x}"})
+    onnx_model = model("g (float[n, 4] x) => (float[n, 3] y) { a = MatMul(x, w) y = Relu(a) }", {"w": noise(1, 4, 3)})
+    return _renamed(onnx_model, {"x": x, "y": y, "w": w, "node": f"{x}→{y}", "a": f"{y}{x}"})
 
 
 def _alike(*names: str) -> ModelProto:
     """Three inputs and three outputs whose names fall together once what is odd in them is replaced."""
-    made = model(
+    onnx_model = model(
         "g (float[n, 4] a, float[n, 4] b, float[n, 4] c) => (float[n, 4] d, float[n, 4] e, float[n, 4] f) "
         "{ d = Sub(a, b) e = Sub(b, c) two = Add(c, c) f = Sub(two, a) }"
     )
-    return _renamed(made, dict(zip("abcdef", names, strict=True)))
+    return _renamed(onnx_model, dict(zip("abcdef", names, strict=True)))
 
 
 for _kind, _names in _ODD.items():

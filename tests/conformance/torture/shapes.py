@@ -124,8 +124,8 @@ add(
 
 
 def _unnamed():
-    made = model("g (float[n, t] x) => (float[n, t] y) { y = Softmax(x) }")
-    for value in (*made.graph.input, *made.graph.output):
+    onnx_model = model("g (float[n, t] x) => (float[n, t] y) { y = Softmax(x) }")
+    for value in (*onnx_model.graph.input, *onnx_model.graph.output):
         for dim in value.type.tensor_type.shape.dim:
             dim.ClearField("dim_param")
-    return made
+    return onnx_model

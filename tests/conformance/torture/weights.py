@@ -72,13 +72,13 @@ add(
 
 
 def _constant_node():
-    made = model("g (float[n, 256] x) => (float[n, 1024] y) { y = MatMul(x, w) }")
+    onnx_model = model("g (float[n, 256] x) => (float[n, 1024] y) { y = MatMul(x, w) }")
     tensor = onnx.numpy_helper.from_array(noise(1, 256, 1024) / 16, "w")
-    made.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["w"], value=tensor))
-    return made
+    onnx_model.graph.node.insert(0, onnx.helper.make_node("Constant", [], ["w"], value=tensor))
+    return onnx_model
 
 
 def _listed():
-    made = model("g (float[n, 2] x) => (float[n, 3] y) { y = MatMul(x, w) }")
-    made.graph.initializer.append(onnx.helper.make_tensor("w", 1, [2, 3], [0.5, -1, 2, 3, 0.25, -4]))
-    return made
+    onnx_model = model("g (float[n, 2] x) => (float[n, 3] y) { y = MatMul(x, w) }")
+    onnx_model.graph.initializer.append(onnx.helper.make_tensor("w", 1, [2, 3], [0.5, -1, 2, 3, 0.25, -4]))
+    return onnx_model

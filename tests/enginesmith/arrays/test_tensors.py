@@ -24,10 +24,10 @@ def given(batch: int = 2, **other: object) -> dict:
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One item for each check that is made in full."""
-    made: list[int] = []
+    checks: list[int] = []
     real = check_inputs
-    monkeypatch.setattr(arrays, "check_inputs", lambda *given: made.append(1) or real(*given))
-    return made
+    monkeypatch.setattr(arrays, "check_inputs", lambda *arguments: checks.append(1) or real(*arguments))
+    return checks
 
 
 def test_equal_dtypes_and_shapes_are_checked_in_full_once(full: list[int]) -> None:
@@ -66,15 +66,15 @@ WRONG = {
 def test_accepted_inputs_do_not_admit_invalid_ones(wrong: str) -> None:
     check = InputCheck(SPECS)
     check(given())
-    with pytest.raises(DataError) as expected:
+    with pytest.raises(DataError) as failure:
         check_inputs(SPECS, WRONG[wrong])
     for _ in range(2):
-        with pytest.raises(DataError) as raised:
+        with pytest.raises(DataError) as error:
             check(WRONG[wrong])
-        assert str(raised.value) == str(expected.value)
+        assert str(error.value) == str(failure.value)
 
 
-def test_the_profile_is_looked_up_once_and_shapes_outside_are_refused_each_time(full: list[int]) -> None:
+def test_the_profile_is_looked_up_once_and_other_shapes_are_refused_each_time(full: list[int]) -> None:
     ranges = [((1, 3), (2, 3), (4, 3)), ((5, 3), (6, 3), (8, 3))]
     check = InputCheck(SPECS, [ShapeProfile((("a", *ends),)) for ends in ranges])
     assert [check(given(batch)).profile for batch in (4, 5, 4)] == [0, 1, 0] and len(full) == 2
@@ -94,7 +94,7 @@ def test_a_call_is_prepared_without_a_run(tmp_path: Path) -> None:
             session.prepare_call({"x": np.zeros((1, 3), np.float32)})
 
 
-def test_the_table_of_what_was_accepted_is_bounded(full: list[int]) -> None:
+def test_the_table_of_accepted_shapes_is_bounded(full: list[int]) -> None:
     check = InputCheck(SPECS)
     for batch in range(arrays.MOST_ACCEPTED + 2):
         check(given(batch))

@@ -1,5 +1,3 @@
-"""`registry attach`, and what show, pull and sign say of an attachment."""
-
 import json
 from pathlib import Path
 
@@ -39,7 +37,7 @@ def test_attachments_for_other_targets_are_left_out_with_the_reason(words: Path,
     assert "not:    attachment words.txt: built for l4" in result and "with:" not in result
 
 
-def test_a_compile_cache_says_itself_what_it_fits_and_is_measured(words, tmp_path, monkeypatch):
+def test_a_compile_cache_states_its_requirements_and_is_measured(words, tmp_path, monkeypatch):
     cache = tmp_path / "net.cache"
 
     def measure(entry_point: str, file: Path) -> MeasuredStart:
@@ -50,7 +48,7 @@ def test_a_compile_cache_says_itself_what_it_fits_and_is_measured(words, tmp_pat
 
     monkeypatch.setattr("enginesmith.compile_caches.loading.measure_start", measure)
     arguments = ("registry", "attach", "digits", cache, "--kind", "torch-compile-cache")
-    assert "is no file; --measure MODULE:FUNCTION creates it" in str(run(*arguments).exception)
+    assert "is not a file; --measure MODULE:FUNCTION creates it" in str(run(*arguments).exception)
     result = told(*arguments, "--measure", "net:build", "--target", "cpu")
     assert result["measured"] == {  # type: ignore[index]
         "cold_cpu_s": 10, "warm_cpu_s": 2, "cold_s": 9, "compiled_again": 0, "warm_of_cold": 0.2,
@@ -62,11 +60,11 @@ def test_a_compile_cache_says_itself_what_it_fits_and_is_measured(words, tmp_pat
 def test_invalid_attachments_are_refused_with_the_reason(words: Path) -> None:
     for arguments, reason in [
         (("digits", words, "--kind", "Two Words"), "words.txt cannot be attached: kind"),
-        (("digits", words, "--kind", "torch-compile-cache"), "words.txt is no compile cache"),
+        (("digits", words, "--kind", "torch-compile-cache"), "words.txt is not a compile cache"),
         (("digits", words, "--kind", "vocabulary", "--target", "l5"), "target 'l5' is not known"),
         (("digits@7", words, "--kind", "vocabulary"), "no version of digits '7'"),
     ]:
         result = run("registry", "attach", *arguments)
         assert result.exit_code != 0 and reason in str(result.exception), result.exception
     result = run("registry", "attach", "digits", words, "--kind", "vocabulary", "--measure", "net:build")
-    assert result.exit_code == 2 and "--measure is for --kind torch-compile-cache" in result.output
+    assert result.exit_code == 2 and "--measure works only with --kind torch-compile-cache" in result.output

@@ -1,5 +1,3 @@
-"""The command line: help that is quick, exit codes, errors without tracebacks."""
-
 import re
 import subprocess
 import sys
@@ -28,7 +26,7 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "wanted"),
+    ("words", "code", "message"),
     [
         (["nonsense"], 2, "No such command 'nonsense'"),
         (["build"], 2, "give SPEC or --all LOCATION"),
@@ -37,12 +35,12 @@ def test_help_lists_every_command_and_imports_nothing_heavy() -> None:
         (["list", "--registry", "s3://bucket/prefix"], 3, "s3://"),
     ],
 )
-def test_errors_are_one_message_and_an_exit_code(tmp_path: Path, words: list[str], code: int, wanted: str) -> None:
+def test_errors_are_one_message_and_an_exit_code(tmp_path: Path, words: list[str], code: int, message: str) -> None:
     result = subprocess.run(
         [sys.executable, "-m", "enginesmith", *words], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert result.returncode == code, result.stderr
-    assert wanted in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -56,7 +54,7 @@ def test_the_further_lines_of_an_error_are_indented(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("missing", "said"),
+    ("missing", "message"),
     [
         ("torch.nn", "needs torch, which is not installed: pip install '.[export]' in a clone"),
         ("pydantic", "pip install '.[build]' in a clone"),
@@ -67,14 +65,14 @@ def test_the_further_lines_of_an_error_are_indented(monkeypatch, capsys):
         ("transformers", "pip install transformers\n"),
     ],
 )
-def test_a_package_that_the_client_does_without_is_named_with_its_extra(missing, said, monkeypatch, capsys):
+def test_an_optional_package_is_named_with_its_extra(missing, message, monkeypatch, capsys):
     monkeypatch.setattr(
         cli, "enginesmith", Mock(side_effect=ModuleNotFoundError(f"No module named '{missing}'", name=missing))
     )
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as error:
         cli.main([])
-    assert ended.value.code == 3
-    assert said in capsys.readouterr().err
+    assert error.value.code == 3
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -84,14 +82,14 @@ def test_a_package_that_the_client_does_without_is_named_with_its_extra(missing,
         OSError(28, "No space left on device", "elsewhere"),
     ],
 )
-def test_a_missing_module_of_our_own_and_an_error_of_another_file_are_bugs_and_stay_them(bug, monkeypatch):
+def test_a_missing_own_module_and_a_foreign_file_error_stay_bugs(bug, monkeypatch):
     monkeypatch.setattr(cli, "enginesmith", Mock(side_effect=bug))
     with pytest.raises(type(bug)) as error_info:
         cli.main([])
     assert error_info.value is bug
 
 
-def test_a_table_shows_what_others_wrote_as_it_is_and_obeys_none_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_escapes_control_characters_of_others(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [["cpu", "failed", "[red]x[/red]\x1b[2J"], ["sm_89", "proven", "y"]]
     print_table(("unit", "status", "why"), rows, title="tiny\x1b@1", note="below", styles={"failed": "red"}, red=[1])
     lines = capsys.readouterr().out.splitlines()

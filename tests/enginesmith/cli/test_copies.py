@@ -1,5 +1,3 @@
-"""`enginesmith registry mirror` and `enginesmith registry export`."""
-
 from pathlib import Path
 
 from enginesmith.core.errors import UnknownNameError

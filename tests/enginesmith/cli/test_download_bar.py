@@ -1,5 +1,3 @@
-"""The bar of a download, on terminals of any width."""
-
 import io
 import sys
 
@@ -15,7 +13,7 @@ from enginesmith.client.pull import silent
 @pytest.mark.parametrize(
     ("there", "whole"), [(None, None), (0, 1023 << 20), (999 << 20, 1023 << 20), (3 << 40, 3 << 40)]
 )
-def test_it_is_one_line_however_narrow_the_terminal(width: int, there: int | None, whole: int | None) -> None:
+def test_the_bar_is_one_line_at_any_width(width: int, there: int | None, whole: int | None) -> None:
     console = Console(width=width, force_terminal=True, file=io.StringIO())
     bar = Progress(*_columns(width), console=console, auto_refresh=False)
     task = bar.add_task("", total=None)
@@ -37,7 +35,7 @@ def test_a_terminal_that_is_made_narrower_meanwhile() -> None:
     assert len(console.render_lines(bar.get_renderable())) == 1
 
 
-def test_the_speed_is_shown_while_it_runs_and_at_its_end() -> None:
+def test_the_speed_is_shown_during_and_after_the_download() -> None:
     console, now = Console(width=80, force_terminal=True, file=io.StringIO()), [0.0]
     bar = Progress(*_columns(80), console=console, auto_refresh=False, get_time=lambda: now[0])
     task = bar.add_task("", total=6 << 20)

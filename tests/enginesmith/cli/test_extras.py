@@ -1,5 +1,3 @@
-"""Every module that this tree imports is brought by the extra that an error names for it."""
-
 import importlib.metadata
 import re
 import sys
@@ -66,22 +64,22 @@ def installed() -> Mapping[str, list[str]]:
     return importlib.metadata.packages_distributions()
 
 
-def test_every_import_of_the_tree_comes_with_the_extra_that_is_named_for_it() -> None:
+def test_every_import_belongs_to_its_named_extra() -> None:
     wrong = {}
     ours = {*sys.stdlib_module_names, *OURS}
     for module in {name for name in imported() if name.split(".")[0] not in ours}:
-        known = distributions_of(module)
+        distributions = distributions_of(module)
         extra = extra_of(module)
-        if module.split(".")[0] not in ELSEWHERE and not known & brought_by(extra or ""):
+        if module.split(".")[0] not in ELSEWHERE and not distributions & brought_by(extra or ""):
             wrong[module] = extra
     assert not wrong, "name the extra in enginesmith.cli._PACKAGES"
 
 
-def test_every_package_of_the_table_is_brought_by_its_extra() -> None:
+def test_every_package_in_the_table_is_in_its_extra() -> None:
     assert {name: extra for name, extra in _EXTRAS.items() if not distributions_of(name) & brought_by(extra)} == {}
 
 
-def test_every_extra_that_a_message_names_is_one() -> None:
+def test_every_extra_in_a_message_exists() -> None:
     extras = {
         where: set(importlib.metadata.metadata(name).get_all("Provides-Extra") or ())
         for where, name in (("./enginesmith", "enginesmith"), (".", "enginesmith-pipeline"))

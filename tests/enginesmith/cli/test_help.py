@@ -1,5 +1,3 @@
-"""What `--help` says: sections, one description of each option, plain English; and that all commands are alike."""
-
 import importlib
 import inspect
 import re
@@ -105,12 +103,12 @@ def probe() -> click.Group:
         ("--registry a other --quiet", "True"),
     ],
 )
-def test_a_global_option_counts_before_and_after_the_commands_name(words: str, expected: str) -> None:
+def test_a_global_option_works_before_and_after_the_command(words: str, expected: str) -> None:
     result = CliRunner().invoke(probe(), words.split())
     assert (result.exit_code, result.output.strip()) == (0, expected)
 
 
-def test_a_global_options_variable_counts_less_than_the_command_line() -> None:
+def test_a_global_options_variable_yields_to_the_command_line() -> None:
     variables = {"ENGINESMITH_REGISTRY": "env"}
     items = [
         CliRunner().invoke(probe(), words, env=variables).output.split()[0]
@@ -122,7 +120,7 @@ def test_a_global_options_variable_counts_less_than_the_command_line() -> None:
 @pytest.mark.parametrize(
     "words", ["other --json", "--json other", "other --trust p.yaml", "--trust p.yaml other", "shown --registry="]
 )
-def test_an_option_that_a_command_would_ignore_to_its_users_harm_is_refused(words: str) -> None:
+def test_a_harmfully_ignored_option_is_refused(words: str) -> None:
     result = CliRunner().invoke(probe(), words.split())
     assert result.exit_code == 2 and "leave" in result.output and "out" in result.output
 

@@ -1,5 +1,3 @@
-"""Killing a run at any moment loses nothing: the same command again finishes, and what was finished stays finished."""
-
 import os
 import re
 import signal
@@ -60,7 +58,7 @@ def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_killed_in_every_step_a_run_is_finished_by_the_same_command(project: Project) -> None:
+def test_the_same_command_finishes_a_run_killed_in_any_step(project: Project) -> None:
     project.change_spec(targets=["cpu"])
     finished: set[str] = set()
     for at in ("export ...", "calibrate ...", "write int8", "check int8", "cpu int8", "prove cpu int8"):
@@ -100,7 +98,7 @@ def test_ctrl_c_in_a_check_keeps_what_was_built_and_publishes_nothing(built: Pro
     assert {"export", "prove cpu fp32 onnxruntime"} <= set(CACHED.findall(again.err)), again.err
 
 
-def test_ctrl_c_where_nothing_is_kept_says_nothing_of_it(built: Project) -> None:
+def test_ctrl_c_without_kept_results_mentions_none(built: Project) -> None:
     process = start_command(built, "profile", "tiny", "--target", "cpu", "--seconds", 30)
     seen = interrupt(process, "profile cpu fp32", signal.SIGINT)
     assert process.wait(PATIENCE_S) == 130
@@ -171,7 +169,7 @@ def test_a_full_disk_is_reported_and_the_same_command_finishes(project: Project,
     assert project.run("registry", "fsck", "--json").code == 0
 
 
-def test_an_interruption_that_python_drops_comes_again() -> None:
+def test_an_interruption_that_python_drops_is_repeated() -> None:
     """As in importlib's callback when its lock is freed: what is raised there does not leave it."""
     script = (
         "import signal, threading, weakref\nfrom enginesmith import __main__, cli\n"

@@ -1,5 +1,3 @@
-"""`enginesmith pull --layout`: what it writes and prints, and options of other layouts."""
-
 import json
 from pathlib import Path
 
@@ -13,18 +11,18 @@ from tests.enginesmith.registries import publish_engines
 
 
 def run(store: Store, *arguments: str) -> int:
-    with pytest.raises(SystemExit) as left:
+    with pytest.raises(SystemExit) as exit_error:
         main(["pull", "digits", *arguments, "--registry", store.uri])
-    return int(left.value.code or 0)
+    return int(exit_error.value.code or 0)
 
 
-def test_a_repository_is_written_and_told(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_repository_is_written_and_printed(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     publish_engines(store, [cpu_engine(store, 1)])
     dest = ("--layout", "triton", "--target", "cpu", "--dest", str(tmp_path / "m"))
     assert run(store, *dest, "--max-batch-size", "4", "--max-queue-delay", "2ms", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["version"], told["swapped"], told["engines"][0]["unit"]) == ("1", True, "cpu fp32 onnxruntime")
-    config = read_config(Path(told["config"]))
+    output = json.loads(capsys.readouterr().out)
+    assert (output["version"], output["swapped"], output["engines"][0]["unit"]) == ("1", True, "cpu fp32 onnxruntime")
+    config = read_config(Path(output["config"]))
     assert config["max_batch_size"] == 4
     assert config["dynamic_batching"] == {"max_queue_delay_microseconds": "2000"}
     assert run(store, *dest, "--max-batch-size", "4", "--max-queue-delay", "2ms") == 0
@@ -33,7 +31,7 @@ def test_a_repository_is_written_and_told(store: Store, tmp_path: Path, capsys: 
         watch = ("--follow", "--once", "--json", "--registry", store.uri)
         main(["pull", "digits:candidate", *dest, *watch])
     assert json.loads(capsys.readouterr().out)["current"] == str(tmp_path / "m" / "digits")
-    assert "dynamic_batching" not in read_config(Path(told["config"])), "the watch was asked for none"
+    assert "dynamic_batching" not in read_config(Path(output["config"])), "the watch was asked for none"
 
 
 def test_several_targets_lie_together(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,7 +51,7 @@ def test_several_targets_lie_together(store: Store, tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize(
-    ("given", "owner"),
+    ("options", "owner"),
     [
         (("--max-batch-size", "4"), "triton"),
         (("--no-warmup",), "triton"),
@@ -61,7 +59,7 @@ def test_several_targets_lie_together(store: Store, tmp_path: Path, capsys: pyte
         (("--car", "x"), "kserve"),
     ],
 )
-def test_options_of_another_layout_are_refused(store: Store, given, owner, capsys) -> None:
+def test_options_of_another_layout_are_refused(store: Store, options, owner, capsys) -> None:
     publish_engines(store, [cpu_engine(store, 1)])
-    assert run(store, *given) == 2
-    assert f"goes with --layout {owner}" in capsys.readouterr().err
+    assert run(store, *options) == 2
+    assert f"needs --layout {owner}" in capsys.readouterr().err

@@ -1,5 +1,3 @@
-"""`enginesmith list`: models, versions, and pages of both."""
-
 import json
 
 from click import UsageError

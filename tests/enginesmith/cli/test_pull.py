@@ -1,5 +1,3 @@
-"""`enginesmith pull` and `enginesmith pull --explain`: tables, JSON, exit codes, following a channel once."""
-
 import json
 from pathlib import Path
 
@@ -34,7 +32,7 @@ def test_the_table(published: Store, tmp_path: Path) -> None:
     assert run("pull", "digits:candidate", "--follow", "--once", "--target", "cpu", *both).exit_code == 2
 
 
-def test_an_explanation_follows_nothing_and_is_one_document(published: Store) -> None:
+def test_an_explanation_follows_no_channel_and_is_one_document(published: Store) -> None:
     assert run("pull", "--explain", "digits:candidate", "--follow").exit_code == 2
     several = run("pull", "--explain", "digits", "--target", "cpu", "--target", "h100", "--json")
     assert several.exit_code == 2 and [len(result["candidates"]) for result in json.loads(several.stdout)] == [1, 0]
@@ -48,7 +46,7 @@ def test_an_explanation_follows_nothing_and_is_one_document(published: Store) ->
         ("ortpackage", "no execution provider of ONNX Runtime opens engines of tensorrt-rtx"),
     ],
 )
-def test_an_explanation_leaves_out_what_the_layout_cannot_open(published: Store, layout: str, reason: str) -> None:
+def test_an_explanation_omits_engines_that_the_layout_cannot_open(published: Store, layout: str, reason: str) -> None:
     assert run("pull", "--explain", "digits", "--target", "l4").exit_code == 0
     refused = run("pull", "--explain", "digits", "--target", "l4", "--layout", layout)
     assert refused.exit_code == 2 and "rejected" in refused.stdout and reason in " ".join(refused.stdout.split())

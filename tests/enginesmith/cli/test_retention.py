@@ -1,5 +1,3 @@
-"""`enginesmith registry gc` and `pin`: shown first, deleted when told."""
-
 from enginesmith.core.errors import UnknownNameError
 from enginesmith.registry.leases import take_lease
 from enginesmith.registry.store.base import Store
@@ -13,10 +11,10 @@ def test_gc_lists_garbage_and_deletes_it_with_the_option(three: Store) -> None:
     result = run("registry", "gc", "--keep-versions", 1)
     assert "--delete marks new garbage" in result.stderr
     assert "digits@2" in result.stdout and "2 versions kept; 0 B deleted" in result.stdout
-    found = told("registry", "gc", "--keep-versions", 1, "--grace", "0s", "--delete")
+    sweep = told("registry", "gc", "--keep-versions", 1, "--grace", "0s", "--delete")
     assert "nothing was changed" not in run("registry", "gc", "--grace", "0s", "--delete").stderr
-    assert {item["state"] for item in found["items"]} == {"deleted"} and found["acted"] and found["deleted_bytes"] > 0
-    assert found["kept"] == {"digits@1": ["pinned"], "digits@3": ["among the newest"]} and found["leases"] == []
+    assert {item["state"] for item in sweep["items"]} == {"deleted"} and sweep["acted"] and sweep["deleted_bytes"] > 0
+    assert sweep["kept"] == {"digits@1": ["pinned"], "digits@3": ["among the newest"]} and sweep["leases"] == []
     assert told("registry", "pin", "digits@1") == {"model": "digits", "version": "1", "pinned": True, "changed": False}
     assert "digits@1 is unpinned" in said("registry", "pin", "--remove", "digits@1") and "digits@1 is pinned" in said(
         "registry", "pin", "digits@1"

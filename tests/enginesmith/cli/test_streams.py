@@ -1,5 +1,3 @@
-"""The command line where its output cannot be written: no traceback, and an exit code that says so."""
-
 import json
 import os
 import subprocess

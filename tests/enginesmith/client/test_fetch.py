@@ -1,5 +1,3 @@
-"""Several blobs at once: side by side, in bounds, stopped together, and resumed."""
-
 import fcntl
 import threading
 from collections import Counter
@@ -22,12 +20,12 @@ CONTENTS = [bytes([number]) * (1000 + number) for number in range(2 * SIDE_BY_SI
 
 
 @pytest.fixture
-def wanted(store: Store, tmp_path: Path) -> list[Wanted]:
+def blobs(store: Store, tmp_path: Path) -> list[Wanted]:
     items = [(store.put_bytes(data), len(data)) for data in CONTENTS]
     return [Wanted(BlobDigest(digest), size, tmp_path / "out" / digest) for digest, size in items]
 
 
-def test_a_partial_download_is_one_process_s_and_its_lock_goes_with_it(tmp_path: Path) -> None:
+def test_a_partial_download_belongs_to_one_process_and_its_lock_is_deleted(tmp_path: Path) -> None:
     partial = tmp_path / "x.part"
     with pull._lock_download(partial):
         (lock,) = tmp_path.iterdir()
@@ -38,30 +36,32 @@ def test_a_partial_download_is_one_process_s_and_its_lock_goes_with_it(tmp_path:
 
 def count_opened(store: Store, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Ranges that are asked for from now on, by digest."""
-    opened, known = Counter[str](), type(store).open_range
+    opened, open_counts = Counter[str](), type(store).open_range
 
     def open_range(self: Store, digest: str, offset: int, size: int):
         opened[digest] += 1
-        return known(self, digest, offset, size)
+        return open_counts(self, digest, offset, size)
 
     monkeypatch.setattr(type(store), "open_range", open_range)
     return opened
 
 
 @on_each_store
-def test_all_come_verified_and_the_listener_gets_their_sum(store: Store, wanted: list[Wanted], tmp_path: Path) -> None:
+def test_all_blobs_are_verified_and_the_listener_gets_their_sum(
+    store: Store, blobs: list[Wanted], tmp_path: Path
+) -> None:
     message = list[tuple[int, int]]()
     fetcher = BlobFetcher(BlobCache(tmp_path / "cache"), lambda there, whole: message.append((there, whole)))
-    fetcher.fetch_all(store, wanted)
-    assert [item.dest.read_bytes() for item in wanted] == CONTENTS
+    fetcher.fetch_all(store, blobs)
+    assert [item.dest.read_bytes() for item in blobs] == CONTENTS
     total = sum(map(len, CONTENTS))
     assert message == sorted(message) and message[-1] == (total, total) and {whole for _, whole in message} == {total}
 
 
-def test_as_many_run_at_once_as_the_bound_says_and_no_more(store, wanted, monkeypatch):
+def test_at_most_the_limit_of_downloads_runs_at_once(store, blobs, monkeypatch):
     # The first ones wait for each other: one after the other they would wait in vain.
     first, running, most = threading.Barrier(SIDE_BY_SIDE), set[str](), list[int]()
-    known, lock = type(store).open_range, threading.Lock()
+    open_before, lock = type(store).open_range, threading.Lock()
 
     @contextmanager
     def open_range(self: Store, digest: str, offset: int, size: int) -> Iterator[object]:
@@ -71,18 +71,18 @@ def test_as_many_run_at_once_as_the_bound_says_and_no_more(store, wanted, monkey
             waits = len(most) <= SIDE_BY_SIDE
         if waits:
             first.wait(timeout=PATIENCE_S)
-        with known(self, digest, offset, size) as fill:
+        with open_before(self, digest, offset, size) as fill:
             yield fill
         with lock:
             running.discard(digest)
 
     monkeypatch.setattr(type(store), "open_range", open_range)
-    BlobFetcher().fetch_all(store, wanted)
-    assert max(most) == SIDE_BY_SIDE and [item.dest.read_bytes() for item in wanted] == CONTENTS
+    BlobFetcher().fetch_all(store, blobs)
+    assert max(most) == SIDE_BY_SIDE and [item.dest.read_bytes() for item in blobs] == CONTENTS
 
 
-def test_a_failed_download_ends_the_others(store: Store, wanted: list[Wanted], monkeypatch: pytest.MonkeyPatch) -> None:
-    meters, spoilt, known, meter = list[pull._Meter](), wanted[0], type(store).open_range, pull._Meter
+def test_a_failed_download_ends_the_others(store: Store, blobs: list[Wanted], monkeypatch: pytest.MonkeyPatch) -> None:
+    meters, spoilt, known_meters, meter = list[pull._Meter](), blobs[0], type(store).open_range, pull._Meter
 
     def note(*arguments: object) -> pull._Meter:
         meters.append(meter(*arguments))
@@ -92,35 +92,35 @@ def test_a_failed_download_ends_the_others(store: Store, wanted: list[Wanted], m
     def open_range(self: Store, digest: str, offset: int, size: int) -> Iterator[object]:
         if digest != spoilt.blob.digest:
             assert meters[0].stopped.wait(PATIENCE_S)
-        with known(self, digest, offset, size) as fill:
+        with known_meters(self, digest, offset, size) as fill:
             yield fill
 
     monkeypatch.setattr(pull, "_Meter", note)
     monkeypatch.setattr(type(store), "open_range", open_range)
     flip(store, spoilt.blob.digest)
     with pytest.raises(IntegrityError, match=spoilt.blob.digest):
-        BlobFetcher().fetch_all(store, wanted)
-    assert not any(item.dest.exists() for item in wanted)
+        BlobFetcher().fetch_all(store, blobs)
+    assert not any(item.dest.exists() for item in blobs)
 
 
 @on_each_store
-def test_existing_blobs_are_not_requested_again(store, wanted, monkeypatch):
-    BlobFetcher().fetch_all(store, wanted[:3])
+def test_existing_blobs_are_not_requested_again(store, blobs, monkeypatch):
+    BlobFetcher().fetch_all(store, blobs[:3])
     opened = count_opened(store, monkeypatch)
-    BlobFetcher().fetch_all(store, wanted)
-    assert {*opened} == {item.blob.digest for item in wanted[3:]}
-    assert names_in(wanted[0].dest.parent) == sorted(item.blob.digest for item in wanted)
+    BlobFetcher().fetch_all(store, blobs)
+    assert {*opened} == {item.blob.digest for item in blobs[3:]}
+    assert names_in(blobs[0].dest.parent) == sorted(item.blob.digest for item in blobs)
 
 
-def test_they_share_the_memory_and_the_connections_of_one(store, wanted, monkeypatch):
-    result, known = list[object](), pull.download
+def test_downloads_share_the_memory_and_the_connections_of_one(store, blobs, monkeypatch):
+    result, open_calls = list[object](), pull.download
 
     def download(*arguments: object, beside: int, **rest: object) -> str:
         result.append(beside)
-        return known(*arguments, beside=beside, **rest)
+        return open_calls(*arguments, beside=beside, **rest)
 
     monkeypatch.setattr(pull, "download", download)
-    BlobFetcher().fetch_all(store, wanted)
+    BlobFetcher().fetch_all(store, blobs)
     BlobFetcher().fetch_all(store, [])
-    BlobFetcher().fetch(store, BlobDigest(store.put_bytes(b"one")), 3, wanted[0].dest)
-    assert result == [SIDE_BY_SIDE] * len(wanted) + [1]
+    BlobFetcher().fetch(store, BlobDigest(store.put_bytes(b"one")), 3, blobs[0].dest)
+    assert result == [SIDE_BY_SIDE] * len(blobs) + [1]

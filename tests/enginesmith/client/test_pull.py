@@ -12,6 +12,7 @@ from enginesmith.core.hardware.cuda import GpuDevice
 from enginesmith.core.hardware.machine import parse_targets
 from enginesmith.core.names import Reference
 from enginesmith.core.types import Target
+from enginesmith.registry.manifest import ON_RANDOM
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.publish import add_attestation
@@ -21,13 +22,8 @@ DIGITS = Reference("digits")
 SM89 = parse_targets("sm_89")[0]
 
 
-@pytest.fixture
-def dest(tmp_path: Path) -> Path:
-    return tmp_path / "engines"
-
-
 @on_each_store
-def test_an_engine_lands_with_what_a_server_needs(store: Store, dest: Path) -> None:
+def test_a_pulled_engine_has_all_that_a_server_needs(store: Store, dest: Path) -> None:
     entry = engine(store)
     published = publish_engines(store, [entry, engine(store, "sm_89", status="unproven")])
     pulled = pull(store, DIGITS, CPU, dest)
@@ -53,7 +49,7 @@ def test_pulling_again_copies_nothing_and_repairs_what_is_damaged(store: Store, 
     assert first.path.read_bytes() == b"engine cpu fp32"
 
 
-def test_an_unproven_engine_comes_with_a_loud_note_or_not_at_all(store: Store, dest: Path) -> None:
+def test_an_unproven_engine_has_a_warning_or_is_refused(store: Store, dest: Path) -> None:
     entry = engine(store, "sm_89", status="unproven")
     manifest = publish_engines(store, [entry, engine(store)]).manifest
     pulled = pull(store, DIGITS, SM89, dest)
@@ -61,6 +57,8 @@ def test_an_unproven_engine_comes_with_a_loud_note_or_not_at_all(store: Store, d
     blind = replace(pulled.engine, reason="not measured: y: constant", checks={"passed": 1, "not_measured": 1})
     message = replace(pulled, resolution=replace(pulled.resolution, chosen=blind)).warning
     assert message == f"UNPROVEN: {blind.unit} is not proven: not measured: y: constant", "a run would prove nothing"
+    random = replace(pulled, resolution=replace(pulled.resolution, chosen=replace(blind, status=ON_RANDOM)))
+    assert str(random.warning).startswith("PROVEN ON RANDOM INPUTS: "), "the word that channels and reports have"
     channels.promote(store, manifest, "stable", proven_only=True)
     for refuse in (
         lambda: pull(store, DIGITS, SM89, dest / "b", proven_only=True),
@@ -93,14 +91,14 @@ def test_a_destination_that_is_a_file_is_named(store: Store, tmp_path: Path) -> 
         ([GpuDevice(0, "Something New", (13, 0))], Target("sm_130", (13, 0))),
     ],
 )
-def test_auto_is_this_machines_gpu_or_its_cpu(gpus: list, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_means_this_machines_gpu_or_its_cpu(gpus: list, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("enginesmith.core.hardware.cuda.gpus", lambda: tuple(gpus))
     assert machine.target_named("auto") == target
 
 
-def test_a_target_must_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_must_be_unique(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.target_named("l4") == Target("l4", (8, 9), "l4")
-    with pytest.raises(UnknownNameError, match="is several: sm_80, sm_86"):
+    with pytest.raises(UnknownNameError, match="stands for several: sm_80, sm_86"):
         machine.target_named("ampere")
     two = (GpuDevice(0, "NVIDIA L4", (8, 9)), GpuDevice(1, "Tesla T4", (7, 5)))
     monkeypatch.setattr("enginesmith.core.hardware.cuda.gpus", lambda: two)
@@ -108,16 +106,16 @@ def test_a_target_must_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
         machine.target_named("auto")
 
 
-def test_an_engine_never_takes_the_place_of_another_versions(store: Store, dest: Path) -> None:
-    publish_engines(store, [engine(store)], wanted="1-2")
-    publish_engines(store, [engine(store, data=b"other")], model="digits-1", wanted="2")
+def test_an_engine_never_replaces_another_versions(store: Store, dest: Path) -> None:
+    publish_engines(store, [engine(store)], version="1-2")
+    publish_engines(store, [engine(store, data=b"other")], model="digits-1", version="2")
     first = pull(store, DIGITS, CPU, dest)
-    with pytest.raises(InputError, match=r"digits-1-2-cpu-fp32\.json is of digits@1-2; give another folder"):
+    with pytest.raises(InputError, match=r"digits-1-2-cpu-fp32\.json belongs to digits@1-2; give another folder"):
         pull(store, Reference("digits-1"), CPU, dest)
     assert first.path.read_bytes() == b"engine cpu fp32"
 
 
-def test_engines_of_two_backends_have_files_of_their_own(store: Store, dest: Path) -> None:
+def test_engines_of_two_backends_have_their_own_files(store: Store, dest: Path) -> None:
     second = replace(engine(store, data=b"of xla"), backend="xla", suffix=".xla")
     second = replace(second, report=store.put_bytes(canonical_json(report(second).to_json())))
     publish_engines(store, [engine(store), second])

@@ -53,39 +53,39 @@ def client(store: CountingStore, tmp_path: Path) -> Callable[..., Client]:
 
 
 def test_a_pull_reads_channel_snapshot_and_engine(store, client, tmp_path):
-    with store.counted() as found:
+    with store.counted() as counts:
         client().pull("digits:stable", tmp_path / "engines", target="cpu")
-    assert found.kinds == {"GET": 3} and found.keys[0] == f"GET {CHANNEL}"
+    assert counts.kinds == {"GET": 3} and counts.keys[0] == f"GET {CHANNEL}"
 
 
-def test_a_pull_when_nothing_changed_is_one_conditional_request(store, client, tmp_path):
+def test_a_pull_without_a_change_is_one_conditional_request(store, client, tmp_path):
     client().pull("digits:stable", tmp_path / "engines", target="cpu")
-    with store.counted() as found:
+    with store.counted() as counts:
         assert client().pull("digits:stable", tmp_path / "engines", target="cpu").cached
-    assert found.keys == [f"UNCHANGED {CHANNEL}"] and found.received == 0
+    assert counts.keys == [f"UNCHANGED {CHANNEL}"] and counts.received == 0
 
 
 def test_an_idle_watcher_sends_one_conditional_request(store, client, tmp_path):
     watch = watcher(client(), tmp_path / "w")
     watch.once()
-    with store.counted() as found:
+    with store.counted() as counts:
         for _ in range(40):
             watch.once()
-    assert set(found.keys) == {f"UNCHANGED {CHANNEL}"} and found.count == 40
+    assert set(counts.keys) == {f"UNCHANGED {CHANNEL}"} and counts.count == 40
 
 
 def test_a_move_costs_two_requests_and_the_engine(store, client, tmp_path):
     watch = watcher(client(), tmp_path / "w")
     watch.once()
     version(store, b"two")
-    with store.counted() as found:
+    with store.counted() as counts:
         assert watch.once().version == "2"
-    assert found.kinds == {"GET": 3} and found.keys[0] == f"GET {CHANNEL}"
+    assert counts.kinds == {"GET": 3} and counts.keys[0] == f"GET {CHANNEL}"
     channels.rollback(store, "digits", "stable")
-    with store.counted() as found:
+    with store.counted() as counts:
         assert watch.once().version == "1"
     # All is here but the channel: the snapshot has not changed since, and the engine's folder stayed.
-    assert found.keys == [f"GET {CHANNEL}"]
+    assert counts.keys == [f"GET {CHANNEL}"]
 
 
 def test_a_move_costs_as_much_under_a_trust_policy(store, client, tmp_path):
@@ -101,34 +101,34 @@ def test_a_move_costs_as_much_under_a_trust_policy(store, client, tmp_path):
             with store.counted() as idle:
                 watch.once()
             assert idle.keys == [f"UNCHANGED {CHANNEL}"]
-    with store.counted() as found:
+    with store.counted() as counts:
         assert watch.once().version == "3"
-    assert found.kinds == {"GET": 3}
+    assert counts.kinds == {"GET": 3}
 
 
 def test_a_move_costs_as_much_without_a_cache(store, client, tmp_path):
     watch = watcher(client(cache=None), tmp_path / "w")
     watch.once()
     version(store, b"two")
-    with store.counted() as found:
+    with store.counted() as counts:
         watch.once()
-    assert found.kinds == {"GET": 3}
+    assert counts.kinds == {"GET": 3}
 
 
-def test_the_number_does_not_grow_with_evidence(store, client, tmp_path):
+def test_the_number_of_requests_does_not_grow_with_evidence(store, client, tmp_path):
     manifest = load(store, "digits", "1")
     for number in range(20):
         add_attestation(store, manifest, report(manifest.engines[0], host=f"node {number}"))
-    with store.counted() as found:
+    with store.counted() as counts:
         client().pull("digits:stable", tmp_path / "engines", target="cpu")
-    assert found.count == 3
+    assert counts.count == 3
 
 
 def test_a_bare_name_finds_candidate(client: Callable[..., Client], store: CountingStore, tmp_path: Path) -> None:
     publish_engines(store, [engine(store, data=b"x")], "x", model="other")
-    with store.counted() as found:
+    with store.counted() as counts:
         client().pull("other", tmp_path / "engines", target="cpu")
-    assert found.count == 4  # channel `stable` is not there
+    assert counts.count == 4  # channel `stable` is not there
 
 
 def test_a_missing_registry_is_reported(client: Callable[..., Client], store: CountingStore, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_missing_registry_is_reported(client: Callable[..., Client], store: Co
         client().pull("digits:stable", tmp_path / "engines", target="cpu")
 
 
-def test_a_lost_engine_is_noticed_by_its_download_and_the_next_one_comes(client, store, tmp_path):
+def test_a_download_detects_a_lost_engine_and_takes_the_next_one(client, store, tmp_path):
     best = client().resolve("digits:stable", "cpu").candidates[0].entry
     store.remove(blob_key(str(best.digest)))
     pulled = client().pull("digits:stable", tmp_path / "engines", target="cpu")

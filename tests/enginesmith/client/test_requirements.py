@@ -35,7 +35,7 @@ def said(entry: EngineEntry, machine: Machine) -> tuple[str, ...]:
     return remarks(with_requirements(entry), machine)
 
 
-def test_what_is_unknown_refuses_nothing_and_is_said() -> None:
+def test_unknown_facts_refuse_nothing_and_are_reported() -> None:
     unknown = Machine((9, 0), "h200")
     assert unmet(TRT, unknown) is None
     assert said(TRT, unknown) == (
@@ -52,7 +52,7 @@ def test_what_is_unknown_refuses_nothing_and_is_said() -> None:
         assert said(onnx, there) == (f"saved by onnxruntime 1.31.1; {other} is here",) and unmet(onnx, there) is None
 
 
-def test_an_answer_ranks_and_gives_each_reason() -> None:
+def test_a_ranking_gives_the_reason_of_each_rejection() -> None:
     model = EngineEntry(FALLBACK, "fp32", "onnxruntime", "unproven", "as exported")
     h100 = replace(TRT, target="h100", product="h100")
     old = replace(TRT, toolchain={"tensorrt": "9.0"}, precision="int8")
@@ -60,22 +60,22 @@ def test_an_answer_ranks_and_gives_each_reason() -> None:
     portable = replace(portable, requires=(Gpu(PORTABLE, (0, 0), "at_least"),))
     h100, trt, old, rtx = map(with_requirements, (h100, TRT, old, RTX))
     entries = [model, portable, h100, trt, old, rtx]
-    found = rank_engines(entries, H200, Policy(fallback="onnx"), "m@1")
-    assert [candidate.entry for candidate in found.candidates] == [trt, h100, portable, model]
-    assert "tuned for h100, another product of sm_90" in found.candidates[1].fit
-    assert found.candidates[2].fit == "portable"
-    assert dict(found.rejected) == {
+    ranking = rank_engines(entries, H200, Policy(fallback="onnx"), "m@1")
+    assert [candidate.entry for candidate in ranking.candidates] == [trt, h100, portable, model]
+    assert "tuned for h100, another product of sm_90" in ranking.candidates[1].fit
+    assert ranking.candidates[2].fit == "portable"
+    assert dict(ranking.rejected) == {
         "h200 int8 tensorrt": "needs TensorRT 9.0, found 10.16.1.11",
         "sm_89 fp16 tensorrt-rtx": "built for sm_89; this is sm_90 (h200)",
     }
-    assert found.to_json()["candidates"][0]["unit"] == "h200 fp16 tensorrt"
-    assert found.to_json()["machine"]["target"] == "h200"
+    assert ranking.to_json()["candidates"][0]["unit"] == "h200 fp16 tensorrt"
+    assert ranking.to_json()["machine"]["target"] == "h200"
     nothing = rank_engines([model], H200, Policy(proven_only=True, fallback="onnx"), "m@1")
     with pytest.raises(UnknownNameError, match="unproven, and only proven"):
         nothing.resolution()
 
 
-def test_this_machine_is_described_as_far_as_it_can_be_seen(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
+def test_this_machine_is_described_as_far_as_known(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
     monkeypatch.setattr(
         "enginesmith.core.hardware.cuda.gpus",
         lambda: (GpuDevice(0, "NVIDIA L4", (8, 9), 23 * GIB), GpuDevice(1, "NVIDIA L4", (8, 9), 22 * GIB)),
@@ -98,10 +98,10 @@ def test_this_machine_is_described_as_far_as_it_can_be_seen(monkeypatch: pytest.
         (8, 9), "l4"
     )
     monkeypatch.setattr(module, "_find_installed_version", {"onnxruntime": "1.31.1", "tensorrt": "10.16"}.get)
-    wanted = (Runtime("onnxruntime", "1.30"),)
-    assert Machine.from_name("cpu").with_installed(wanted) == Machine(runtimes={"onnxruntime": "1.31.1"}, cpu=here)
+    runtimes = (Runtime("onnxruntime", "1.30"),)
+    assert Machine.from_name("cpu").with_installed(runtimes) == Machine(runtimes={"onnxruntime": "1.31.1"}, cpu=here)
     # What is installed here says nothing of another machine.
-    assert Machine.from_name("avx2").with_installed(wanted) == Machine(cpu="x86-64-v3")
+    assert Machine.from_name("avx2").with_installed(runtimes) == Machine(cpu="x86-64-v3")
 
 
 PLUS = replace(TRT, target="sm_80", product=None, compute_capability=(8, 0),
@@ -110,9 +110,9 @@ PLUS = replace(TRT, target="sm_80", product=None, compute_capability=(8, 0),
 
 def test_a_compatible_engine_serves_other_generations_after_those_built_for_them() -> None:
     plus, trt = with_requirements(PLUS), with_requirements(TRT)
-    found = rank_engines((plus, trt), H200, Policy())
-    assert [candidate.entry for candidate in found.candidates] == [trt, plus]
-    other = found.candidates[1]
+    ranking = rank_engines((plus, trt), H200, Policy())
+    assert [candidate.entry for candidate in ranking.candidates] == [trt, plus]
+    other = ranking.candidates[1]
     assert other.fit == "built for sm_80, and compatible with every generation from Ampere on"
     assert other.remarks == ("proven on sm_80, and not tried on sm_90",)
     alone = rank_engines(
@@ -129,17 +129,17 @@ def test_a_compatible_engine_serves_other_generations_after_those_built_for_them
     assert rank_engines((fp8,), replace(ada, compute_capability=(8, 6)), Policy()).candidates == ()
 
 
-def test_a_proof_on_one_generation_is_none_on_another() -> None:
+def test_a_proof_is_not_valid_on_another_generation() -> None:
     plus = with_requirements(PLUS)
-    found = rank_engines((plus,), H200, Policy(proven_only=True))
-    assert found.candidates == ()
-    assert found.rejected == (
+    ranking = rank_engines((plus,), H200, Policy(proven_only=True))
+    assert ranking.candidates == ()
+    assert ranking.rejected == (
         ("sm_80 fp16 tensorrt", "proven on sm_80 and not on sm_90, and only proven engines may be used"),
     )
     assert rank_engines((plus,), replace(H200, compute_capability=(8, 0)), Policy(proven_only=True)).candidates
 
 
-def test_another_product_is_remarked_on_unless_the_engine_was_built_for_that() -> None:
+def test_another_product_gives_a_remark_unless_built_for() -> None:
     h100 = replace(H200, product="h100")
     none = replace(TRT, options={"hardware_compatibility": "none"})
     assert said(none, h100) == (
@@ -157,25 +157,12 @@ IREE = EngineEntry("cpu", "fp32", "iree", "proven", options={"cpu": "x86-64-v4"}
                    toolchain={"iree-base-runtime": "3.13.0"})  # fmt: skip
 
 
-def test_what_other_engines_need_is_said_where_it_is_not_known() -> None:
-    assert said(TVM, Machine()) == (
-        "needs apache-tvm 0.27; the version here is unknown",
-        "compiled for x86-64-v3; the kind of CPU is unknown",
-    )
-    assert said(TORCH, Machine()) == (
-        "needs torch 2.13.0; the version here is unknown",
-        "compiled for x86-64-v3; the kind of CPU is unknown",
-    )
-    assert unmet(TORCH, Machine()) is None and said(TORCH, Machine(cpu="x86-64-v3"))[1:] == ()
-    assert unmet(TORCH, Machine(cpu="x86-64")) == "compiled for x86-64-v3, and the CPU is x86-64"
-
-
-def test_on_this_very_machine_what_is_installed_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_versions_are_looked_up_only_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     def judged(entry: EngineEntry, versions: dict[str, str]) -> tuple[str, str]:
         monkeypatch.setattr(module, "_find_installed_version", versions.get)
-        found = rank_engines((with_requirements(entry),), Machine(here=True), Policy())
-        assert found.machine.runtimes == versions
-        return dict(found.rejected).get(entry.unit, ""), "; ".join(*[each.remarks for each in found.candidates] or [()])
+        ranks = rank_engines((with_requirements(entry),), Machine(here=True), Policy())
+        assert ranks.machine.runtimes == versions
+        return dict(ranks.rejected).get(entry.unit, ""), "; ".join(*[each.remarks for each in ranks.candidates] or [()])
 
     monkeypatch.setattr("enginesmith.core.hardware.cpu_kinds.platform.machine", lambda: "x86_64")
     flags = cpu_kinds._ADDED["x86-64-v2"] | cpu_kinds._ADDED["x86-64-v3"]
@@ -183,10 +170,12 @@ def test_on_this_very_machine_what_is_installed_is_looked_up(monkeypatch: pytest
     assert judged(TORCH, {"torch": "2.13.0"}) == ("", "")
     assert judged(TORCH, {"torch": "2.12"})[0] == "needs torch 2.13.0, found 2.12"
     assert judged(TORCH, {}) == ("", "needs torch 2.13.0; it is not installed here")
+    assert judged(TVM, {"apache-tvm": "0.26"})[0] == "needs apache-tvm 0.27, found 0.26"
+    assert unmet(TORCH, Machine(cpu="x86-64")) == "compiled for x86-64-v3, and the CPU is x86-64"
     assert judged(IREE, {})[0].startswith("compiled for x86-64-v4, and this CPU has no avx512bw")
 
 
-def test_an_engine_without_a_proof_whose_driver_is_too_old_names_the_driver() -> None:
+def test_an_unproven_engine_with_an_old_driver_names_the_driver() -> None:
     """A proof could not be made there, whatever is validated."""
     for entry, machine in ((TRT, H200), (RTX, L4)):
         engine = replace(with_requirements(entry), status="unproven", reason="no such GPU here")

@@ -20,10 +20,10 @@ CPU = parse_targets("cpu")[0]
 
 
 def entry(target: str, precision: str = "fp16", status: str = "proven") -> EngineEntry:
-    found = Target(PORTABLE) if target == PORTABLE else parse_targets(target)[0]
-    requires = (Gpu(PORTABLE, (0, 0), "at_least") if target == PORTABLE else for_target(found),)
+    value = Target(PORTABLE) if target == PORTABLE else parse_targets(target)[0]
+    requires = (Gpu(PORTABLE, (0, 0), "at_least") if target == PORTABLE else for_target(value),)
     return EngineEntry(
-        found.name, precision, "any", status, "because", found.compute_capability, found.product,  # type: ignore[arg-type]
+        value.name, precision, "any", status, "because", value.compute_capability, value.product,  # type: ignore[arg-type]
         requires=requires,
     )  # fmt: skip
 
@@ -44,7 +44,7 @@ def chosen(entries: list[EngineEntry], target: Target, precision: str | None = N
     return resolve(entries, target, precision, **options).chosen
 
 
-def test_product_then_capability_then_another_product_then_portable() -> None:
+def test_products_rank_before_capability_other_products_and_portable() -> None:
     order = [entry("l4"), entry("sm_89"), entry("l40s"), entry(PORTABLE)]
     entries = list(reversed(order))
     for best in order:
@@ -68,13 +68,13 @@ def test_without_evidence_of_speed_the_more_accurate_comes_first(target: str) ->
 
 
 @pytest.mark.parametrize("backends", [("iree", "onnxruntime"), ("onnxruntime", "iree")])
-def test_of_several_compilers_the_one_that_the_spec_names_first(backends: tuple[str, str]) -> None:
+def test_among_compilers_the_first_in_the_spec_ranks_first(backends: tuple[str, str]) -> None:
     """Not by the alphabet: that would serve a slower engine wherever somebody adds a compiler to compare with."""
     entries = [replace(entry("cpu", "fp32"), backend=name) for name in backends]
     assert chosen(entries, CPU).backend == backends[0]
 
 
-def test_proven_before_accurate_but_not_before_fit() -> None:
+def test_proven_ranks_before_accurate_but_not_before_fit() -> None:
     assert chosen([entry("sm_89", "fp32", "unproven"), entry("sm_89", "int8")], SM89).precision == "int8"
     assert chosen([entry("l4", status="unproven"), entry(PORTABLE)], L4).target == "l4"
     assert chosen([entry("l4", status="unproven"), entry(PORTABLE)], L4, proven_only=True).target == PORTABLE
@@ -99,6 +99,8 @@ def test_every_rejection_has_its_reason() -> None:
         "because; `enginesmith validate digits@1` on such a machine proves what never ran there",
         "  also: sm_89 int8 any: failed: because; it has engines for sm_80, cpu",
     ]
+    with pytest.raises(UnknownNameError, match=r"proven on random inputs, and only .* real inputs in golden.data$"):
+        resolve([entry("sm_89", "fp32", "proven on random inputs")], SM89, proven_only=True)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +112,13 @@ def test_every_rejection_has_its_reason() -> None:
         ([], None, "it has no engines at all; build it"),
     ],
 )
-def test_the_nearest_rejection_comes_first_with_a_remedy_that_helps(entries, precision, words) -> None:
+def test_the_nearest_rejection_comes_first_with_a_working_remedy(entries, precision, words) -> None:
     with pytest.raises(UnknownNameError) as error:
         resolve(entries, SM89, precision)
     assert words in str(error.value).splitlines()[0] and len(str(error.value).splitlines()) <= 2
 
 
-def test_the_why_names_what_it_was_preferred_to() -> None:
+def test_the_reason_names_the_engine_it_was_preferred_to() -> None:
     resolution = resolve([entry("sm_89", "int8", "unproven"), entry("sm_89")], SM89)
     assert resolution.why == "built for sm_89; fp16, proven; preferred to sm_89 int8 any (unproven)"
     assert resolve([entry("cpu")], CPU).why == "built for cpu; fp16, proven; the only engine that fits"
@@ -139,7 +141,7 @@ ENTRIES = st.builds(
     st.booleans(),
     st.randoms(use_true_random=False),
 )
-def test_never_an_engine_that_does_not_fit_and_never_by_order(entries, name, proven_only, random):
+def test_an_engine_that_does_not_fit_is_never_chosen(entries, name, proven_only, random):
     target = parse_targets(name)[0]
     try:
         resolution = resolve(entries, target, proven_only=proven_only)
@@ -168,7 +170,7 @@ def on_cpus(precision: str, built_for: str = "x86-64-v4-vnni", **on: str) -> Jud
     )  # type: ignore[arg-type]  # fmt: skip
 
 
-def test_an_engine_whose_sums_saturate_there_is_given_out_to_no_such_cpu() -> None:
+def test_an_engine_that_saturates_is_offered_to_no_such_cpu() -> None:
     """Whatever proofs say of it: one that was made there is not to be trusted either."""
     engine = replace(on_cpus("int8", v4_vnni="proven", v3="proven"), requires=(Cpu("cpu"), WideSums()))
     actual = rank_engines([engine], V3, Policy())
@@ -213,7 +215,7 @@ def rank_timed(engines: list[JudgedEntry], *speeds: MeasuredSpeed | None) -> tup
     return [item.entry.precision for item in actual.candidates], actual.resolution().why
 
 
-def test_an_engine_that_was_shown_to_be_faster_comes_first_and_the_answer_says_by_how_much() -> None:
+def test_a_measurably_faster_engine_comes_first_with_the_ratio() -> None:
     engines = [on_cpus(precision, v4_vnni="proven") for precision in ("fp32", "fp16", "int8")]
     order, why = rank_timed(engines, spread(2.0), spread(1.0), spread(3.0))
     assert order == ["fp16", "fp32", "int8"]
@@ -237,7 +239,7 @@ def test_an_engine_that_was_shown_to_be_faster_comes_first_and_the_answer_says_b
         (None, None, None),
     ],
 )
-def test_without_intervals_that_tell_two_apart_the_more_accurate_comes_first(speeds: tuple[MeasuredSpeed, ...]) -> None:
+def test_with_overlapping_intervals_the_more_accurate_comes_first(speeds: tuple[MeasuredSpeed, ...]) -> None:
     engines = [on_cpus(precision, v4_vnni="proven") for precision in ("fp32", "fp16", "int8")]
     order, why = rank_timed(engines, *speeds)
     assert order[0] == "fp32"

@@ -27,7 +27,7 @@ def watcher(store: CountingStore, folder: Path, *labels: str) -> ChannelWatcher:
     return following(client, folder / "engines", reference="digits:stable", reporter=reporter)
 
 
-def test_a_rollout_costs_who_is_not_reached_a_changed_channel_and_who_is_two_requests_more_and_a_report(tmp_path):
+def test_a_rollout_costs_a_reached_node_two_more_requests_and_a_report(tmp_path):
     store = CountingStore()
     publish_engines(store, [engine(store, data=b"one")], "one", channel="stable")
     two = publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
@@ -36,37 +36,37 @@ def test_a_rollout_costs_who_is_not_reached_a_changed_channel_and_who_is_two_req
         watch.once()
     plan = RolloutPlan((parse_wave("label=canary"), parse_wave("100%")), (0, 60), Gates())
     operations.start(store, two, "stable", plan, operations.Operator("ada", NOW))
-    with store.counted() as found:
+    with store.counted() as counts:
         other.once()
-    assert found.keys == [f"GET {CHANNEL}"] and found.received < 2048
-    with store.counted() as found:
+    assert counts.keys == [f"GET {CHANNEL}"] and counts.received < 2048
+    with store.counted() as counts:
         mine.once()
     channel = read_channel(store, "digits", "stable")
     assert channel is not None and channel.rollout is not None
     snapshot = blob_key(channel.snapshots[channel.rollout.manifest])
-    kinds = [key.split(" ")[0] for key in found.keys]
-    assert found.keys[:2] == [f"GET {CHANNEL}", f"GET {snapshot}"] and kinds == ["GET", "GET", "GET", "PUT"]
-    with store.counted() as found:
+    kinds = [key.split(" ")[0] for key in counts.keys]
+    assert counts.keys[:2] == [f"GET {CHANNEL}", f"GET {snapshot}"] and kinds == ["GET", "GET", "GET", "PUT"]
+    with store.counted() as counts:
         mine.once()
         other.once()
-    assert found.keys == [f"UNCHANGED {CHANNEL}"] * 2
+    assert counts.keys == [f"UNCHANGED {CHANNEL}"] * 2
     advance(store, "digits", "stable")
-    with store.counted() as found:
+    with store.counted() as counts:
         mine.once()  # it has what the next wave brings to the others
-    assert found.keys == [f"GET {CHANNEL}"]
+    assert counts.keys == [f"GET {CHANNEL}"]
 
 
-def test_outside_of_a_rollout_a_report_costs_two_requests_and_a_look_that_changes_nothing_none(tmp_path):
+def test_outside_rollouts_a_report_costs_two_requests_and_an_idle_poll_none(tmp_path):
     store = CountingStore()
     publish_engines(store, [engine(store, data=b"one")], "one", channel="stable")
     mine = watcher(store, tmp_path)
-    with store.counted() as found:
+    with store.counted() as counts:
         mine.once()
     key = report_key("digits", "stable", OUTSIDE, "n1")
-    assert found.keys[-2:] == [f"GET {key}", f"PUT {key}"]
-    with store.counted() as found:
+    assert counts.keys[-2:] == [f"GET {key}", f"PUT {key}"]
+    with store.counted() as counts:
         mine.once()
-    assert found.keys == [f"UNCHANGED {CHANNEL}"]
+    assert counts.keys == [f"UNCHANGED {CHANNEL}"]
 
 
 def test_requests_of_a_controllers_poll(tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ def test_requests_of_a_controllers_poll(tmp_path: Path) -> None:
     plan = RolloutPlan((parse_wave("label=canary"), parse_wave("100%")), (60, 60), Gates())
     operations.start(store, two, "stable", plan, operations.Operator("ada", NOW))
     watcher(store, tmp_path / "a", "canary").once()
-    with store.counted() as found:
+    with store.counted() as counts:
         advance(store, "digits", "stable")
-    assert found.kinds["PUT"] == 1, "the time of the wave begins"
-    with store.counted() as found:
+    assert counts.kinds["PUT"] == 1, "the time of the wave begins"
+    with store.counted() as counts:
         advance(store, "digits", "stable")
-    assert found.count <= 8 and found.kinds["PUT"] == 0, found.keys  # one of them the node's report
+    assert counts.count <= 8 and counts.kinds["PUT"] == 0, counts.keys  # one of them the node's report

@@ -1,5 +1,3 @@
-"""What stands between an attached cache and code that runs: its publisher, its bytes, this machine; and the measure."""
-
 import json
 import os
 import pickle
@@ -81,10 +79,10 @@ def pulled(store: Store, dest: Path, policy: Policy = UNSIGNED) -> Pulled:
     return Client(store.uri, policy=policy).pull("digits:candidate", dest)
 
 
-def test_a_cache_that_nobody_vouches_for_is_not_pulled_and_not_read(store: Store, tmp_path: Path, mark: Path) -> None:
+def test_an_untrusted_cache_is_neither_pulled_nor_read(store: Store, tmp_path: Path, mark: Path) -> None:
     published(store, tmp_path, mark)
     usual = pulled(store, tmp_path / "usual", Policy())
-    assert not usual.attachments and "is code, and no signature of it was asked for" in usual.left_out[0][1]
+    assert not usual.attachments and "is code, and no signature of it was checked" in usual.left_out[0][1]
     assert not (tmp_path / "usual" / "attachments").exists()
     with pytest.raises(InputError, match=r"no compile cache came with .* is code"):
         warm_start(usual, allow_unsigned=True)
@@ -95,7 +93,7 @@ def test_a_cache_that_nobody_vouches_for_is_not_pulled_and_not_read(store: Store
     assert not mark.exists() and os.environ[FOLDER_VARIABLE] == "before"
 
 
-def test_a_signature_that_a_policy_asked_for_is_enough(store: Store, tmp_path: Path, mark: Path) -> None:
+def test_a_signature_that_a_policy_requires_suffices(store: Store, tmp_path: Path, mark: Path) -> None:
     manifest = published(store, tmp_path, mark)
     policy = Policy(trust=policy_file(tmp_path, "  - {models: '*', signers: [release]}\n"))
     with pytest.raises(UntrustedError, match="has 0 of the 1"):
@@ -135,7 +133,7 @@ def stale_facts() -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.parametrize(("name", "text", "words"), [*stale_facts()])
-def test_a_stale_cache_is_not_pulled_and_the_reason_says_what_differs(store, tmp_path, mark, name, text, words):
+def test_a_stale_cache_is_not_pulled_and_the_reason_names_the_difference(store, tmp_path, mark, name, text, words):
     published(store, tmp_path, mark, tuple({**dict(FACTS), name: text}.items()))
     ((left_out, reason),) = pulled(store, tmp_path / "dest").left_out
     assert left_out == "net.cache" and words in reason
@@ -147,7 +145,7 @@ def test_a_cache_of_another_kind_of_cpu_is_not_pulled(store: Store, tmp_path: Pa
     assert not result.attachments and "laid out for arm64 CPUs, and this one is" in result.left_out[0][1]
 
 
-def test_a_machine_that_changed_after_the_pull_is_seen(store, tmp_path, mark, monkeypatch):
+def test_a_machine_change_after_the_pull_is_detected(store, tmp_path, mark, monkeypatch):
     published(store, tmp_path, mark)
     result = pulled(store, tmp_path / "dest")
     monkeypatch.setenv("CXX", "no-such-compiler")
@@ -156,7 +154,7 @@ def test_a_machine_that_changed_after_the_pull_is_seen(store, tmp_path, mark, mo
             warm_start(inputs, allow_unsigned=True)
 
 
-def test_an_engine_and_another_attachment_are_no_cache(store: Store, tmp_path: Path) -> None:
+def test_engines_and_other_attachments_are_no_caches(store: Store, tmp_path: Path) -> None:
     manifest = publish_engines(store, [engine(store)]).manifest
     (tmp_path / "words.txt").write_text("one two")
     attach(store, manifest, tmp_path / "words.txt", "vocabulary")
@@ -167,7 +165,7 @@ def test_an_engine_and_another_attachment_are_no_cache(store: Store, tmp_path: P
             warm_start(inputs, allow_unsigned=True)
 
 
-def test_a_cache_for_a_gpu_asks_for_its_driver_and_runtimes() -> None:
+def test_a_gpu_cache_requires_its_driver_and_runtimes() -> None:
     """Of this machine without a GPU the requirement on the GPU already says no."""
     from enginesmith.core.hardware.evaluation import evaluate
     from enginesmith.core.hardware.machine import Machine
@@ -195,7 +193,7 @@ def wrong():
 """
 
 
-def test_a_process_is_told_when_it_was_started(tmp_path, monkeypatch):
+def test_a_process_knows_its_start_time(tmp_path, monkeypatch):
     """The system's own times of starts may be off by a second."""
     commands: list[list[str]] = []
     monkeypatch.setattr(loading.subprocess, "run", lambda command, **_: commands.append(command) or sys.exit())
@@ -206,7 +204,7 @@ def test_a_process_is_told_when_it_was_started(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_process_out_of_a_cache_compiles_nothing_and_is_measured(tmp_path, monkeypatch):
+def test_a_process_with_a_cache_compiles_nothing_and_is_measured(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text(NET.format(factor=2))
     cache = tmp_path / "net.cache"
@@ -220,7 +218,7 @@ def test_a_process_out_of_a_cache_compiles_nothing_and_is_measured(tmp_path, mon
     assert cache.read_bytes() == before
 
 
-def test_a_cache_is_the_same_bytes_of_equal_files_and_holds_no_locks(tmp_path: Path) -> None:
+def test_equal_files_give_equal_cache_bytes_without_locks(tmp_path: Path) -> None:
     for name in ("ab/kernel.main.so", "locks/kernel.lock"):
         (tmp_path / "inductor" / name).parent.mkdir(parents=True)
         (tmp_path / "inductor" / name).write_bytes(name.encode())
@@ -238,23 +236,23 @@ def test_an_invalid_cache_file_is_refused(tmp_path: Path, damage: str) -> None:
     with zipfile.ZipFile(cache, "w", zipfile.ZIP_LZMA if damage == "method" else zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("files/a" if damage == "no requirements" else "requires.json", "[]")
     cache.write_bytes(cache.read_bytes()[: -30 if damage == "cut" else None])
-    with pytest.raises(IntegrityError, match="no compile cache"):
+    with pytest.raises(IntegrityError, match="not a compile cache"):
         read_requirements(cache)
 
 
-def test_a_probe_of_the_cpu_is_made_once_for_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_probe_runs_once_per_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor.cpu_vec_isa import VecAVX2, VecISA
 
-    made: list[str] = []
-    monkeypatch.setattr(VecISA, "_probe_load", lambda self, library: made.append(library) or True)
+    probes: list[str] = []
+    monkeypatch.setattr(VecISA, "_probe_load", lambda self, library: probes.append(library) or True)
     for _ in range(2):
         use_folder(tmp_path)
         assert VecAVX2()._probe_load("/some/where/avx2.so")
-    assert made == ["/some/where/avx2.so"]
+    assert probes == ["/some/where/avx2.so"]
     assert json.loads((tmp_path / "probes.json").read_bytes()) == {"avx2.so": True}
 
 
-def test_no_member_is_written_beside_the_folder_which_ends_with_the_process(tmp_path, monkeypatch):
+def test_no_member_is_written_outside_the_folder_which_is_deleted_at_exit(tmp_path, monkeypatch):
     cache, at_exit = tmp_path / "net.cache", Mock()
     monkeypatch.setattr(loading, "atexit", at_exit)
     with zipfile.ZipFile(cache, "w") as archive:
@@ -269,13 +267,13 @@ def test_no_member_is_written_beside_the_folder_which_ends_with_the_process(tmp_
 @pytest.mark.parametrize(
     ("entry_point", "words"),
     [
-        ("net:wrong", "must give what torch.compile gave, and the inputs of a call"),
-        ("net", "must give what torch.compile gave"),
+        ("net:wrong", "must return the result of torch.compile, and the inputs of a call"),
+        ("net", "must return the result of torch.compile"),
         ("net:none", "has no attribute 'none'; give MODULE:FUNCTION"),
         ("nowhere:build", "No module named 'nowhere'; give MODULE:FUNCTION"),
     ],
 )
-def test_an_entry_point_that_gives_no_model_is_refused_with_what_is_wanted(tmp_path, monkeypatch, entry_point, words):
+def test_an_entry_point_without_a_model_is_refused_with_the_remedy(tmp_path, monkeypatch, entry_point, words):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "net", raising=False)
@@ -284,7 +282,7 @@ def test_an_entry_point_that_gives_no_model_is_refused_with_what_is_wanted(tmp_p
         load_entry_point(entry_point)
 
 
-def test_a_warm_start_gives_the_answers_of_the_cold_one(tmp_path: Path) -> None:
+def test_a_warm_start_gives_the_results_of_the_cold_one(tmp_path: Path) -> None:
     import torch
 
     answers = [torch.ones(2), torch.zeros(3)]
@@ -294,7 +292,7 @@ def test_a_warm_start_gives_the_answers_of_the_cold_one(tmp_path: Path) -> None:
         loading._compare([torch.ones(2), torch.ones(3)], tmp_path / "answers")
 
 
-def test_a_description_that_was_edited_is_refused(store: Store, tmp_path: Path, mark: Path) -> None:
+def test_an_edited_description_is_refused(store: Store, tmp_path: Path, mark: Path) -> None:
     published(store, tmp_path, mark)
     description = pulled(store, tmp_path / "dest").attachments[0].description
     document = json.loads(description.read_bytes())

@@ -1,5 +1,3 @@
-"""What is written is read back, by type; what is of another type is refused with the field's name."""
-
 import json
 import math
 from collections.abc import Mapping
@@ -78,7 +76,7 @@ def test_the_values_of_the_pipeline_survive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"text": 1}, "Outer.text is 1; it must be a string"),
         ({"count": True}, "Outer.count is True; it must be a whole number"),
@@ -93,12 +91,12 @@ def test_the_values_of_the_pipeline_survive() -> None:
         ({"anything": {"float": []}}, "Outer.anything is {'float': .*; it must be a number"),
     ],
 )
-def test_another_type_is_refused_by_the_name_of_its_field(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(IntegrityError, match=told):
+def test_another_type_is_refused_by_the_name_of_its_field(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(IntegrityError, match=message):
         decode({**encode(OUTER), **change}, Outer)
 
 
-def test_what_is_no_value_is_not_written() -> None:
+def test_unsupported_values_are_not_written() -> None:
     with pytest.raises(TypeError, match="object cannot be written as JSON"):
         encode(Inner((object(),)))  # type: ignore[arg-type]
 
@@ -127,7 +125,7 @@ def test_derived_fields_are_written_and_computed_again() -> None:
 
 
 @pytest.mark.parametrize("width", [10**400, {"float": []}, {"float": "1e3"}, -1], ids=["huge", "list", "text", "low"])
-def test_a_number_that_no_float_holds_or_that_does_not_fit_is_refused(width: object) -> None:
+def test_a_number_beyond_its_type_is_refused(width: object) -> None:
     with pytest.raises(IntegrityError, match="width"):
         decode({"width": width, "height": 3.0}, Area)
 
@@ -138,7 +136,7 @@ class Origin:
     values: tuple[float | None, ...]
 
 
-def test_a_document_for_people_has_its_infinities_as_words_and_its_keywords_as_they_are() -> None:
+def test_a_document_for_people_has_infinities_as_words_and_keywords_unchanged() -> None:
     origin = Origin("a", (1.5, math.inf, None))
     assert encode_document(origin) == {"from": "a", "values": [1.5, "inf", None]}
     assert decode(encode_document(origin), Origin) == decode(encode(origin), Origin) == origin
@@ -190,14 +188,14 @@ BLOB = {"format": 3, "blob": "a" * 64}
 
 
 def test_limits_tags_and_free_parts_survive() -> None:
-    held = (Disk(1), Rest('{"kind": "gauge", "share": 0.5, "more": 1}'), Rest('{"kind": "tape"}'))
-    value = Document("a" * 64, {"a": (1,)}, (Disk(0), Gauge(0.5)), held, {"x": {"float": "nan"}, "y": [None]})
+    values = (Disk(1), Rest('{"kind": "gauge", "share": 0.5, "more": 1}'), Rest('{"kind": "tape"}'))
+    value = Document("a" * 64, {"a": (1,)}, (Disk(0), Gauge(0.5)), values, {"x": {"float": "nan"}, "y": [None]})
     assert decode(json.loads(json.dumps(encode(value))), Document) == value
     assert parse_as(canonical_json(BLOB), 200, Document) == Document("a" * 64)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"blob": "../x"}, r"^blob is '../x'; it must be a SHA-256 in hexadecimal$"),
         ({"blob": 1}, "^blob is 1; it must be a SHA-256 in hexadecimal$"),
@@ -218,12 +216,12 @@ def test_limits_tags_and_free_parts_survive() -> None:
         ({"format": True}, "^format is True"),
     ],
 )
-def test_what_a_field_may_not_be_is_named_with_its_path_and_what_it_must_be(change: dict[str, Any], told: str) -> None:
-    with pytest.raises(Malformed, match=told):
+def test_an_invalid_field_is_named_with_its_path_and_the_expected_type(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(Malformed, match=message):
         parse_as(canonical_json({**BLOB, **change}), 1000, Document)
 
 
-def test_a_newer_format_is_reported_before_what_is_new_in_it() -> None:
+def test_a_newer_format_is_reported_before_unknown_fields() -> None:
     with pytest.raises(NewerFormatError, match=r"^format is 4; this enginesmith reads 3: upgrade enginesmith$"):
         decode({"format": 4, "lump": 1}, Document, "")
     with pytest.raises(Malformed, match=r"^format is missing$"):
@@ -235,13 +233,13 @@ class Head(Excerpt):
     blob: Digest
 
 
-def test_an_excerpt_reads_its_fields_alone() -> None:
+def test_an_excerpt_reads_only_its_fields() -> None:
     assert decode({**BLOB, "more": [1]}, Head) == Head("a" * 64)
     with pytest.raises(Malformed, match=r"^head.blob is missing$"):
         decode({"more": 1}, Head, "head")
 
 
-def test_a_limit_that_would_not_be_kept_is_a_bug() -> None:
+def test_an_unknown_constraint_is_a_bug() -> None:
     with pytest.raises(TypeError, match="no constraint MultipleOf"):
         decode(4, Annotated[int, MultipleOf(2)])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="cannot read"):

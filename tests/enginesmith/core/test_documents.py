@@ -1,5 +1,3 @@
-"""Values at a path, with an error that names the path; copies with another value there."""
-
 import pytest
 
 from enginesmith.core.errors import DataError
@@ -16,7 +14,7 @@ def test_the_value_at_a_path_or_a_default() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "told"),
+    ("document", "message"),
     [
         (CLUSTER, "spec.suspend is 'yes'; bool is needed"),
         ({"spec": {}}, "spec.suspend is missing"),
@@ -25,8 +23,8 @@ def test_the_value_at_a_path_or_a_default() -> None:
         ("text", "spec.suspend is missing from text"),
     ],
 )
-def test_what_is_missing_or_of_another_type_is_named_with_its_path(document: object, told: str) -> None:
-    with pytest.raises(DataError, match=told):
+def test_a_missing_or_mistyped_value_is_named_with_its_path(document: object, message: str) -> None:
+    with pytest.raises(DataError, match=message):
         read(document, "spec.suspend", bool)
 
 

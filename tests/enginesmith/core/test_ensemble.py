@@ -1,5 +1,3 @@
-"""Ensembles: the order of graphs and functions, what gives each input, the inputs of the whole."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,17 +11,17 @@ FUNCTIONS = {
 }
 
 
-def test_a_function_is_run_right_before_the_first_graph_that_takes_from_it_and_else_last() -> None:
+def test_a_function_runs_right_before_its_first_reader_or_last() -> None:
     assert list(order_nodes(GRAPHS, FUNCTIONS)) == ["prepare", "detector", "crop", "recogniser", "name"]
 
 
-def test_functions_that_take_from_each_other_are_each_placed_once() -> None:
+def test_mutually_dependent_functions_are_each_placed_once() -> None:
     circle = {"a": {"x": "b.y"}, "b": {"y": "a.x"}}
     assert sorted(order_nodes({"graph": {"x": "a.x"}}, circle)) == ["a", "b", "graph"]
 
 
 @given(st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 9), max_size=3)), min_size=1, max_size=10))
-def test_whatever_is_given_is_given_before_it_is_taken(drawn: list[tuple[bool, list[int]]]) -> None:
+def test_every_value_is_computed_before_its_use(drawn: list[tuple[bool, list[int]]]) -> None:
     """Nodes take from those drawn before them alone, whose names sort after theirs: an order exists."""
     graphs: dict[str, dict[str, str]] = {}
     functions: dict[str, dict[str, str]] = {}
@@ -37,10 +35,10 @@ def test_whatever_is_given_is_given_before_it_is_taken(drawn: list[tuple[bool, l
         assert all(order.index(source.partition(".")[0]) < order.index(name) for source in sources.values())
 
 
-def test_a_source_is_of_a_graph_before_or_an_input_of_the_whole() -> None:
+def test_a_source_is_an_earlier_graphs_output_or_an_ensemble_input() -> None:
     assert split_source("detector.spots", ["detector"]) == ("detector", "spots")
     assert split_source("detector.image", []) is None and split_source("image", ["image"]) is None
 
 
-def test_an_input_of_the_whole_is_listed_once_with_all_that_take_it() -> None:
+def test_an_ensemble_input_is_listed_once_with_all_its_readers() -> None:
     assert list_inputs(order_nodes(GRAPHS, FUNCTIONS)) == {"image": [("prepare", "image"), ("crop", "image")]}

@@ -24,7 +24,7 @@ NAMES = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,62}", fullmatch=True).filter(
 
 
 @pytest.mark.parametrize("name", ["digits", "1", "a.b-c_d", "x" * 63])
-def test_good_names(name: str) -> None:
+def test_good_names_are_accepted(name: str) -> None:
     assert check_model(name) == name
 
 
@@ -32,7 +32,7 @@ def test_good_names(name: str) -> None:
     "name", ["", ".", "..", "a..b", "a.", "/a", "a/b", "a\\b", "-a", ".a", "A", "aB", "\uff41", "ß", "a b", "a\n", "\0",
              "x" * 64],
 )  # fmt: skip
-def test_bad_names(name: str) -> None:
+def test_bad_names_are_refused(name: str) -> None:
     with pytest.raises(UnknownNameError, match="model name"):
         check_model(name)
 
@@ -59,12 +59,12 @@ def test_references_read_back(model: str, other: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "@1", "a@", "a:", ":stable", "a@1:stable", "a:stable@1", "a@@1", "a b", "../a@1"])
-def test_bad_references(text: str) -> None:
+def test_bad_references_are_refused(text: str) -> None:
     with pytest.raises(UnknownNameError):
         parse_reference(text)
 
 
-def test_versions_sort_as_people_count() -> None:
+def test_versions_sort_in_natural_order() -> None:
     assert sorted(["10", "9", "1.10", "1.9", "1.0-rc", "1.0"], key=version_order) == [
         "1.0", "1.0-rc", "1.9", "1.10", "9", "10",
     ]  # fmt: skip
@@ -91,7 +91,7 @@ def test_a_channel_is_named_with_its_model() -> None:
 @pytest.mark.parametrize(
     "text", ["", ".", "./", "..", "a/..", "../a", "a/../b", "/a", "a\\b", "a\x00b", "a\nb", "\x1b[2J"]
 )
-def test_a_path_that_leads_nowhere_below_is_refused(text: str) -> None:
+def test_a_path_out_of_the_folder_is_refused(text: str) -> None:
     assert not is_path(text)
     with pytest.raises(ValueError, match="must be a relative path"):
         inside(text)
@@ -104,10 +104,10 @@ def test_a_path_has_one_spelling(text: str, path: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a", "0-a_b", "x" * 32])
-def test_names_of_graphs(text: str) -> None:
+def test_graph_names_are_checked(text: str) -> None:
     assert is_graph_name(text) and is_name(text)
 
 
 @pytest.mark.parametrize("text", ["", ".", "a.b", "a/b", "A", "-a", "x" * 33, "a\n"])
-def test_what_no_graph_is_called(text: str) -> None:
+def test_invalid_graph_names_are_refused(text: str) -> None:
     assert not is_graph_name(text)

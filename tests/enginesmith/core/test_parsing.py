@@ -6,7 +6,7 @@ from enginesmith.core.parsing import LONGEST, MAX_DEPTH, Malformed, is_time, par
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (b'{"a": 1, "a": 2}', "'a' is given twice"),
         (b'{"a": {"b": 1, "c": 2, "b": 3}}', "'b' is given twice"),
@@ -23,8 +23,8 @@ from enginesmith.core.parsing import LONGEST, MAX_DEPTH, Malformed, is_time, par
         (b"{}" + b" " * 200_000, "the limit is"),
     ],
 )
-def test_what_readers_disagree_about_is_refused(text: bytes, said: str) -> None:
-    with pytest.raises(Malformed, match=said):
+def test_ambiguous_json_is_refused(text: bytes, message: str) -> None:
+    with pytest.raises(Malformed, match=message):
         parse_json(text, 150_000)
 
 
@@ -37,14 +37,14 @@ OUTSIDE = ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00", "9999-12-31
 
 
 @pytest.mark.parametrize("text", OUTSIDE)
-def test_a_time_at_the_ends_of_the_calendar_is_refused(text: str) -> None:
+def test_a_time_at_the_calendars_end_is_refused(text: str) -> None:
     assert not is_time(text)
     with pytest.raises(ValueError, match="is not a time in ISO 8601 with its time zone, in 1900 to 8999"):
         read_stamp(text)
 
 
 @pytest.mark.parametrize("text", ["1900-01-01T00:00:00+14:00", "8999-12-31T23:59:59-14:00"])
-def test_the_longest_time_may_be_added_to_any_that_is_read(text: str) -> None:
+def test_the_longest_duration_can_be_added_to_any_time(text: str) -> None:
     assert is_time(text)
     actual = read_stamp(text)
     assert stamp(actual) == actual.astimezone(UTC).isoformat(timespec="microseconds")

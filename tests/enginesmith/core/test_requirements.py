@@ -1,5 +1,3 @@
-"""What an engine requires, as data: each kind of requirement met, not met and not known, and what is said of it."""
-
 import json
 
 import pytest
@@ -109,28 +107,28 @@ CPU = Machine(cpu="x86-64-v3")
         ),
     ],
 )
-def test_each_requirement_is_met_unmet_or_unknown_and_says_why(requirement, machine, state, words) -> None:
+def test_each_requirement_is_met_unmet_or_unknown_with_the_reason(requirement, machine, state, words) -> None:
     (result,) = evaluate((requirement,), machine)
     assert (result.state, result.words.startswith(words), bool(result.words)) == (state, True, bool(words))
     assert result.rules_out is (state == "unmet" and not isinstance(requirement, Product))
 
 
 @pytest.mark.parametrize(("here", "state"), [("1.30", "unmet"), ("1.31.1", "met"), ("1.32", "met")])
-def test_what_is_only_a_remark_rules_nothing_out_and_is_said_of_every_other_version(here: str, state: str) -> None:
+def test_a_remark_rejects_nothing_and_appears_for_every_other_version(here: str, state: str) -> None:
     saved = Runtime("ort", "1.31.1", loads=(("1.31.1", ""),), strict=False, remark="saved by ort")
     (result,) = evaluate((saved,), Machine(runtimes={"ort": here}))
     assert (result.state, result.rules_out) == (state, False)
     assert result.words == ("" if here == "1.31.1" else f"saved by ort 1.31.1; {here} is here")
 
 
-def test_a_machine_here_asks_its_own_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_local_machine_checks_its_own_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("enginesmith.core.hardware.cpu_kinds.platform.machine", lambda: "x86_64")
     monkeypatch.setattr("enginesmith.core.hardware.cpu_kinds.machine_flags", lambda: frozenset(["popcnt"]))
     (result,) = evaluate((Instructions("x86-64", ("popcnt", "amx_int8")),), Machine(here=True))
     assert result.words == "compiled for x86-64, and this CPU has no amx_int8"
 
 
-def test_what_is_installed_here_is_looked_up_for_what_is_required_alone(monkeypatch) -> None:
+def test_only_required_distributions_are_looked_up(monkeypatch) -> None:
     requests: list[str] = []
     monkeypatch.setattr(
         "enginesmith.core.hardware.machine._find_installed_version",
@@ -167,7 +165,7 @@ version = st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda parts:
 
 
 @given(version, version)
-def test_versions_are_compared_as_far_as_both_are_given(built: str, here: str) -> None:
+def test_versions_are_compared_in_their_common_parts(built: str, here: str) -> None:
     later = judge(Runtime("x", built, loads=((built, ""),)), Machine(runtimes={"x": here}))
     count = min(len(numbers(built)), len(numbers(here)))
     assert (later.state == "met") is (numbers(built)[:count] <= numbers(here)[:count])
@@ -177,7 +175,7 @@ def test_versions_are_compared_as_far_as_both_are_given(built: str, here: str) -
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
-def test_no_text_in_the_place_of_a_version_breaks_the_comparison(built: str, here: str) -> None:
+def test_any_text_can_be_compared_as_a_version(built: str, here: str) -> None:
     for runtime in (Runtime("x", built), Runtime("x", built, loads=((built, here),)), Driver(built, here)):
         judge(runtime, Machine(driver=here, runtimes={"x": here}))
 
@@ -186,7 +184,7 @@ capability = st.tuples(st.integers(0, 30), st.integers(0, 9))
 
 
 @given(capability, capability)
-def test_each_wider_match_takes_what_the_narrower_one_takes(built: tuple[int, int], here: tuple[int, int]) -> None:
+def test_each_wider_match_includes_the_narrower_one(built: tuple[int, int], here: tuple[int, int]) -> None:
     exact, family, least = (
         judge(Gpu("x", built, match), Machine(here)).state == "met" for match in ("exact", "family", "at_least")
     )

@@ -1,5 +1,3 @@
-"""The pieces of what people read."""
-
 import pytest
 
 from enginesmith.core.text import (
@@ -14,7 +12,7 @@ from enginesmith.core.text import (
 
 
 @pytest.mark.parametrize(
-    ("word", "known", "otherwise", "said"),
+    ("word", "names", "otherwise", "expected"),
     [
         ("fp61", ["fp32", "fp16"], None, "did you mean 'fp16'?"),
         ("xyz", ["fp32", "fp16"], None, "known: fp32, fp16"),
@@ -23,12 +21,12 @@ from enginesmith.core.text import (
         ("xyz", ["fp32"], "", ""),
     ],
 )
-def test_the_nearest_word_or_all_that_are_known(word, known, otherwise, said):
-    assert suggest(word, known, otherwise) == said
+def test_the_nearest_word_or_all_known_words_are_suggested(word, names, otherwise, expected):
+    assert suggest(word, names, otherwise) == expected
 
 
 @pytest.mark.parametrize(
-    ("word", "known", "meant"),
+    ("word", "names", "meant"),
     [
         ("modle", ["model", "source"], "model"),
         ("FP16", ["fp32", "fp16"], "fp16"),
@@ -46,17 +44,17 @@ def test_the_nearest_word_or_all_that_are_known(word, known, otherwise, said):
         ("", ["x"], None),
     ],
 )
-def test_only_a_word_that_is_near_is_suggested(word, known, meant):
-    assert find_nearest(word, known) == meant
+def test_only_a_near_word_is_suggested(word, names, meant):
+    assert find_nearest(word, names) == meant
 
 
-def test_the_first_of_a_list_and_how_many_are_left():
+def test_a_long_list_is_shortened_with_a_count():
     assert join_first([], 2) == "" and join_first(["a", "b"], 2) == "a, b"
     assert join_first(["a", "b", "c"], 2) == "a, b and 1 more"
     assert join_first(["a", "b", "c", "d"], 2, "; ") == "a; b; and 2 more"
 
 
-def test_bytes_in_powers_of_1024():
+def test_bytes_are_shown_in_powers_of_1024():
     sizes = (None, 0, 512, 1023, 2048, 5 << 20, 40 << 30, 2 << 40)
     assert [format_bytes(size) for size in sizes] == [
         "",
@@ -84,6 +82,6 @@ def test_a_plain_number_has_no_exponent(value, text) -> None:
     assert format_plain(value) == text
 
 
-def test_checks_are_counted_out_of_all() -> None:
+def test_checks_are_counted_as_passed_of_all() -> None:
     assert format_checks({"passed": 38, "failed": 1, "not_measured": 1}) == "38/40"
     assert format_checks({"passed": 0, "failed": 0}) == ""

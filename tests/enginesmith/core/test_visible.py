@@ -1,5 +1,3 @@
-"""Text of others is shown as it is, but for what has no look of its own: that is shown as its escape."""
-
 import json
 
 import pytest
@@ -19,12 +17,13 @@ from enginesmith.core.text import visible, visible_json
         ("\x9b31m\u202egnp\u2028\ufeff\ud800", r"\x9b31m\u202egnp\u2028\ufeff\ud800"),
     ],
 )
-def test_what_a_terminal_obeys_is_shown_as_its_escape(text: str, shown: str) -> None:
+def test_control_characters_are_shown_as_escapes(text: str, shown: str) -> None:
     assert visible(text) == shown
+    assert visible(text, allow="") == shown.replace("\n", r"\n").replace("\t", r"\t")
 
 
 @given(st.text(st.characters(), max_size=40))
-def test_nothing_is_left_that_cannot_be_seen_and_json_means_the_same(text: str) -> None:
+def test_no_invisible_character_remains_and_json_keeps_its_meaning(text: str) -> None:
     assert all(char.isprintable() or char in "\n\t" or char.isspace() for char in visible(text))
     written = visible_json(json.dumps(text, ensure_ascii=False))
     assert json.loads(written) == text

@@ -65,7 +65,7 @@ def test_every_object_is_valid_by_kserves_own_schema(store: Store, how: dict[str
         assert not validator.is_valid({**item, "spec": {**item["spec"], "no-such-field": 1}})
 
 
-def test_a_uri_is_pulled_by_the_clients_image_and_an_image_needs_none(store: Store) -> None:
+def test_a_uri_needs_the_clients_image_and_an_image_needs_none(store: Store) -> None:
     container, service = deployment(store).to_objects()
     assert container["spec"]["supportedUriFormats"] == [{"prefix": "enginesmith://"}]
     assert container["spec"]["container"]["command"] == ["enginesmith", "initialize"]
@@ -90,7 +90,7 @@ def test_images_are_named_once_and_by_digest(store: Store, how: dict[str, str]) 
         deployment(store, **how)
 
 
-def test_uris_are_arguments_of_pull() -> None:
+def test_uris_become_arguments_of_pull() -> None:
     uri = storage_uri("digits:stable", [("target", "l4"), ("runtime", "tensorrt=10.16.1"), ("proven-only", "")])
     assert pull_arguments(uri) == [
         "digits:stable", "--target", "l4", "--runtime", "tensorrt=10.16.1", "--proven-only", "--layout", "triton",
@@ -117,7 +117,7 @@ def run(*arguments: str) -> int:
     return 0
 
 
-def test_the_command_answers_as_kserve_asks(store: Store, tmp_path: Path, capsys) -> None:
+def test_the_command_answers_like_kserve_requires(store: Store, tmp_path: Path, capsys) -> None:
     publish_engines(store, [cpu_engine(store, 1)])
     publish_engines(store, [cpu_engine(store, 2)], model="letters")
     dest = [str(tmp_path / name) for name in ("one", "two")]
@@ -136,12 +136,12 @@ def test_the_command_answers_as_kserve_asks(store: Store, tmp_path: Path, capsys
 
 def test_pull_writes_the_objects(store: Store, tmp_path: Path) -> None:
     publish_engines(store, [cpu_engine(store, 1)])
-    asked = ("pull", "digits", "--layout", "kserve", "--dest", str(tmp_path / "k"), "--registry", store.uri)
-    assert run(*asked, "--target", "cpu", "--image", IMAGE) == 0
+    arguments = ("pull", "digits", "--layout", "kserve", "--dest", str(tmp_path / "k"), "--registry", store.uri)
+    assert run(*arguments, "--target", "cpu", "--image", IMAGE) == 0
     objects = list(yaml.safe_load_all((tmp_path / "k" / "digits.yaml").read_text()))
     assert [item["kind"] for item in objects] == ["ClusterStorageContainer", "InferenceService"]
     uri = objects[1]["spec"]["predictor"]["model"]["storageUri"]
     assert uri == "enginesmith://digits@1?target=cpu&precision=fp32"
     assert run("initialize", uri, str(tmp_path / "m"), "--registry", store.uri) == 0
-    assert run(*asked, "--target", "cpu") == 2 and run(*asked, "--image", IMAGE) == 2
-    assert run(*asked, "--target", "cpu", "--image", IMAGE, "--follow") == 2
+    assert run(*arguments, "--target", "cpu") == 2 and run(*arguments, "--image", IMAGE) == 2
+    assert run(*arguments, "--target", "cpu", "--image", IMAGE, "--follow") == 2

@@ -39,10 +39,10 @@ def test_a_version_arrives_whole_and_once(store: Store, tmp_path: Path, back: bo
     source, dest = (other, store) if back else (store, other)
     manifest = publish(source)
     channels.promote(source, manifest, "stable", why="good")
-    found = mirror(source, [parse_reference("digits:stable")], dest, with_channels=True, by="ada")
+    copy = mirror(source, [parse_reference("digits:stable")], dest, with_channels=True, by="ada")
     blobs = len(manifest.blobs())
-    assert (found.versions, found.copied, found.present, found.moved) == (("digits@1",), blobs, 0, ("digits:stable",))
-    assert found.size_bytes == sum(dest.size(digest) for digest in manifest.blobs())
+    assert (copy.versions, copy.copied, copy.present, copy.moved) == (("digits@1",), blobs, 0, ("digits:stable",))
+    assert copy.size_bytes == sum(dest.size(digest) for digest in manifest.blobs())
     assert verify(dest).problems == () and locate(dest, parse_reference("digits")).manifest == manifest
     assert [entry.status for entry in judge_entries(dest, manifest)] == ["proven", "proven"]
     assert dest.read(page_key("digits", "1")) == b"<html>"
@@ -55,15 +55,15 @@ def test_a_version_arrives_whole_and_once(store: Store, tmp_path: Path, back: bo
     assert (again.copied, again.present, set(dest.list())) == (0, blobs, before)
 
 
-def test_killed_at_every_call_it_goes_on(tmp_path: Path) -> None:
+def test_a_mirror_killed_at_any_call_can_continue(tmp_path: Path) -> None:
     source = MemoryStore(uri="memory://source")
     manifest = publish(source)
     work = partial(mirror, source, [parse_reference("digits")])
     for step in steps_of(MemoryStore(), work)[1::2]:
         dest, _ = run_alone(MemoryStore(), work, kill_at=step)
         assert verify(dest).sound, step
-        known = [key for key in dest.objects if key.startswith("blobs/")]
-        assert work(dest).present >= len(known) - 1 and verify(dest).sound and manifest.blobs(), step
+        blob_keys = [key for key in dest.objects if key.startswith("blobs/")]
+        assert work(dest).present >= len(blob_keys) - 1 and verify(dest).sound and manifest.blobs(), step
 
 
 def test_damaged_blobs_are_not_copied(store: Store, tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_another_version_of_that_name_stays(store: Store, tmp_path: Path) -> Non
         mirror(store, [parse_reference("digits")], store)
 
 
-def test_channels_take_their_evidence_along_and_meet_the_other_sites_policy(store: Store, tmp_path: Path) -> None:
+def test_channels_move_with_their_evidence_under_the_other_sites_policy(store: Store, tmp_path: Path) -> None:
     one, two = publish(store, "a"), publish(store, "b")
     channels.promote(store, one, "stable")
     result = passed(store, two, one)

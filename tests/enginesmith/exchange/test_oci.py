@@ -44,7 +44,7 @@ def check(root: Path) -> list[dict[str, Any]]:
     assert top["schemaVersion"] == 2 and top["mediaType"] == "application/vnd.oci.image.index.v1+json"
     tags = [item["annotations"]["org.opencontainers.image.ref.name"] for item in top["manifests"]]
     assert len(set(tags)) == len(tags) and all(map(TAG.fullmatch, tags))
-    found = []
+    paths = []
     for item in top["manifests"]:
         document = read(root, item)
         if item["mediaType"] == "application/vnd.oci.image.index.v1+json":
@@ -53,8 +53,8 @@ def check(root: Path) -> list[dict[str, Any]]:
                 check_image(root, inner)
         else:
             check_image(root, item)
-            found.append(item)
-    return found
+            paths.append(item)
+    return paths
 
 
 def read(root: Path, descriptor: dict[str, Any]) -> Any:
@@ -85,13 +85,13 @@ def check_image(root: Path, descriptor: dict[str, Any]) -> None:
 
 
 @on_each_store
-def test_engines_by_the_rules_of_the_format(store: Store, tmp_path: Path) -> None:
+def test_engines_follow_the_rules_of_the_format(store: Store, tmp_path: Path) -> None:
     publish(store)
-    found = exported(store, tmp_path / "out")
-    assert found == ("digits-1", "digits-1-cpu-fp32-onnxruntime", "digits-1-l4-int8-tensorrt-rtx")
+    images = exported(store, tmp_path / "out")
+    assert images == ("digits-1", "digits-1-cpu-fp32-onnxruntime", "digits-1-l4-int8-tensorrt-rtx")
     cpu, gpu = check(tmp_path / "out")
     entry = locate(store, parse_reference("digits")).manifest.engines[1]
-    wanted = {
+    annotations = {
         "model": "digits",
         "version": "1",
         "target": "l4",
@@ -102,7 +102,7 @@ def test_engines_by_the_rules_of_the_format(store: Store, tmp_path: Path) -> Non
         "status": "unproven",
         "engine": f"sha256:{entry.digest}",
     }
-    assert {key: gpu["annotations"][f"io.enginesmith.{key}"] for key in wanted} == wanted
+    assert {key: gpu["annotations"][f"io.enginesmith.{key}"] for key in annotations} == annotations
     assert "io.enginesmith.compute-capability" not in cpu["annotations"]
     layer = read(tmp_path / "out", read(tmp_path / "out", gpu)["layers"][0])
     with tarfile.open(layer) as tar:
@@ -130,21 +130,21 @@ def test_the_same_engines_give_the_same_bytes_and_layouts_grow(store: Store, tmp
 
 
 def test_a_tag_is_never_taken_from_another_version(store: Store, tmp_path: Path) -> None:
-    publish_engines(store, [engine(store)], wanted="1-2", channel=None)
-    publish_engines(store, [engine(store, "l4")], model="digits-1", wanted="2", channel=None)
+    publish_engines(store, [engine(store)], version="1-2", channel=None)
+    publish_engines(store, [engine(store, "l4")], model="digits-1", version="2", channel=None)
     exported(store, tmp_path / "oci", "digits@1-2")
     exported(store, tmp_path / "oci", "digits@1-2")
-    with pytest.raises(InputError, match="the tag digits-1-2 is of digits@1-2; name another folder"):
+    with pytest.raises(InputError, match="the tag digits-1-2 belongs to digits@1-2; name another folder"):
         exported(store, tmp_path / "oci", "digits-1@2")
 
 
-def test_what_may_not_be_exported(store: Store, tmp_path: Path) -> None:
+def test_unexportable_versions_are_refused(store: Store, tmp_path: Path) -> None:
     publish(store)
     assert len(exported(store, tmp_path / "proven", proven_only=True)) == 2
     entry = locate(store, parse_reference("digits")).manifest.engines[1]
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "notes.txt").write_text("mine")
-    with pytest.raises(InputError, match="is no OCI layout"):
+    with pytest.raises(InputError, match="is not an OCI layout"):
         exported(store, tmp_path / "else")
     (tmp_path / "proven" / "index.json").write_text("[]")
     with pytest.raises(InputError, match="damaged"):
@@ -170,9 +170,9 @@ def test_skopeo_reads_and_copies_it(store: Store, tmp_path: Path) -> None:
         command = ["skopeo", "--insecure-policy", *words]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
-    told = json.loads(skopeo("inspect", f"oci:{tmp_path / 'out'}:digits-1-l4-int8-tensorrt-rtx"))
-    assert told["Labels"]["io.enginesmith.compute-capability"] == "8.9"
-    assert told["Os"] == "linux" and len(told["Layers"]) == 1
+    inspection = json.loads(skopeo("inspect", f"oci:{tmp_path / 'out'}:digits-1-l4-int8-tensorrt-rtx"))
+    assert inspection["Labels"]["io.enginesmith.compute-capability"] == "8.9"
+    assert inspection["Os"] == "linux" and len(inspection["Layers"]) == 1
     raw = json.loads(skopeo("inspect", "--raw", f"oci:{tmp_path / 'out'}:digits-1"))
     assert len(raw["manifests"]) == 2
     skopeo(
@@ -185,8 +185,8 @@ def test_skopeo_reads_and_copies_it(store: Store, tmp_path: Path) -> None:
 def test_a_model_car_holds_the_repository_from_which_triton_serves(store: Store, tmp_path: Path) -> None:
     entries = [cpu_engine(store, 1), plan(store, "l4"), engine(store, "l4", "int8", status="unproven")]
     publish_with_golden(store, entries, tmp_path, "a")
-    found = exported(store, tmp_path / "oci", triton=True)
-    assert found == ("digits-1-triton", "digits-1-cpu-fp32-onnxruntime-triton", "digits-1-l4-fp16-tensorrt-triton")
+    tags = exported(store, tmp_path / "oci", triton=True)
+    assert tags == ("digits-1-triton", "digits-1-cpu-fp32-onnxruntime-triton", "digits-1-l4-fp16-tensorrt-triton")
     exported(store, tmp_path / "oci")  # the plain ones beside them
     images = {item["annotations"]["org.opencontainers.image.ref.name"]: item for item in check(tmp_path / "oci")}
     document = read(tmp_path / "oci", images["digits-1-l4-fp16-tensorrt-triton"])

@@ -165,9 +165,9 @@ class Handler(BaseHTTPRequestHandler):
     def rewrite(self, source: str, dest: str, query: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
         stored = self.store.find(source)
         self.store.check(source, query, "ifSourceGenerationMatch")
-        made = self.store.store({"name": dest, "metadata": stored.metadata}, {}, stored.data)
+        object_facts = self.store.store({"name": dest, "metadata": stored.metadata}, {}, stored.data)
         size = str(len(stored.data))
-        return _json({"done": True, "resource": made, "objectSize": size, "totalBytesRewritten": size})
+        return _json({"done": True, "resource": object_facts, "objectSize": size, "totalBytesRewritten": size})
 
     def media(self, stored: Stored, query: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
         headers = {"X-Goog-Generation": str(stored.generation), "Content-Type": "application/octet-stream"}

@@ -1,10 +1,8 @@
 """The tests' object stores, each a real server on loopback: its start, its requests, and writes past the store."""
 
 import re
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +10,6 @@ from enginesmith.registry.store.base import bucket_at
 from enginesmith.registry.store.objects.store import ObjectStore
 from tests.enginesmith import s3_server
 from tests.enginesmith.object_stores import azure_server
-from tests.waiting import PATIENCE_S
 
 BUCKET = s3_server.BUCKET
 FOREIGN = (
@@ -70,16 +67,8 @@ class Gcs(ServerKind):
     name, missing = "gs", (404, "The specified bucket does not exist.")
     write, look, part = "POST", "GET", 256 << 10
 
-    @contextmanager
-    def serving(self) -> Iterator[str]:
-        command = [sys.executable, str(Path(__file__).with_name("gcs_server.py"))]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdin is not None and server.stdout is not None
-            try:
-                yield server.stdout.readline().strip()
-            finally:
-                server.stdin.close()
-                server.wait(PATIENCE_S)
+    def serving(self) -> AbstractContextManager[str]:
+        return s3_server.started(str(Path(__file__).with_name("gcs_server.py")))
 
     def overwrite(self, store: ObjectStore, key: str, data: bytes) -> None:
         from enginesmith.registry.store.gcs.requests import connect

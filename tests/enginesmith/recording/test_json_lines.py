@@ -1,5 +1,3 @@
-"""Lines of JSON that come from other programs."""
-
 import pytest
 
 from enginesmith.core.errors import DataError
@@ -9,7 +7,7 @@ from enginesmith.recording.json_lines import JsonLinesReader
 @pytest.mark.parametrize(
     "line", ['{"at": 0, "at": 1}', '{"inputs": {"x": [1], "x": [2]}}', '{"a": [{"b": {"c": 1, "c": 1}}]}']
 )
-def test_a_key_that_is_given_twice_is_refused_with_its_line(tmp_path, line):
+def test_a_duplicate_key_is_refused_with_its_line(tmp_path, line):
     path = tmp_path / "traffic.jsonl"
     path.write_text(f'{{"format": 1}}\n{line}\n')
     with pytest.raises(DataError, match=r"traffic\.jsonl:2: is not JSON \(key '.+' is given twice\); remove the line"):

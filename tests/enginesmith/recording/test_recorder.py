@@ -1,5 +1,3 @@
-"""Recording: whole lines from many writers, within limits, and never an error for the one who serves."""
-
 import fcntl
 import json
 import os
@@ -72,7 +70,7 @@ def test_a_child_waits_for_its_parents_lock(tmp_path):
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_half_a_line_of_a_killed_writer_is_taken_back(tmp_path):
+def test_half_a_line_of_a_killed_writer_is_removed(tmp_path):
     path = tmp_path / "traffic.jsonl"
     with Recorder(path) as recorder:
         recorder.append(inputs())
@@ -85,17 +83,17 @@ def test_half_a_line_of_a_killed_writer_is_taken_back(tmp_path):
 
 
 @pytest.mark.parametrize("data", [b"PK\3\4\n\0", b"import torch\nx", b'{\n  "a": 1\n}'])
-def test_a_file_of_something_else_stays_unchanged(tmp_path, data):
+def test_a_file_with_other_content_stays_unchanged(tmp_path, data):
     (tmp_path / "model.py").write_bytes(data)
     with pytest.raises(InputError, match="is left as it is"):
         Recorder(tmp_path / "model.py")
     assert (tmp_path / "model.py").read_bytes() == data
 
 
-def test_it_stops_at_its_size_and_keeps_a_sample(tmp_path):
+def test_a_recorder_stops_at_its_size_and_keeps_a_sample(tmp_path):
     with Recorder(tmp_path / "small.jsonl", max_bytes=600) as recorder:
-        kept = [recorder.append(inputs()) for _ in range(10)]
-    assert kept == [True, True, *[False] * 8] and recorder.full and recorder.lost == 8
+        is_recorded = [recorder.append(inputs()) for _ in range(10)]
+    assert is_recorded == [True, True, *[False] * 8] and recorder.full and recorder.lost == 8
     assert (tmp_path / "small.jsonl").stat().st_size <= 600
     with Recorder(tmp_path / "sample.jsonl", sampling=0.25, seed=0) as recorder:
         for _ in range(400):
@@ -121,7 +119,7 @@ def test_appending_never_raises(tmp_path):
             Recorder(tmp_path / "x", sampling=wrong)
 
 
-def test_observations_are_bound_to_the_engine_that_was_pulled(tmp_path):
+def test_observations_belong_to_the_pulled_engine(tmp_path):
     described = {"model": "tiny", "version": "3", "manifest": "a" * 64, "digest": "b" * 64, "precision": "int8"}
     (tmp_path / "tiny.json").write_text(json.dumps(described))
     with ObservationLog(tmp_path / "log.jsonl", tmp_path / "tiny.json") as log:
@@ -129,9 +127,9 @@ def test_observations_are_bound_to_the_engine_that_was_pulled(tmp_path):
         for latency in (0.5, float("inf"), 2e9, 10**400, None):
             assert log.append(latency, ok=False, error="timed out")
         assert not log.append(float("nan")) and log.lost == 1
-    found = read_observations(tmp_path / "log.jsonl")
-    assert found.identity == EngineIdentity("tiny", "3", "a" * 64, "b" * 64, precision="int8")
-    assert found.ok == [True, *[False] * 5] and found.request[:2] == [5, None] and found.error[1] == "timed out"
+    table = read_observations(tmp_path / "log.jsonl")
+    assert table.identity == EngineIdentity("tiny", "3", "a" * 64, "b" * 64, precision="int8")
+    assert table.ok == [True, *[False] * 5] and table.request[:2] == [5, None] and table.error[1] == "timed out"
     (tmp_path / "tiny.json").write_text("[]")
     with pytest.raises(DataError, match="enginesmith pull"):
         ObservationLog(tmp_path / "other.jsonl", tmp_path / "tiny.json")
@@ -142,7 +140,7 @@ def test_observations_are_bound_to_the_engine_that_was_pulled(tmp_path):
     [{"latency": 0.0}, {"latency": -1e-6}, {"request": ""}, {"request": "x" * 201}, {"score": 1e31}, {"size": 0},
      {"latency": None}, {"score": 10**400}, {"outputs": {"y": Mock(__array__=Mock(side_effect=RuntimeError))}}],
 )  # fmt: skip
-def test_an_observation_that_no_reader_takes_is_lost_and_the_others_are_read(tmp_path, bad):
+def test_an_unreadable_observation_is_lost_and_the_others_are_kept(tmp_path, bad):
     with ObservationLog(tmp_path / "log.jsonl") as log:
         assert not log.append(**{"latency": 0.01} | bad) and log.lost == 1
         assert log.append(np.float32(0.5), request=np.int64(7), score=np.float32(0.5), size=np.int32(3))
@@ -154,7 +152,7 @@ def test_an_observation_that_no_reader_takes_is_lost_and_the_others_are_read(tmp
     "bad",
     [{"latency": 0}, {"at": 1e12}, {"inputs": {"x": np.float32([np.nan])}}, {"inputs": {"x": np.float32([np.inf])}}],
 )
-def test_a_request_that_no_reader_takes_is_lost_and_the_others_are_read(tmp_path, bad):
+def test_an_unreadable_request_is_lost_and_the_others_are_kept(tmp_path, bad):
     with Recorder(tmp_path / "traffic.jsonl") as recorder:
         assert not recorder.append(**{"inputs": inputs()} | bad) and recorder.lost == 1
         assert recorder.append(inputs(), 1.0)
@@ -166,20 +164,20 @@ def request_line(**changes):
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "message"),
     [
         (request_line(at=None), "at is given for some"),
         (request_line(at="now"), "at is 'now'"),
         (request_line(inputs=[1]), "inputs is missing"),
         (request_line(inputs={"x": encode_inputs(inputs())["x"]}), "no array for input 'ids'"),
-        (request_line(inputs={"x": "text", "ids": [1]}), "no array of numbers"),
+        (request_line(inputs={"x": "text", "ids": [1]}), "not an array of numbers"),
         (request_line(inputs={"x": [[1, 2], [3]], "ids": [1]}), "inhomogeneous"),
-        (request_line(inputs={"x": [[1, 2, None]], "ids": [1]}), "no array of numbers"),
+        (request_line(inputs={"x": [[1, 2, None]], "ids": [1]}), "not an array of numbers"),
         (request_line(inputs={"x": [[1, 2]], "ids": [1]}), "size 2 on axis 1"),
         (request_line(inputs={"y": [1], "ids": [1]}), "no input is named 'y'"),
         (request_line(inputs={"x": {"dtype": "object", "shape": [1], "data": ""}}), "dtype 'object'"),
         (request_line(inputs={"x": {"dtype": "float32", "shape": [-1], "data": ""}}), "a list of sizes"),
-        (request_line(inputs={"x": {"dtype": "float32", "shape": [10**9, 10**9], "data": ""}}), "another number"),
+        (request_line(inputs={"x": {"dtype": "float32", "shape": [10**9, 10**9], "data": ""}}), "not the size of"),
         (request_line(inputs={"x": {"dtype": "float32", "shape": [1], "data": "?"}}), "not base64"),
         (request_line(inputs={"x": [[1, 2, 1e39]], "ids": [1]}), "NaN or infinity"),
         (json.dumps({"kind": "enginesmith-observations", "format": 1}), "traffic of format 1"),
@@ -188,14 +186,14 @@ def request_line(**changes):
         ("{", "is not JSON"),
     ],
 )
-def test_bad_traffic_is_refused_by_its_line(tmp_path, bad, said):
+def test_bad_traffic_is_refused_by_its_line(tmp_path, bad, message):
     path = tmp_path / "traffic.jsonl"
     path.write_text(f"{request_line()}\n{bad}\n")
-    with pytest.raises(DataError, match=rf"traffic.jsonl:2: .*{said}"):
+    with pytest.raises(DataError, match=rf"traffic.jsonl:2: .*{message}"):
         read_traffic(path, SPECS)
 
 
-def test_traffic_by_hand_in_npz_and_too_much_of_it(tmp_path):
+def test_handwritten_traffic_in_npz_is_read_within_a_limit(tmp_path):
     path = tmp_path / "traffic.jsonl"
     path.write_text(json.dumps({"at": 5, "inputs": {"x": [[1, 2, 3]], "ids": [7]}}) + "\n{")
     traffic = read_traffic(path, SPECS)
@@ -220,18 +218,18 @@ def test_traffic_by_hand_in_npz_and_too_much_of_it(tmp_path):
         read_traffic(path, SPECS)
 
 
-def test_made_up_traffic_is_real_inputs_at_random_arrivals(tmp_path):
+def test_generated_traffic_has_real_inputs_at_random_arrivals(tmp_path):
     np.savez(tmp_path / "samples.npz", x=np.arange(12.0).reshape(4, 3), ids=np.arange(4))
     actual = list(made_up(tmp_path / "samples.npz", 100.0, 500, 2, 0))
     gaps = np.diff([at for at, _ in actual])
     assert gaps.mean() == pytest.approx(0.01, rel=0.15) and gaps.std() == pytest.approx(0.01, rel=0.25)
     assert [list(inputs["ids"]) for _, inputs in actual[:3]] == [[0, 1], [2, 3], [0, 1]]
     np.savez(tmp_path / "samples.npz", x=np.zeros((4, 3)), ids=np.arange(3))
-    with pytest.raises(DataError, match="every input needs as many"):
+    with pytest.raises(DataError, match="all inputs need the same number"):
         list(made_up(tmp_path / "samples.npz", 1.0, None, 1, 0))
 
 
-def test_labels_among_samples_are_no_inputs_and_are_left_out(tmp_path):
+def test_labels_among_samples_are_left_out(tmp_path):
     samples = {"x": np.arange(12, dtype=np.float32).reshape(4, 3), "ids": np.arange(4), "label": np.zeros(4, np.int64)}
     np.savez(tmp_path / "golden.npz", **samples)
     path = tmp_path / "made.jsonl"
@@ -247,15 +245,15 @@ def test_labels_among_samples_are_no_inputs_and_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "kept"), [(None, ""), (ValueError("a bad stride"), "a bad stride"), ("no file \udcff", "no file ?")]
+    ("error", "expected"), [(None, ""), (ValueError("a bad stride"), "a bad stride"), ("no file \udcff", "no file ?")]
 )
-def test_an_error_without_text_does_not_fail_the_request(tmp_path, error, kept):
+def test_an_error_without_text_does_not_fail_the_request(tmp_path, error, expected):
     with ObservationLog(tmp_path / "log.jsonl") as log:
         assert log.append(0.0, ok=False, error=error)
-    assert read_observations(tmp_path / "log.jsonl").error == [kept]
+    assert read_observations(tmp_path / "log.jsonl").error == [expected]
 
 
-def test_traffic_keeps_when_it_began_and_the_model_it_is_of(tmp_path):
+def test_traffic_keeps_its_start_and_its_model(tmp_path):
     with Recorder(tmp_path / "a.jsonl", model="digits") as recorder:
         for at in (1_700_000_003.0, 1_700_000_001.0):
             recorder.append({"x": np.zeros((1, 2), np.float32)}, at)

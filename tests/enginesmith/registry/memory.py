@@ -259,7 +259,7 @@ def run_two(
 def mark_late(store: Any, name: str) -> Callable[[], bool]:
     """Mark a name as a collection does that had looked before the name was served; gives whether it is still marked."""
     shard = leases.shard_of(name)
-    leases.update_state(store, lambda known: replace(known, generation=1, latest=1, shards=(shard,)))
+    leases.update_state(store, lambda state: replace(state, generation=1, latest=1, shards=(shard,)))
     tombstone = leases.Tombstone(datetime(2026, 1, 1, tzinfo=UTC), 1)
-    leases.update_shard(store, shard, lambda known: replace(known, waiting={name: tombstone}))
+    leases.update_shard(store, shard, lambda state: replace(state, waiting={name: tombstone}))
     return lambda: name in leases.read_shards(store, [shard])[shard].waiting

@@ -10,7 +10,7 @@ from tests.enginesmith.registries import engine, publish_engines
 from tests.enginesmith.registry.counting import CountingStore
 
 
-def test_it_counts_what_a_bucket_gets(s3_uri: str, tmp_path: Path) -> None:
+def test_the_counter_counts_requests_to_a_bucket(s3_uri: str, tmp_path: Path) -> None:
     bucket, memory = open_store(s3_uri, create=True), CountingStore()
     sent: Counter[str] = Counter()
 
@@ -31,7 +31,7 @@ def test_it_counts_what_a_bucket_gets(s3_uri: str, tmp_path: Path) -> None:
     events.register("before-send.s3", note)
     work(bucket)
     events.unregister("before-send.s3", note)
-    with memory.counted() as found:
+    with memory.counted() as counts:
         work(memory)
-    counted = Counter({"GET": found.kinds.pop("UNCHANGED")}) + found.kinds
+    counted = Counter({"GET": counts.kinds.pop("UNCHANGED")}) + counts.kinds
     assert counted == sent

@@ -1,5 +1,3 @@
-"""Versions that pin other versions: read, judged, kept, and never published in part."""
-
 from dataclasses import replace
 
 import pytest
@@ -61,7 +59,7 @@ def pin(name: str, manifest: Manifest) -> PinnedGraph:
     return PinnedGraph(name, manifest.model, manifest.version, manifest.digest, {"image": f"{name}.image"})
 
 
-def test_pins_are_read_back_in_their_order(store: Store) -> None:
+def test_pins_keep_their_order(store: Store) -> None:
     whole = publish_whole(store, publish_graphs(store))
     again = parse(whole.to_bytes())
     assert again == whole
@@ -78,10 +76,10 @@ def test_an_ensemble_whose_graph_is_gone_is_not_published(store: Store) -> None:
     assert versions(store, "pair") == []
 
 
-def test_a_graph_is_the_version_that_was_pinned(store: Store) -> None:
+def test_a_graph_equals_its_pinned_version(store: Store) -> None:
     graphs = publish_graphs(store)
     other = replace(pin("encoder", graphs["encoder"]), manifest="0" * 64)
-    with pytest.raises(IntegrityError, match=f"with manifest {'0' * 64}, and that is now"):
+    with pytest.raises(IntegrityError, match=f"with manifest {'0' * 64}, but the manifest is now"):
         load_pinned(store, other)
 
 
@@ -113,7 +111,7 @@ def test_an_ensemble_engine_has_the_worst_status_of_its_graphs(store: Store) -> 
     assert "has no usable engine" in str(policy_refusal(store, whole, "stable"))
 
 
-def test_a_proof_of_its_graphs_alone_is_none_of_the_whole(store: Store) -> None:
+def test_proven_graphs_alone_do_not_prove_the_ensemble(store: Store) -> None:
     graphs = publish_graphs(store, statuses={"decoder": "unproven"})
     whole = publish_whole(store, graphs)
     decoder = graphs["decoder"].engines[0]
@@ -155,7 +153,7 @@ def test_pinned_versions_are_kept_as_long_as_the_ensemble(store: Store) -> None:
     assert not garbage.blobs.keys() & set(engines.values())
 
 
-def test_what_is_pinned_stays_where_the_ensemble_cannot_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinned_versions_of_an_undeletable_ensemble_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer secures the ensemble first, then its graphs; a collection may come in between."""
     store, rules, mark = MemoryStore(), Rules(versions=1, moves=0), Sweep._mark
     for content in ("a", "b"):

@@ -57,7 +57,7 @@ def states(store: Store, **how: object) -> dict[str, str]:
 
 
 @on_each_store
-def test_in_two_steps_and_not_before_the_grace_is_over(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_is_deleted_in_two_steps_after_the_grace_period(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = publish(store, "a", "b")
     attach_page(store, old, b"<html>", b"{}")
     engine_of_old = str(old.engines[0].digest)
@@ -97,7 +97,7 @@ def test_gc_keeps_versions_that_channels_can_roll_back_to(memory: MemoryStore) -
     assert left(memory) == ["3", "4", "6"]
 
 
-def test_pins(memory: MemoryStore) -> None:
+def test_pinned_versions_are_kept(memory: MemoryStore) -> None:
     one, *_ = publish(memory, *"abc")
     assert pin(memory, one, by="ada", why="for the paper") and not pin(memory, one)
     assert list_pinned(memory, "digits") == ["1"]
@@ -112,11 +112,11 @@ def test_pins(memory: MemoryStore) -> None:
         pin(memory, one)
 
 
-def test_a_number_is_never_given_twice(memory: MemoryStore) -> None:
+def test_a_version_number_is_never_used_twice(memory: MemoryStore) -> None:
     """The highest number stays though other names sort after it: the next one is counted from it."""
     publish(memory, *"ab")
     for content, name in (("zeros", "007"), ("time", "1764460430123456789"), ("named", "v1")):
-        publish_engines(memory, [engine(memory)], content, channel=None, wanted=name)
+        publish_engines(memory, [engine(memory)], content, channel=None, version=name)
     collect(memory, ONE, AT_ONCE, delete=True)
     assert left(memory) == ["2", "v1"]
     assert publish(memory, "c")[0].version == "3"
@@ -146,7 +146,7 @@ def test_records_go_with_their_blobs_and_stay_with_them(memory: MemoryStore) -> 
     assert recall(memory, "export", "0" * 64) == {} and memory.read(record_key("ranges", "1" * 64)) is None
 
 
-def test_remains_of_a_version_go(memory: MemoryStore) -> None:
+def test_remains_of_a_version_are_deleted(memory: MemoryStore) -> None:
     (one,) = publish(memory, "a")
     entry = one.engines[0]
     memory.create(attestation_key("digits", "7", str(entry.digest), "0" * 64), b"{}")
@@ -156,7 +156,7 @@ def test_remains_of_a_version_go(memory: MemoryStore) -> None:
     assert not list(memory.list("models/digits/versions/7/"))
 
 
-def test_a_marked_name_that_is_needed_again_is_taken_off(memory: MemoryStore) -> None:
+def test_a_marked_name_that_is_needed_again_is_unmarked(memory: MemoryStore) -> None:
     one, _ = publish(memory, *"ab")
     collect(memory, ONE, delete=True)
     channels.promote(memory, one, "stable")
@@ -187,7 +187,7 @@ def test_gc_stops_at_an_unreadable_document(memory: MemoryStore, key: str, words
     )
 
 
-def test_leases_of_the_dead_are_found_and_go(memory: MemoryStore) -> None:
+def test_leases_of_dead_writers_are_found_and_deleted(memory: MemoryStore) -> None:
     publish(memory, "a")
     lease = take_lease(memory, "publishing digits")
     assert verify(memory).problems == () and collect(memory, ONE).leases[0].startswith("publishing digits (")
@@ -204,7 +204,7 @@ def test_a_publication_leaves_no_lease(memory: MemoryStore) -> None:
 
 
 @on_each_store
-def test_processes_that_publish_while_others_collect(store: Store) -> None:
+def test_publications_and_collections_can_run_in_parallel(store: Store) -> None:
     """The interleavings are tested by tests/simulation; this is the same with processes, on the stores themselves."""
     publish(store, *range(3))
 
@@ -228,9 +228,9 @@ def test_processes_that_publish_while_others_collect(store: Store) -> None:
     assert left(store)
 
 
-def test_a_manifest_that_stays_and_cannot_be_read_stops_it(store: Store) -> None:
+def test_an_unreadable_kept_manifest_stops_a_collection(store: Store) -> None:
     """Cut short, it names no engine any more; whoever restores it wants them back."""
-    [kept] = publish(store, "a")
+    [manifest] = publish(store, "a")
     key = manifest_key("digits", "1")
     whole = store.read(key) or b""
     assert store.replace(key, whole[:40], whole)
@@ -239,37 +239,37 @@ def test_a_manifest_that_stays_and_cannot_be_read_stops_it(store: Store) -> None
             collect(store, ONE, AT_ONCE, delete=delete)
     assert [problem.kind for problem in verify(store).problems] == ["edited"]
     assert store.replace(key, whole, whole[:40]) and states(store, delete=True, grace=AT_ONCE) == {}
-    assert all(map(store.has, kept.blobs()))
+    assert all(map(store.has, manifest.blobs()))
 
 
-def test_a_collection_that_finds_nothing_new_writes_no_marks_and_looks_at_one_shard_of_the_index(monkeypatch):
+def test_a_collection_without_new_garbage_writes_no_marks_and_reads_one_index_shard(monkeypatch):
     store = MemoryStore()
     publish(store, "a", "b")
     collect(store, ONE, delete=True)
-    read, asked, written = store.read, [], []
+    read, read_document, written = store.read, [], []
     update = leases.update_shard
-    monkeypatch.setattr(store, "read", lambda key: asked.append(key) or read(key))
+    monkeypatch.setattr(store, "read", lambda key: read_document.append(key) or read(key))
     monkeypatch.setattr(leases, "update_shard", lambda *args: written.append(args[1]) or update(*args))
     collect(store, ONE, delete=True)
     assert written == []
-    assert len([key for key in asked if key.startswith("index/")]) == 1
+    assert len([key for key in read_document if key.startswith("index/")]) == 1
 
 
 def test_a_collection_reads_histories_in_the_order_of_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, asked = MemoryStore(), []
+    store, reads = MemoryStore(), []
     (manifest,) = publish(store, "a")
     names = [f"c{number}" for number in range(8)]
     for name in names:
         channels.promote(store, manifest, name)
     read = store.read
-    monkeypatch.setattr(store, "read", lambda key: asked.append(key) or read(key))
+    monkeypatch.setattr(store, "read", lambda key: reads.append(key) or read(key))
     with registry_in_one_thread():
         collect(store, ONE)
-    histories = list(dict.fromkeys(key for key in asked if "/histories/" in key))
+    histories = list(dict.fromkeys(key for key in reads if "/histories/" in key))
     assert len(histories) == len(names) and histories == sorted(histories)
 
 
-def test_reports_of_nodes_that_are_gone_are_deleted_and_so_many_nodes_are_asked_as_are_read(monkeypatch):
+def test_reports_of_gone_nodes_are_deleted_and_the_reporting_share_adapts(monkeypatch):
     monkeypatch.setattr("enginesmith.registry.rollouts.reports.MOST_REPORTERS", 100)
     store = MemoryStore({MARKER: MARKER_CONTENT})
     publish_engines(store, [engine(store)], "one", channel="stable")
@@ -293,7 +293,7 @@ def test_reports_of_nodes_that_are_gone_are_deleted_and_so_many_nodes_are_asked_
     assert [collect_after(24 * 8 + hours, 20)[1] for hours in (0, 24, 48, 72)] == [200_000, 400_000, 800_000, 1_000_000]
 
 
-def test_a_rollout_has_its_reports_and_its_channel_its_share_whatever_a_collection_finds():
+def test_a_collection_keeps_a_rollouts_reports_and_its_channels_share():
     store, rollout = running("100%")
     tell(store, rollout, 0, NODES[:3])
     before = {key: data for key, data in store.objects.items() if key.startswith(SERVING)}

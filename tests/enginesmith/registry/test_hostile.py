@@ -79,10 +79,10 @@ class Scene:
 
     def put(self, name: str, data: bytes, moved: str | None = None) -> None:
         """Overwrite a document, or put it under the name that its bytes ask for."""
-        for known, key in self.keys.items():
+        for stored_key, key in self.keys.items():
             path = self.folder / "registry" / key
-            if path.read_bytes() != self.valid[known]:
-                path.write_bytes(self.valid[known])
+            if path.read_bytes() != self.valid[stored_key]:
+                path.write_bytes(self.valid[stored_key])
         (self.folder / "registry" / (moved or self.keys[name])).write_bytes(data)
 
 
@@ -132,7 +132,7 @@ def _hostile(scene: Scene, name: str) -> st.SearchStrategy[bytes]:
 
 
 @pytest.mark.parametrize("name", ["manifest", "channel", "record", "marker", "signature"])
-def test_a_hostile_document_under_a_fixed_name(scene: Scene, name: str) -> None:
+def test_a_hostile_document_with_a_fixed_name_is_refused(scene: Scene, name: str) -> None:
     @FEW
     @given(_hostile(scene, name))
     def attack(data: bytes) -> None:
@@ -143,7 +143,7 @@ def test_a_hostile_document_under_a_fixed_name(scene: Scene, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["attestation", "latency"])
-def test_a_hostile_document_under_its_own_digest(scene: Scene, name: str) -> None:
+def test_a_hostile_document_with_its_own_digest_is_refused(scene: Scene, name: str) -> None:
     @FEW
     @given(_hostile(scene, name))
     def attack(data: bytes) -> None:
@@ -158,7 +158,7 @@ def test_a_hostile_document_under_its_own_digest(scene: Scene, name: str) -> Non
 
 
 @pytest.mark.parametrize("field", ["machine", "created_at", "unit", "buckets", "anatomy"])
-def test_a_latency_report_without_what_is_shown_of_it_is_damaged(scene: Scene, field: str) -> None:
+def test_a_latency_report_without_its_shown_fields_is_damaged(scene: Scene, field: str) -> None:
     document = json.loads(scene.valid["latency"])
     for hostile in ({**document, field: 1}, {key: value for key, value in document.items() if key != field}):
         data = canonical_json(hostile)
@@ -169,7 +169,7 @@ def test_a_latency_report_without_what_is_shown_of_it_is_damaged(scene: Scene, f
         (scene.folder / "registry" / moved).unlink()
 
 
-def test_parsers_of_bytes_take_anything(scene: Scene) -> None:
+def test_parsers_accept_any_bytes(scene: Scene) -> None:
     @settings(max_examples=4 * EXAMPLES)
     @given(_hostile(scene, "manifest"), _hostile(scene, "signature"), damaged(scene.policy.read_bytes()))
     def attack(manifest: bytes, signature: bytes, policy: bytes) -> None:

@@ -57,14 +57,14 @@ class Scene:
             store, "digits", "stable", ChannelPolicy(("cpu",), canary=True, signed_by=(key,)), by="ada", why="rule 7"
         )
         policies.write(store, None, "candidate", ChannelPolicy())
-        held = leases.take_lease(store, "publishing")
+        lease = leases.take_lease(store, "publishing")
         collect(store, Rules(versions=1, moves=0), delete=True)
         leases.take_lease(store, "publishing later")
         self.keys = {
             "policy": policy_key("digits", "stable"),
             "policy of all": policy_key(None, "candidate"),
             "pin": pin_key("digits", "2"),
-            "lease": lease_key(held.id),
+            "lease": lease_key(lease.id),
             "marks": MARK_STATE,
         }
         self.waiting = marks.read_shards(store, marks.read_state(store).shards)
@@ -110,7 +110,7 @@ def test_a_hostile_document_deletes_nothing_that_is_needed(scene: Scene, name: s
     attack()
 
 
-def test_names_on_the_list_that_lead_elsewhere(scene: Scene) -> None:
+def test_listed_names_that_lead_elsewhere_are_refused(scene: Scene) -> None:
     place = scene.folder / "elsewhere"
     shutil.copytree(scene.root, place)
     (outside := scene.folder / "outside").mkdir()
@@ -134,7 +134,7 @@ def test_names_on_the_list_that_lead_elsewhere(scene: Scene) -> None:
     assert (outside / "manifest.json").read_bytes() == b"mine" and verify(store).sound
 
 
-def test_stamps_and_journals(tmp_path: Path) -> None:
+def test_hostile_stamps_and_journals_are_ignored(tmp_path: Path) -> None:
     blob = bytes(range(256)) * 20
     blob_digest, verifications = BlobDigest(digest_of_bytes(blob)), VerificationCache(tmp_path / "stamps")
     (path := tmp_path / "blob").write_bytes(blob)
@@ -175,7 +175,7 @@ def test_stamps_and_journals(tmp_path: Path) -> None:
     assert result == hashlib.sha256((tmp_path / "part").read_bytes()).hexdigest() != blob_digest.digest
 
 
-def test_oci_layouts_that_are_there_already(scene: Scene) -> None:
+def test_existing_oci_layouts_are_checked(scene: Scene) -> None:
     store, layout = open_store(scene.root), scene.folder / "oci"
     located = locate(store, DIGITS)
     export_oci(store, located, layout)

@@ -1,5 +1,3 @@
-"""Series of latencies: points are only added, by whichever writer; `verify`, `gc` and `mirror` know the documents."""
-
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -29,13 +27,13 @@ SERIES = LatencySeries("digits", "cpu fp32 onnxruntime", "batch=8", MachineKind(
 
 
 def point(day: int, version: str = "1", relative: float | None = 1.0, **more: object) -> SeriesPoint:
-    known = {"toolchain": {"onnxruntime": "1.30"}, "driver": None, "load": 0.1} | more
+    fields = {"toolchain": {"onnxruntime": "1.30"}, "driver": None, "load": 0.1} | more
     at = f"2026-{1 + day // 28:02}-{1 + day % 28:02}T00:00:00+00:00"
-    return SeriesPoint(at, version, "e" * 64, 1e-4, 9e-5, 1.1e-4, relative, 0.99, 1.01, **known)  # type: ignore[arg-type]
+    return SeriesPoint(at, version, "e" * 64, 1e-4, 9e-5, 1.1e-4, relative, 0.99, 1.01, **fields)  # type: ignore[arg-type]
 
 
 @on_each_store
-def test_points_are_added_in_the_order_of_time_and_each_once(store: Store) -> None:
+def test_points_are_added_once_in_the_order_of_time(store: Store) -> None:
     for day in (2, 1, 2):
         append_point(store, SERIES, point(day))
     (result,) = list_series(store, "digits")
@@ -57,7 +55,7 @@ def test_a_writer_that_lost_a_race_loses_no_point(store: Store, monkeypatch: pyt
     assert append_point(store, SERIES, point(2)).points == (point(1), point(2))
 
 
-def test_the_oldest_points_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_points_are_dropped(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latency_series, "MOST_POINTS", 3)
     for day in range(5):
         result = append_point(store, SERIES, point(day))
@@ -72,7 +70,7 @@ def test_a_new_reference_continues_the_level(tmp_path: Path) -> None:
     assert SERIES.with_reference("1").base == 1.0
 
 
-def test_a_damaged_series_is_not_written_over_and_is_found(store: Store, tmp_path: Path) -> None:
+def test_a_damaged_series_is_reported_and_not_overwritten(store: Store, tmp_path: Path) -> None:
     append_point(store, SERIES, point(1))
     assert verify(store).problems == ()
     (tmp_path / "registry" / SERIES.key).write_text('{"format": 1}')

@@ -1,5 +1,3 @@
-"""A lease is over by the store's clock for others, and a little earlier by a clock of its own for its holder."""
-
 import json
 from datetime import UTC, datetime, timedelta
 
@@ -22,7 +20,7 @@ from enginesmith.registry.store.layout import MARK_STATE, lease_key, mark_shard_
 from tests.enginesmith.registry.memory import MemoryStore, set_clocks
 
 
-def test_the_times_of_a_lease_are_of_the_stores_clock() -> None:
+def test_times_of_a_lease_use_the_stores_clock() -> None:
     store = MemoryStore()  # whose clock stands still on another day than this machine's
     take_lease(store, "publishing")
     (lease,) = list_leases(store)
@@ -30,7 +28,7 @@ def test_the_times_of_a_lease_are_of_the_stores_clock() -> None:
     assert lease.is_held(lease.expires - timedelta(microseconds=1)) and not lease.is_held(lease.expires)
 
 
-def test_a_holder_stops_before_others_count_its_lease_as_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_stops_before_its_lease_counts_as_over(monkeypatch: pytest.MonkeyPatch) -> None:
     store, move = MemoryStore(), set_clocks(monkeypatch, datetime(2026, 1, 1, tzinfo=UTC))
     with hold_lease(store, "publishing") as guard:
         move(PUBLISHING - timedelta(minutes=2))
@@ -41,7 +39,7 @@ def test_a_holder_stops_before_others_count_its_lease_as_over(monkeypatch: pytes
             guard.secure(["a" * 64])
 
 
-def test_a_holder_counts_from_before_it_asked_for_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_holder_counts_from_before_its_request_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that takes an hour says a time that is an hour old."""
     move = set_clocks(monkeypatch, datetime(2026, 1, 1, tzinfo=UTC))
 
@@ -54,7 +52,7 @@ def test_a_holder_counts_from_before_it_asked_for_the_time(monkeypatch: pytest.M
         guard.secure(["a" * 64])
 
 
-def test_a_lease_that_a_collection_removed_before_a_late_write_is_there_for_the_next_collection() -> None:
+def test_a_lease_removed_before_a_late_write_exists_for_the_next_collection() -> None:
     store = MemoryStore()
     with pytest.raises(ConflictError), hold_lease(store, "attesting", changes=("digits",)) as guard:
         store.remove(lease_key(guard.lease.id))

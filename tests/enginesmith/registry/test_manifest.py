@@ -65,7 +65,7 @@ def resealed(**changes: Any) -> bytes:
     return canonical_json({**document, "digest": digest_of(document)})
 
 
-def test_it_reads_back_and_always_gives_the_same_bytes() -> None:
+def test_a_manifest_survives_json_with_the_same_bytes() -> None:
     data = MANIFEST.to_bytes()
     assert parse(data) == MANIFEST and parse(data).to_bytes() == data
     assert json.loads(data)["digest"] == MANIFEST.digest
@@ -86,21 +86,21 @@ def test_shards_are_blobs_and_count_where_sizes_are_reported() -> None:
 
 
 @given(st.integers(0, 2000), st.integers(1, 255))
-def test_any_edit_is_found(position: int, change: int) -> None:
+def test_any_edit_is_detected(position: int, change: int) -> None:
     data = bytearray(MANIFEST.to_bytes())
     data[position % len(data)] ^= change
     with pytest.raises(IntegrityError):
         parse(bytes(data))
 
 
-def test_an_edit_by_hand_is_called_so() -> None:
+def test_a_manual_edit_is_reported_as_such() -> None:
     with pytest.raises(IntegrityError, match="edited by hand"):
         parse(MANIFEST.to_bytes().replace(b'"unproven"', b'"proven"'))
 
 
 def test_a_manifest_found_elsewhere_is_refused() -> None:
     assert parse(MANIFEST.to_bytes(), model="digits", version="1") == MANIFEST
-    with pytest.raises(IntegrityError, match=r"digits@2: it is that of digits@1"):
+    with pytest.raises(IntegrityError, match=r"digits@2: it belongs to digits@1"):
         parse(MANIFEST.to_bytes(), model="digits", version="2")
 
 
@@ -138,7 +138,7 @@ def test_a_function_is_read() -> None:
     [
         *((with_function(name), "spec.functions has the key .*must be the name of a graph") for name in NO_NAMES),
         *((with_function("f", name), "sources of spec.functions.f") for name in NO_PATHS),
-        (with_function("f", "a.py", "b.py"), "no source is function f a.py"),
+        (with_function("f", "a.py", "b.py"), "no source is named function f a.py"),
         (with_function("first"), "two of its graphs and functions are called 'first'"),
         ({"graphs": with_function("f")["graphs"] * 2}, "two of its graphs and functions are called 'first'"),
         ({"graphs": [{**with_function("f")["graphs"][0], "name": "a.b"}]}, r"graphs\[0\].name"),
@@ -238,10 +238,10 @@ json_values = st.recursive(
 )
 def test_any_document_is_read_or_refused_with_the_field(kind: str, extra: dict[str, Any], data: Any) -> None:
     names = [field.name for field in fields(KINDS[kind])] if kind in KINDS else []
-    given = {name: data.draw(json_values) for name in names} | extra | {"kind": kind}
+    document = {name: data.draw(json_values) for name in names} | extra | {"kind": kind}
     with suppress(Malformed):
-        requirement = decode(json.loads(json.dumps(given)), Requirement, "engines[0].requires[0]")
-        assert canonical_json(encode(requirement)) == canonical_json(given)
+        requirement = decode(json.loads(json.dumps(document)), Requirement, "engines[0].requires[0]")
+        assert canonical_json(encode(requirement)) == canonical_json(document)
         for machine in (Machine(), Machine((8, 9), "l4", "580.1", "13.0", {"x": "1"}, 1 << 30)):
             evaluate((requirement,), machine)
 
@@ -267,7 +267,7 @@ def test_documents_that_cannot_be_read_back_are_not_written() -> None:
         replace(MANIFEST, metrics={"fp32": {"accuracy": float("nan")}}).to_bytes()
 
 
-def test_it_names_every_blob_it_needs() -> None:
+def test_a_manifest_names_every_needed_blob() -> None:
     other = replace(ENTRY, digest="e" * 64, report="f" * 64)
     blobs = replace(MANIFEST, engines=(other,), report="a" * 64, sources={"onnx": "b" * 64}).blobs()
     assert {digest[0]: what for digest, what in blobs.items()} == {

@@ -1,5 +1,3 @@
-"""Blobs that are missing, cut or a link out of the registry: found by one look at each before they are vouched for."""
-
 from collections.abc import Callable
 
 import pytest
@@ -57,7 +55,9 @@ def manifest(store: Store, entries: tuple[EngineEntry, EngineEntry]) -> Manifest
 
 @each_damage
 @pytest.mark.parametrize("proven_only", [True, False])
-def test_promotion_refuses(store: Store, manifest: Manifest, damage: Damage, kind: str, proven_only: bool) -> None:
+def test_promotion_of_a_version_with_missing_blobs_is_refused(
+    store: Store, manifest: Manifest, damage: Damage, kind: str, proven_only: bool
+) -> None:
     digest = str(manifest.engines[0].digest)
     damage(store, digest)
     with pytest.raises(
@@ -69,7 +69,7 @@ def test_promotion_refuses(store: Store, manifest: Manifest, damage: Damage, kin
 
 
 @each_damage
-def test_pull_goes_on_to_the_next_engine_and_resolve_does_not_rank_what_is_lost(
+def test_pull_continues_with_the_next_engine_and_resolve_omits_lost_ones(
     store, entries, manifest, damage, kind, tmp_path
 ):
     damage(store, str(entries[0].digest))
@@ -86,14 +86,14 @@ def test_pull_goes_on_to_the_next_engine_and_resolve_does_not_rank_what_is_lost(
 
 
 @on_each_store
-def test_pull_goes_on_from_an_engine_whose_bytes_are_others(store, entries, manifest, tmp_path):
+def test_pull_continues_after_an_engine_with_wrong_bytes(store, entries, manifest, tmp_path):
     flip(store, str(entries[0].digest))
     pulled = pull(store, DIGITS, CPU, tmp_path)
     assert pulled.engine.precision == "int8" and "holds other bytes" in pulled.warnings[0]
 
 
 @each_damage
-def test_publishing_again_repairs_or_goes_on_beside_what_is_damaged(store, entries, manifest, damage, kind):
+def test_publishing_again_repairs_or_bypasses_damage(store, entries, manifest, damage, kind):
     damage(store, str(entries[0].digest))
     other = engine(store, precision="fp32", data=b"other bytes of the compiler")
     assert publish_engines(store, (other, entries[1])).manifest.version == "2"
@@ -111,7 +111,7 @@ def test_a_link_within_the_registry_is_a_blob(store: FileStore, manifest: Manife
     assert not store.has(digest)
 
 
-def test_a_look_at_engines_elsewhere_is_one_request_each(store_behind_proxy: ObjectStore, proxy: FaultyProxy) -> None:
+def test_checking_remote_engines_costs_one_request_each(store_behind_proxy: ObjectStore, proxy: FaultyProxy) -> None:
     manifest = publish_engines(store_behind_proxy, [engine(store_behind_proxy, precision=p) for p in ("fp32", "int8")])
     proxy.fine()
     assert Client(store_behind_proxy.uri).resolve("digits", "cpu").candidates
@@ -121,7 +121,7 @@ def test_a_look_at_engines_elsewhere_is_one_request_each(store_behind_proxy: Obj
     assert proxy.count("HEAD", "blobs/") == len(manifest.manifest.blobs()) + 2  # the snapshot, twice
 
 
-def test_a_watch_goes_on_to_the_next_engine_and_back_when_the_best_one_is_restored(store, entries, manifest, tmp_path):
+def test_a_watch_uses_the_next_engine_until_the_best_one_is_restored(store, entries, manifest, tmp_path):
     messages: list[str] = []
     seen: list[str] = []
     watch = following(Client(store.uri), tmp_path / "engines", say=messages.append, interval_s=0)

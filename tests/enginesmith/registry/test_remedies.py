@@ -1,5 +1,3 @@
-"""What a damaged registry says: the path, and a remedy that brings it back; and a disk that fills up at the end."""
-
 import errno
 import os
 from pathlib import Path
@@ -24,16 +22,16 @@ def store(tmp_path: Path) -> FileStore:
     return actual
 
 
-def test_a_garbage_manifest_goes_away_as_its_message_says(store: FileStore) -> None:
+def test_the_messages_remedy_removes_a_garbage_manifest(store: FileStore) -> None:
     publish_engines(store, [engine(store)], "a")
     path = store.root / manifest_key("digits", "1")
     path.chmod(0o644)
     path.write_text("garbage")
     for look in (lambda: lookup.load(store, "digits", "1"), lambda: collect(store)):
-        with pytest.raises(IntegrityError) as caught:
+        with pytest.raises(IntegrityError) as error:
             look()
-        assert f"({path}): is not JSON" in str(caught.value)
-        assert "build again" in str(caught.value) and "then delete this file" in str(caught.value)
+        assert f"({path}): is not JSON" in str(error.value)
+        assert "build again" in str(error.value) and "then delete this file" in str(error.value)
     assert str(path) in verify(store).problems[0].detail
     assert publish_engines(store, [engine(store)], "a").version == "2"
     path.unlink()
@@ -41,42 +39,42 @@ def test_a_garbage_manifest_goes_away_as_its_message_says(store: FileStore) -> N
     collect(store)
 
 
-def test_a_garbage_channel_goes_away_as_its_message_says(store: FileStore) -> None:
+def test_the_messages_remedy_removes_a_garbage_channel(store: FileStore) -> None:
     published = publish_engines(store, [engine(store)], "a", channel="candidate")
     path = store.root / channel_key("digits", "candidate")
     path.write_text("garbage")
-    with pytest.raises(IntegrityError) as caught:
+    with pytest.raises(IntegrityError) as error:
         channel_state.read_channel(store, "digits", "candidate")
-    assert f"({path}): is not JSON" in str(caught.value) and "delete this file and promote" in str(caught.value)
+    assert f"({path}): is not JSON" in str(error.value) and "delete this file and promote" in str(error.value)
     path.unlink()
     channels.promote(store, published.manifest, "candidate")
     assert verify(store).sound
 
 
-def test_a_channel_whose_version_is_gone_says_to_promote_another(store: FileStore) -> None:
+def test_a_channel_without_its_version_proposes_a_promotion(store: FileStore) -> None:
     published = [publish_engines(store, [engine(store)], content) for content in ("a", "b")]
     (store.root / manifest_key("digits", "2")).unlink()
-    with pytest.raises(IntegrityError, match=r"points nowhere: .*; promote a version to it that is there"):
+    with pytest.raises(IntegrityError, match=r"points nowhere: .*; promote an existing version to it"):
         lookup.locate(store, parse_reference("digits:candidate"))
     channels.promote(store, published[0].manifest, "candidate")
     assert verify(store).sound
 
 
 @pytest.mark.parametrize("marker", [None, "garbage"])
-def test_a_lost_marker_comes_back_as_the_message_says(store: FileStore, marker: str | None) -> None:
+def test_the_messages_remedy_restores_a_lost_marker(store: FileStore, marker: str | None) -> None:
     publish_engines(store, [engine(store)], "a")
     path = store.root / MARKER
     path.chmod(0o644)
     path.write_text(marker) if marker else path.unlink()
-    with pytest.raises(EnginesmithError) as caught:
+    with pytest.raises(EnginesmithError) as error:
         open_store(store.root, create=True)
-    output = str(caught.value)
+    output = str(error.value)
     assert str(path) in output and 'write {"format":1} into' in output
     path.write_text('{"format":1}')
     assert lookup.models(open_store(store.root)) == ["digits"]
 
 
-def test_a_disk_that_is_full_after_publication_says_that_the_version_is_published(store, monkeypatch):
+def test_a_full_disk_after_publication_reports_the_published_version(store, monkeypatch):
     replace = FileStore.replace
 
     def full(self: FileStore, key: str, data: bytes, expected: bytes | None) -> bool:
@@ -86,14 +84,14 @@ def test_a_disk_that_is_full_after_publication_says_that_the_version_is_publishe
 
     with monkeypatch.context() as patched:
         patched.setattr(FileStore, "replace", full)
-        wanted = "^digits@1 is published, but the move of channel candidate could not be written: writing .*No space"
-        with pytest.raises(UnavailableError, match=wanted):
+        pattern = "^digits@1 is published, but the move of channel candidate could not be written: writing .*No space"
+        with pytest.raises(UnavailableError, match=pattern):
             publish_engines(store, [engine(store)], "a", channel="candidate")
     again = publish_engines(store, [engine(store)], "a", channel="candidate")
     assert again.existed and channel_state.read_channel(store, "digits", "candidate") is not None
 
 
-def test_a_garbage_channel_after_publication_does_too(store: FileStore) -> None:
+def test_a_garbage_channel_after_publication_reports_the_published_version(store: FileStore) -> None:
     publish_engines(store, [engine(store)], "a", channel="candidate")
     (store.root / channel_key("digits", "candidate")).write_text("garbage")
     with pytest.raises(IntegrityError, match=r"^digits@2 is published, but the move of channel candidate "):

@@ -51,8 +51,8 @@ def request(batch: int, sequence: int, seed: int = 0) -> dict[str, np.ndarray]:
     return {"x": rng.standard_normal((batch, sequence), np.float32), "mask": mask}
 
 
-def assert_same(found: Mapping[str, np.ndarray], inputs: Tensors) -> None:
+def assert_same(outputs: Mapping[str, np.ndarray], inputs: Tensors) -> None:
     expected = Calls()(inputs)
-    assert found.keys() == expected.keys()
+    assert outputs.keys() == expected.keys()
     for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, rtol=1e-6)
+        np.testing.assert_allclose(outputs[name], array, rtol=1e-6)

@@ -19,7 +19,7 @@ def test_a_queue_is_ready_when_it_is_full_or_its_oldest_request_has_waited():
     assert queues.ready_at() == -math.inf and queues.take(20.1) == ("a", [2, 3])
 
 
-def test_the_ready_queue_with_the_oldest_request_comes_first_and_an_older_one_that_is_not_ready_waits():
+def test_the_ready_queue_with_the_oldest_request_comes_first():
     queues = BatchQueues[str, int](2, 5.0)
     queues.add("old", 1, 1, 0.0)
     queues.add("full", 2, 2, 1.0)
@@ -40,7 +40,7 @@ def test_requests_are_taken_in_order_while_they_fit_and_a_large_first_one_is_tak
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_queues_behave_as_a_list_of_all_requests(seed):
+def test_queues_behave_like_a_list_of_all_requests(seed):
     """The same policy by brute force over one list of waiting requests."""
     rng = np.random.default_rng(seed)
     most, wait_s, queues, waiting, now = 4, 1.0, BatchQueues[int, int](4, 1.0), [], 0.0
@@ -66,7 +66,7 @@ def test_the_queues_behave_as_a_list_of_all_requests(seed):
             assert queues.take(now) == expected
 
 
-def test_all_are_ready_at_the_end():
+def test_all_queues_are_ready_at_the_end():
     queues = BatchQueues[str, int](4, 100.0)
     queues.add("a", 1, 1, 0.0)
     assert queues.take(1.0, all_ready=True) == ("a", [1]) and queues.take(1.0, all_ready=True) is None

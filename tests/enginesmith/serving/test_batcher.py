@@ -1,5 +1,3 @@
-"""Batches before a router and before a session: answers are those of each request alone."""
-
 import os
 import sys
 import warnings
@@ -63,13 +61,13 @@ def test_served_requests_are_recorded():
     assert all(each.waited_s >= 0 and each.service_s > 0 for each in items) and list(batcher.served) == items[1:]
 
 
-def test_a_request_waits_for_others_no_longer_than_it_may():
+def test_a_request_waits_at_most_its_limit():
     with Batcher(PlainSession(Calls()), most=100, wait_s=0.05) as batcher:
         batcher.submit(request(1, 3)).result(PATIENCE_S)  # the batcher is still open
     assert batcher.served[0].waited_s >= 0.05
 
 
-def test_an_error_of_a_batch_is_that_of_its_requests_and_the_next_batch_runs():
+def test_an_error_of_a_batch_is_raised_for_its_requests_and_the_next_batch_runs():
     def sometimes(inputs):
         if inputs["x"].shape[1] == 3:
             raise ValueError("three")
@@ -138,7 +136,7 @@ def test_bad_input_is_reported():
         with pytest.raises(InputError, match="give at least 1 sample"):
             Batcher(PlainSession(Calls()), most=most, wait_s=wait_s)
     small = engine("a", profile((1, 8), (1, 16)))
-    with pytest.raises(InputError, match="most is 9, and the router's engines take batch 8 at most"):
+    with pytest.raises(InputError, match="most is 9, but the router's engines accept at most batch=8"):
         Batcher(Router([small], EDGES), most=9, wait_s=0.0)
     Batcher(Router([small], EDGES, fallbacks=[engine("any")]), most=9, wait_s=0.0).close()
     with pytest.raises(InputError, match="session is a NoneType"):

@@ -1,5 +1,3 @@
-"""Which bucket holds a request, what it is padded to there, and which engine answers."""
-
 from dataclasses import replace
 from functools import partial
 
@@ -21,8 +19,8 @@ EDGES = Padding(PADDING.inputs, {"sequence": (8, 16)})
 
 
 def found(buckets, batch, sequence):
-    held = cheapest(buckets, {"batch": batch, "sequence": sequence})
-    return held and (buckets[held[0]].name, held[1]["batch"], held[1]["sequence"])
+    bucket = cheapest(buckets, {"batch": batch, "sequence": sequence})
+    return bucket and (buckets[bucket[0]].name, bucket[1]["batch"], bucket[1]["sequence"])
 
 
 @pytest.mark.parametrize(
@@ -36,11 +34,11 @@ def found(buckets, batch, sequence):
         (DimBounds(9, 16, 4, padded=True), {1: 12, 13: 16, 17: None}),
     ],
 )
-def test_a_size_becomes_one_that_the_bucket_takes(bounds, fits):
+def test_a_size_becomes_one_of_the_bucket(bounds, fits):
     assert {size: bounds.fit(size) for size in fits} == fits
 
 
-def test_a_dim_with_edges_is_padded_to_them_and_one_without_only_as_far_as_needed():
+def test_a_dim_with_edges_is_padded_to_them_and_one_without_minimally():
     buckets = list_buckets([engine("a", profile((2, 4), (1, 16)))], EDGES)
     assert [bucket.name for bucket in buckets] == ["a: batch 2..4, sequence <= 8", "a: batch 2..4, sequence <= 16"]
     assert found(buckets, 1, 5) == ("a: batch 2..4, sequence <= 8", 2, 8)
@@ -48,7 +46,7 @@ def test_a_dim_with_edges_is_padded_to_them_and_one_without_only_as_far_as_neede
     assert found(buckets, 5, 9) is None and found(buckets, 1, 17) is None
 
 
-def test_behind_the_last_edge_a_request_keeps_its_size():
+def test_beyond_the_last_edge_a_request_keeps_its_size():
     buckets = list_buckets([engine("a", profile((1, 4), (1, 32)))], EDGES)
     assert found(buckets, 1, 20) == ("a: batch 1..4, sequence 17..32", 1, 20)
 
@@ -58,12 +56,12 @@ def test_a_dim_without_a_rule_is_never_padded():
     assert found(buckets, 4, 8) and found(buckets, 3, 8) is None and found(buckets, 4, 7) is None
 
 
-def test_a_dim_that_only_some_rules_would_pad_is_a_matter_of_the_spec_and_multiples_are_kept():
+def test_a_dim_that_only_some_rules_pad_depends_on_the_spec_and_multiples_hold():
     buckets = list_buckets([engine("a", profile((1, 4), (4, 16), 4))], PADDING)
     assert found(buckets, 1, 5) == ("a: batch 1..4, sequence 4..16", 1, 8)
 
 
-def test_an_engine_that_was_shown_to_be_faster_at_these_sizes_answers_and_else_the_first_one():
+def test_a_measurably_faster_engine_answers_and_else_the_first_one():
     def about(seconds):
         return lambda sizes: (0.95 * seconds(sizes), 1.05 * seconds(sizes))
 
@@ -79,7 +77,7 @@ def test_an_engine_that_was_shown_to_be_faster_at_these_sizes_answers_and_else_t
     assert found(list_buckets(close, PADDING), 1, 3)[0].startswith("a"), "their intervals overlap"
 
 
-def test_the_intervals_of_a_report_between_beyond_and_without_the_sizes_that_were_timed():
+def test_intervals_between_and_beyond_timed_sizes_follow_the_rules():
     report = latency_report()
     inputs = [TensorSpec("x", "float32", ("batch", 10))]
     timed = {item.sizes["batch"]: item.interval("session") for item in report.buckets}
@@ -120,5 +118,5 @@ def scale(factor, bucket):
     def times(item):
         return item and replace(item, value=factor * item.value, low=factor * item.low, high=factor * item.high)
 
-    kept = tuple(times(item) if item.value else item for item in bucket.quantiles)
-    return replace(bucket, quantiles=kept, runtime=times(bucket.runtime))
+    quantiles = tuple(times(item) if item.value else item for item in bucket.quantiles)
+    return replace(bucket, quantiles=quantiles, runtime=times(bucket.runtime))

@@ -1,5 +1,3 @@
-"""A router's counts as Prometheus reads them."""
-
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +35,7 @@ def test_the_text_has_every_metric_with_its_labels():
     assert result["enginesmith_router_fallbacks_total", "graph", "m"] == 1
 
 
-def test_a_registry_shows_the_counts_of_now():
+def test_a_registry_shows_the_current_counts():
     router, registry = routed(), CollectorRegistry()
     register(router, "m", registry)
     before = registry.get_sample_value("enginesmith_router_fallbacks_total", {"model": "m", "fallback": "graph"})
@@ -51,7 +49,7 @@ def test_the_guide_has_every_metric():
     assert [name for name in ROUTER_METRICS if f"`{name}_total`" not in page] == []
 
 
-def test_serving_loads_no_framework_before_it_is_needed():
+def test_serving_imports_no_framework_before_its_use():
     code = (
         "import sys, enginesmith; enginesmith.Router, enginesmith.Batcher;"
         "print([n for n in ('onnxruntime', 'prometheus_client', 'torch', 'onnx', 'pydantic') if n in sys.modules])"
@@ -60,7 +58,7 @@ def test_serving_loads_no_framework_before_it_is_needed():
     assert result.stdout.strip() == "[]"
 
 
-def test_the_guides_example_runs_as_it_is():
+def test_the_guides_example_runs():
     (snippet,) = [part for part in PAGE.read_text().split("```python\n")[1:] if "import numpy" in part]
     result = subprocess.run([sys.executable, "-c", snippet.split("```")[0]], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -1,5 +1,3 @@
-"""Routers over engines out of a registry."""
-
 import json
 from pathlib import Path
 
@@ -102,7 +100,7 @@ def test_a_router_over_descriptions_pads_by_their_rules_and_falls_back_to_the_gr
 def test_a_callers_function_opens_engines_of_other_compilers(net):
     engine = net.rename(net.with_suffix(".engine"))
     pulled = [At(described(engine, "gpu", profiles=profiles(((1, 1), (4, 8)))))]
-    with pytest.raises(DataError, match=r"net\.engine is no engine of onnxruntime, and its own .*: give `opens`"):
+    with pytest.raises(DataError, match=r"net\.engine is not an engine of onnxruntime; its own .*: give `opens`"):
         Router.opened(pulled)
     router = Router.opened(
         pulled, opens=lambda path: lambda inputs: {"y": expected(inputs), "from": np.array(path.name)}
@@ -110,7 +108,7 @@ def test_a_callers_function_opens_engines_of_other_compilers(net):
     assert str(router.run(x(1, 3))["from"]) == "net.engine"
 
 
-def test_what_no_router_runs_is_reported(net):
+def test_unroutable_engines_are_reported(net):
     with pytest.raises(DataError, match=r"a model with state, .* use enginesmith\.Streams"):
         open_described(described(net, "cpu", state=[]), None, None)
     (bad := net.with_name("bad.json")).write_text("{}")
@@ -118,7 +116,7 @@ def test_what_no_router_runs_is_reported(net):
         open_described(bad, None, None)
 
 
-def test_an_engine_is_opened_as_anybody_would(net, monkeypatch):
+def test_an_engine_opens_with_onnxruntime_alone(net, monkeypatch):
     """Without an option that changes numbers: what was proven is right in a plain session."""
     opened, plain = list[ort.SessionOptions](), ort.InferenceSession
     monkeypatch.setattr(
@@ -142,7 +140,7 @@ def test_an_engine_is_opened_only_with_the_bytes_that_were_published(net):
 
 
 @pytest.mark.parametrize("file", ["../net.onnx", "/tmp/net.onnx", ".", "sub/net.onnx"])
-def test_an_engine_elsewhere_is_not_opened(net, file):
+def test_an_engine_outside_its_folder_is_not_opened(net, file):
     for open_it in (open_onnx, lambda path: open_described(path, lambda _: dict, None)):
         with pytest.raises(DataError, match=r"cpu\.json describes no engine: file is"):
             open_it(described(net, "cpu", file=file))

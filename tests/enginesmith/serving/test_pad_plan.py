@@ -1,5 +1,3 @@
-"""Padding of arrays and cropping of outputs."""
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

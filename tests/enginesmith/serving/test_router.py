@@ -1,5 +1,3 @@
-"""Requests to buckets and fallbacks: answers are those of the unpadded request, and all of it is counted."""
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -47,7 +45,7 @@ def test_a_request_without_bucket_or_fallback_is_an_error_with_a_remedy():
     assert router.counts().unanswered == 1 and router.counts().fallback_rate == 1.0
 
 
-def test_a_fallback_that_fails_too_gives_its_reason():
+def test_a_failing_fallback_gives_its_reason():
     def out_of_memory(_):
         raise MemoryError("no room")
 
@@ -57,7 +55,7 @@ def test_a_fallback_that_fails_too_gives_its_reason():
     assert router.counts().unanswered == 1
 
 
-def test_an_error_of_an_engine_is_its_own_and_counted():
+def test_an_engines_error_is_raised_and_counted():
     def broken(_):
         raise RuntimeError("cuda")
 
@@ -74,7 +72,7 @@ def test_a_router_that_is_closed_refuses_requests():
         router.run(request(1, 3))
 
 
-def test_engines_of_other_float_types_are_converted_for():
+def test_floats_are_converted_for_engines_of_other_types():
     halves = tuple(TensorSpec(s.name, s.dtype.replace("float32", "float16"), s.shape) for s in INPUTS)
     items = []
 
@@ -89,7 +87,7 @@ def test_engines_of_other_float_types_are_converted_for():
     assert items == ["float16"] and answer["each"].dtype == np.float32
 
 
-def test_shapes_that_were_met_excuse_no_other_input():
+def test_known_shapes_excuse_no_other_input():
     router = Router([engine("a", profile((1, 4), (1, 16)))], EDGES)
     inputs = request(2, 6)
     router.run(inputs)
@@ -130,7 +128,7 @@ def test_bad_engines_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "told"),
+    ("arguments", "options", "message"),
     [
         ((None,), {}, "engines is a NoneType; give a list"),
         ((engine("a"),), {}, "engines is a RoutedEngine; give a list"),
@@ -139,14 +137,14 @@ def test_bad_engines_are_refused():
         (([engine("a")],), {"fallbacks": None}, "fallbacks is a NoneType"),
     ],
 )
-def test_arguments_of_another_kind_are_reported(arguments, options, told):
-    with pytest.raises(InputError, match=told):
+def test_arguments_of_another_kind_are_reported(arguments, options, message):
+    with pytest.raises(InputError, match=message):
         Router(*arguments, **options)
     with pytest.raises(InputError, match=r"give the list that Client.pull_all returns"):
         Router.opened(arguments[0] if arguments[0] in (None, ["a"]) else "engines/")
 
 
-def test_sizes_of_all_dims_are_asked_for():
+def test_sizes_of_all_dims_are_required():
     router = Router([engine("a", profile((2, 4), (1, 16)))], EDGES)
     for sizes in ({"batch": 1}, {"batch": 1, "sequence": "3"}):
         with pytest.raises(InputError, match="no size of dim 'sequence'"):

@@ -1,5 +1,3 @@
-"""A user's code imports its own packages `pipeline`, `builders` and `validation`, not Enginesmith's."""
-
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +76,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "project"
 
 
+@pytest.mark.slow
 def test_an_export_runs_code_with_packages_of_these_names(folder: Path, tmp_path: Path) -> None:
     request = ExportRequest("torch", folder, "model.py", (X,), (BATCH,), function="build")
     exported = export(request, None, None, tmp_path)
@@ -94,6 +93,7 @@ def test_errors_in_a_package_are_reported_with_file_and_line(folder: Path, tmp_p
         export(request, None, None, tmp_path)
 
 
+@pytest.mark.slow
 def test_calibration_samples_come_from_code_with_packages_of_these_names(folder: Path) -> None:
     """Also from a thread of its own, while Enginesmith's code runs."""
     with open_source(folder, "model.py:samples", "0" * 64, (X,), (BATCH,)) as source:
@@ -108,7 +108,7 @@ def listed():
 """
 
 
-def test_a_process_of_a_users_code_loads_none_of_the_rooms_above(tmp_path: Path) -> None:
+def test_a_user_codes_process_imports_only_enginesmith(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(LISTED)
     task = Task(TorchProgram("torch", tmp_path, "model.py", (X,), (BATCH,), "listed"))
     with pytest.raises(ModelError, match=r"ValueError: \[\]$"), start_user_process(task) as process:

@@ -1,5 +1,3 @@
-"""Code of a version is run as it was published, and nothing else that lies in its folder."""
-
 import importlib.util
 import py_compile
 import sys
@@ -32,7 +30,7 @@ def digests(root: Path, *names: str) -> dict[str, str]:
     return {name: digest_of_file(root / name) for name in names or FILES}
 
 
-def test_a_function_is_loaded_with_its_modules_which_are_forgotten(root: Path) -> None:
+def test_a_function_is_loaded_with_its_modules_which_are_unloaded(root: Path) -> None:
     before = set(sys.modules)
     run = load_function(root, "reading.py", "run", digests(root))
     assert run(ONES)["y"].tolist() == [5, 5]
@@ -40,7 +38,7 @@ def test_a_function_is_loaded_with_its_modules_which_are_forgotten(root: Path) -
     assert not list(root.rglob("__pycache__")), "nothing is written there"
 
 
-def test_a_file_in_a_folder_finds_what_lies_beside_it_and_in_the_root(root: Path) -> None:
+def test_a_file_in_a_folder_imports_from_its_folder_and_the_root(root: Path) -> None:
     (root / "parts" / "own.py").write_text(
         "import outer, sizes\n\ndef run(x):\n    return {'y': outer.ONE + sizes.SIDE}\n"
     )
@@ -61,7 +59,7 @@ def test_unpublished_modules_are_not_found(root: Path) -> None:
     (root / "reading.py").write_text("import planted\n\ndef run(x):\n    return {'y': x}\n")
     with pytest.raises(ModelError, match="No module named 'planted'"):
         load_function(root, "reading.py", "run", digests(root))
-    with pytest.raises(ModelError, match=r"planted\.py is none of the published files: .*; pull it again"):
+    with pytest.raises(ModelError, match=r"planted\.py is not a published Python file \(.*\); pull it again"):
         load_function(root, "planted.py", "run", digests(root))
 
 
@@ -76,14 +74,14 @@ def test_bytecode_beside_the_source_is_not_run(root: Path) -> None:
     assert load_function(root, "reading.py", "run", digests(root))(ONES)["y"].tolist() == [5, 5]
 
 
-def test_paths_that_lead_elsewhere_are_refused(root: Path) -> None:
+def test_paths_that_leave_the_folder_are_refused(root: Path) -> None:
     digest = digest_of_file(root / "sizes.py")
     for name in ("../sizes.py", "/etc/x.py", "./sizes.py", "a//b.py"):
-        with pytest.raises(ModelError, match="is no path of a file"):
+        with pytest.raises(ModelError, match="is not a path of a file"):
             load_function(root, "reading.py", "run", {**digests(root), name: digest})
     folder = root / "parts"
     (folder / "linked.py").symlink_to(root / "sizes.py")
-    with pytest.raises(DataError, match="is no file below"):
+    with pytest.raises(DataError, match="is not a file below"):
         load_function(folder, "linked.py", "run", {"linked.py": digest})
 
 

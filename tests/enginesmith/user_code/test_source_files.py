@@ -1,5 +1,3 @@
-"""The files behind an entry point are found by reading it, and nothing else is."""
-
 import contextlib
 import subprocess
 import sys
@@ -38,7 +36,7 @@ def found(root: Path, entry: str = "model.py") -> set[str]:
         ("from torch import nn", set()),
     ],
 )
-def test_an_import_adds_the_local_files_it_runs_and_only_those(tmp_path, statement, expected):
+def test_an_import_adds_only_the_local_files_it_runs(tmp_path, statement, expected):
     write(tmp_path, {"blocks.py": "", "unused.py": "", "nets/__init__.py": "", "nets/head.py": ""})
     write(tmp_path, {"model.py": statement})
     assert found(tmp_path) == {"model.py"} | expected
@@ -107,18 +105,18 @@ def test_packages_from_elsewhere_are_named_and_local_ones_and_the_standard_libra
 @pytest.mark.parametrize(
     "text", ["from " + "." * 300 + " import x", "x = " + "-" * 100_000 + "1"], ids=["dots", "depth"]
 )
-def test_sources_made_to_break_the_reader_are_harmless(tmp_path, text):
+def test_hostile_sources_do_not_break_the_reader(tmp_path, text):
     write(tmp_path, {"model.py": text})
     with contextlib.suppress(ModelError):
         assert found(tmp_path) == {"model.py"}
 
 
-def test_a_dotted_module_brings_its_packages_and_sees_the_spec_s_folder_alone(tmp_path):
+def test_a_dotted_module_adds_its_packages_and_sees_only_the_specs_folder(tmp_path):
     write(
         tmp_path, {"nets/__init__.py": "import base", "nets/deep/__init__.py": "", "nets/deep/model.py": "import near"}
     )
     write(tmp_path, {"nets/deep/near.py": "", "near.py": "import timm", "base.py": ""})
     entry = tmp_path / "nets/deep/model.py"
-    found = {path.relative_to(tmp_path).as_posix() for path in source_files(tmp_path, entry, "nets.deep.model")}
-    assert found == {"nets/__init__.py", "nets/deep/__init__.py", "nets/deep/model.py", "near.py", "base.py"}
+    source_paths = {path.relative_to(tmp_path).as_posix() for path in source_files(tmp_path, entry, "nets.deep.model")}
+    assert source_paths == {"nets/__init__.py", "nets/deep/__init__.py", "nets/deep/model.py", "near.py", "base.py"}
     assert imported_packages(tmp_path, entry, "nets.deep.model") == ("timm",)

@@ -1,5 +1,3 @@
-"""Weights are read from safetensors and from plain state dicts; every other pickle is refused with what to save."""
-
 import pickle
 import warnings
 from pathlib import Path
@@ -43,12 +41,12 @@ class Mine:
 
 
 CASES = {
-    "a whole module": (lambda: build(), r"no plain state dict: it holds objects of torch\.nn\.modules\.linear\.Linear"),
+    "a whole module": (lambda: build(), r"a plain state dict: it holds objects of torch\.nn\.modules\.linear\.Linear"),
     "code": (lambda: {"w": Mine()}, r"holds objects of tests\.enginesmith\.user_code\.test_weights\.Ran, whose code"),
-    "a list": (lambda: [torch.zeros(2)], "holds a list and no state dict"),
-    "a tensor": (lambda: torch.zeros(2), "holds a Tensor and no state dict"),
-    "numbers": (lambda: {"w": torch.zeros(2), "n": 3}, "'n' is a int and no tensor"),
-    "no names": (lambda: {3: torch.zeros(2)}, "its key 3 is no name"),
+    "a list": (lambda: [torch.zeros(2)], "holds a list and not a state dict"),
+    "a tensor": (lambda: torch.zeros(2), "holds a Tensor and not a state dict"),
+    "numbers": (lambda: {"w": torch.zeros(2), "n": 3}, "'n' is of type int, not a tensor"),
+    "no names": (lambda: {3: torch.zeros(2)}, "its key 3 is not a name"),
     "a sparse tensor": (lambda: {"w": torch.eye(3).to_sparse()}, "w is a sparse tensor"),
     "a checkpoint": (
         lambda: {"epoch": 3, "model_state": build().state_dict()},

@@ -1,5 +1,3 @@
-"""Canaries without a person: what is missing is a reason, and a verdict is kept beside the version it is about."""
-
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -39,13 +37,13 @@ def pair(store: Store) -> tuple[Manifest, Manifest]:
     return one, two
 
 
-def reason(store: Store, **wanted: object) -> str:
-    result = canary(store, CanaryRequest("digits", "2", **wanted), lambda _: None)
+def reason(store: Store, **options: object) -> str:
+    result = canary(store, CanaryRequest("digits", "2", **options), lambda _: None)
     assert result.blob is None and result.report is None
     return result.reason
 
 
-def test_what_is_missing_is_a_reason(store: Store, pair: tuple[Manifest, Manifest], tmp_path: Path) -> None:
+def test_missing_requirements_are_reasons(store: Store, pair: tuple[Manifest, Manifest], tmp_path: Path) -> None:
     assert "serves nothing yet" in reason(store, channel="canary") and "--traffic" in reason(store)
     channels.promote(store, pair[1], "stable")
     assert "serves 2 already" in reason(store)
@@ -56,7 +54,7 @@ def test_what_is_missing_is_a_reason(store: Store, pair: tuple[Manifest, Manifes
     assert "has no traffic of digits" in reason(store, traffic=str(tmp_path), target="cpu")
 
 
-def test_a_flow_run_asks_for_no_worker_of_a_group_for_whose_gpu_there_is_no_engine(store, pair, tmp_path, monkeypatch):
+def test_a_flow_run_requests_no_worker_without_an_engine_for_its_gpu(store, pair, tmp_path, monkeypatch):
     fake_flow(monkeypatch, flows)
     monkeypatch.setattr("builders.execution.ray.task.connect", raising(UnavailableError("it looks for Ray")))
     (tmp_path / "digits.jsonl").touch()
@@ -98,7 +96,7 @@ def verdict(store: Store, manifest: Manifest, baseline: Manifest) -> CanaryVerdi
     return CanaryVerdict(*named, baseline.version, store.put_bytes(b"a report"), now())
 
 
-def test_a_sweep_runs_the_canaries_that_were_lost_and_no_damaged_model_stops_it(built, tmp_path, monkeypatch):
+def test_a_sweep_runs_lost_canaries_despite_a_damaged_model(built, tmp_path, monkeypatch):
     store = built.store
     channels.promote(store, lookup.load(store, "tiny", "1"), "stable", proven_only=True)
     built.change_spec(precisions=["fp32"], targets=["cpu"], calibration=None)
@@ -114,8 +112,8 @@ def test_a_sweep_runs_the_canaries_that_were_lost_and_no_damaged_model_stops_it(
     state = sweep()
     broken, ran = state.data
     assert state.is_failed() and broken.startswith("broken: ") and ran.startswith("tiny@2: ")
-    (kept,) = canaries(store, lookup.load(store, "tiny", "2"))
-    assert ran == f"tiny@2: {kept.verdict}"
+    (verdicts,) = canaries(store, lookup.load(store, "tiny", "2"))
+    assert ran == f"tiny@2: {verdicts.verdict}"
     assert len(sweep().data) == 1 and len(canaries(store, lookup.load(store, "tiny", "2"))) == 1, "not run again"
 
 
@@ -132,9 +130,9 @@ def test_recorded_traffic_gives_a_verdict_for_each_kind_of_machine_that_the_regi
     report = result.report
     assert report and report.verdict in ("INSUFFICIENT", "FAIL") and result.blob and store.has(result.blob)
     assert report.candidate.version == "2" and read_report(store.read_blob(result.blob)) == report
-    (kept,) = canaries(store, lookup.load(store, "tiny", "2"))
-    assert (kept.target, kept.verdict, kept.report) == (this_kind().name, report.verdict, result.blob)
-    assert report.target == kept.target and kept.against == "1"
+    (verdicts,) = canaries(store, lookup.load(store, "tiny", "2"))
+    assert (verdicts.target, verdicts.verdict, verdicts.report) == (this_kind().name, report.verdict, result.blob)
+    assert report.target == verdicts.target and verdicts.against == "1"
     assert "tiny:stable was not moved to 2" in settle(store, "tiny", "stable", result.blob, lambda _: None)
     with ObservationLog(tmp_path / "tiny.observed.jsonl") as log:
         for index in range(9):
@@ -145,9 +143,9 @@ def test_recorded_traffic_gives_a_verdict_for_each_kind_of_machine_that_the_regi
     again = canary(store, CanaryRequest("tiny", "2", traffic=str(tmp_path), target="cpu"), lambda _: None)
     assert again.report and again.report.traffic.in_flight == 3, "as the log of production shows"
     kinds = [result.target for result in canaries(store, lookup.load(store, "tiny", "2"))]
-    assert kinds == sorted([kept.target, "arm64-i8mm"]), "a verdict for each kind of machine"
+    assert kinds == sorted([verdicts.target, "arm64-i8mm"]), "a verdict for each kind of machine"
     page = tmp_path / "page.html"
     assert built.run("report", "tiny@2", "--out", page).code == 0
-    assert "arm64-i8mm" in page.read_text() and "one verdict for each target" in page.read_text()
+    assert "arm64-i8mm" in page.read_text() and "One verdict for each target" in page.read_text()
     shown = built.run("show", "tiny@2")
-    assert kept.target in shown.out and report.verdict in shown.out
+    assert verdicts.target in shown.out and report.verdict in shown.out

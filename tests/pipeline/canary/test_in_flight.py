@@ -1,5 +1,3 @@
-"""How many requests are in flight, and engines in processes of their own that have several."""
-
 import json
 import tracemalloc
 from dataclasses import replace
@@ -32,7 +30,7 @@ def found(seen, pace=AUTO, observed=None, seconds=0.01):
     return in_flight_of(seen, pace, observed, engine, ticking.clock())
 
 
-def test_as_many_as_the_record_shows(tmp_path: Path) -> None:
+def test_the_recorded_number_of_requests_is_in_flight(tmp_path: Path) -> None:
     seen = traffic(100, 0.01)
     assert found(seen).count == 1 and "s, as the baseline's do by themselves" in found(seen).source
     assert found(seen, seconds=0.025).count == 3, "what would overlap if each took what the baseline takes alone"
@@ -49,7 +47,7 @@ def test_as_many_as_the_record_shows(tmp_path: Path) -> None:
     assert many.count == 32 and "is 99, and 32 is the most" in many.source
 
 
-def test_traffic_without_times_goes_one_by_one() -> None:
+def test_traffic_without_times_is_sent_one_by_one() -> None:
     untimed = replace(traffic(10, 0.0), timed=False)
     assert found(untimed).count == 1 and "no times" in found(untimed).source
     for pace in (ReplayPace(in_flight=4), ReplayPace(duration=3.0)):
@@ -69,7 +67,7 @@ def test_threads_share_a_session_that_allows_it_and_open_their_own_otherwise(saf
     assert all(row[2] == 1 for row in rows) or safe, "each by the thread that opened it"
 
 
-def test_large_answers_come_one_by_one_and_no_more_are_held_than_the_bound(monkeypatch) -> None:
+def test_large_answers_are_compared_one_by_one_within_the_limit(monkeypatch) -> None:
     bound, answer, count = 4 << 20, 2 << 20, 60
     monkeypatch.setattr(replay, "HELD_BYTES", bound)
     opener = partial(opened, 1, answer=answer)
@@ -88,13 +86,13 @@ def test_large_answers_come_one_by_one_and_no_more_are_held_than_the_bound(monke
     assert peak <= bound + 4 * answer + 10 * answer, f"{peak / answer:.0f} answers were held at once"
 
 
-def test_an_engine_that_cannot_be_opened_so_often_says_what_to_do() -> None:
+def test_an_engine_that_cannot_open_that_often_gives_a_remedy() -> None:
     opener = partial(opened, 2, most=2)
     with isolate("candidate", opener) as session, pytest.raises(EnginesmithError, match=r"out of memory.*--in-flight"):
         session.prepare(2, [])
 
 
-def test_a_canary_in_flight_compares_what_each_request_met(tmp_path, manifests) -> None:
+def test_an_in_flight_canary_compares_each_request(tmp_path, manifests) -> None:
     pace = ReplayPace(warmup=2, in_flight=3)
     written = replayed(tmp_path, manifests, partial(opened, 1), partial(opened, 1), 400, pace, True)
     seen = read_both(*(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")))

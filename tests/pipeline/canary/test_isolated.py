@@ -68,19 +68,20 @@ def replayed(
         ("killed", "signal 9 (SIGKILL)"),
     ],
 )
+@pytest.mark.slow
 def test_a_candidate_that_ends_its_process_is_not_promoted(tmp_path, manifests, how, words):
     written = replayed(tmp_path, manifests[::-1], partial(opened, how, 303), partial(opened))
     died = f"the process: the candidate's engine ended its process: {words}"
     assert written.report.verdict == "FAIL" and written.report.reason.startswith(died)
-    found = read_both(tmp_path / "out/candidate.jsonl", tmp_path / "out/baseline.jsonl")
-    assert found[0].ok == [True] * 300 + [False] * (len(found[1]) - 300) and all(found[1].ok) and len(found[1]) == 301
-    assert words in found[0].error[300] and found[0].died == f"{words}, at request 303 with the warm-up's"
-    assert found[0].ended and found[1].ended and not found[1].died
+    logs = read_both(tmp_path / "out/candidate.jsonl", tmp_path / "out/baseline.jsonl")
+    assert logs[0].ok == [True] * 300 + [False] * (len(logs[1]) - 300) and all(logs[1].ok) and len(logs[1]) == 301
+    assert words in logs[0].error[300] and logs[0].died == f"{words}, at request 303 with the warm-up's"
+    assert logs[0].ended and logs[1].ended and not logs[1].died
     report = read_report(written.json.read_bytes())
     assert f"verdict is {written.report.verdict}" in str(promotion_refusal(report, manifests[1], None))
 
 
-def test_one_that_dies_with_its_last_request_is_not_promoted_either(tmp_path, manifests):
+def test_a_candidate_that_dies_with_its_last_request_is_not_promoted_either(tmp_path, manifests):
     written = replayed(tmp_path, manifests, partial(opened, "exit", 802), partial(opened), looks=1)
     assert written.report.verdict == "FAIL"
     assert "the process: the candidate's engine ended its process: exit status 3" in written.report.reason
@@ -90,13 +91,13 @@ def test_one_that_dies_with_its_last_request_is_not_promoted_either(tmp_path, ma
     assert again.report.verdict == "FAIL" and "ended its process" in again.report.reason, "the files remember it"
 
 
-def test_a_baseline_that_dies_is_nothing_to_pass_against(tmp_path, manifests):
+def test_a_dead_baseline_gives_no_pass(tmp_path, manifests):
     written = replayed(tmp_path, manifests, partial(opened), partial(opened, "segfault", 303))
     assert written.report.verdict == "INSUFFICIENT"
     assert "the baseline's engine ended its process" in written.report.reason
 
 
-def test_an_engine_that_raises_lives_on_and_sys_exit_does_not():
+def test_an_engine_that_raises_continues_and_sys_exit_ends_it():
     with isolate("candidate", partial(opened, "raises", 1)) as session:
         failed, answered = (serve(session, X, ReplayClock()) for _ in "ab")
         assert failed.error == "ValueError: a request that fails" and failed.service > 0 and not session.died
@@ -107,7 +108,7 @@ def test_an_engine_that_raises_lives_on_and_sys_exit_does_not():
 
 
 @pytest.mark.timeout(60)
-def test_a_thread_of_it_that_panics_ends_its_process():
+def test_a_panicking_thread_ends_its_process():
     with isolate("candidate", partial(opened, "panic", 1)) as session:
         session.prepare(2, ())
         answers = list(session.serve_segment(TrafficSegment([0.0] * 4, [X] * 4)))
@@ -115,7 +116,7 @@ def test_a_thread_of_it_that_panics_ends_its_process():
 
 
 @pytest.mark.timeout(60)
-def test_an_engine_that_hangs_is_killed_and_has_died(monkeypatch):
+def test_a_hanging_engine_is_killed_and_counts_as_dead(monkeypatch):
     monkeypatch.setattr(engines, "HANG_S", 0.3)
     with isolate("candidate", partial(opened, "hang", 2)) as session:
         assert not serve(session, X, ReplayClock()).error
@@ -123,7 +124,7 @@ def test_an_engine_that_hangs_is_killed_and_has_died(monkeypatch):
         assert serve(session, X, ReplayClock()).error and session.died, "and nothing waits for it again"
 
 
-def test_an_engine_that_cannot_be_opened_says_so():
+def test_an_engine_that_cannot_be_opened_is_reported():
     died = "the candidate's engine ended its process while it was opened: signal 11"
     with pytest.raises(EnginesmithError, match=died), isolate("candidate", partial(opened, "segfault", 0)):
         pass

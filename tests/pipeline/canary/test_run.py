@@ -28,7 +28,7 @@ from validation.canary.replay import ReplayPace
 
 
 @pytest.mark.parametrize(("fault", "looks"), [("swapped", 1), ("", 4)])
-def test_it_stops_at_the_look_that_decides(built, tmp_path, fault, looks):
+def test_a_run_stops_at_the_deciding_look(built, tmp_path, fault, looks):
     """Engines of a simulated clock, through the whole of the run: a swapped output is found at the first look."""
     store = built.store
     reference, target = parse_reference("tiny@1"), target_named("cpu")
@@ -45,9 +45,9 @@ def test_it_stops_at_the_look_that_decides(built, tmp_path, fault, looks):
     assert len(read_observations(tmp_path / "out/candidate.jsonl")) == 300 * looks
 
 
-def replay_recorded(registry: Path, model: str, out: Path, traffic: Path) -> WrittenReport:
+def replay_recorded(registry: Path, model: str, out: Path, recorded: Path) -> WrittenReport:
     sides = parse_reference(f"{model}@2"), parse_reference(f"{model}@1")
-    expected = CanaryRun(*sides, target_named("cpu"), traffic, out, "fp32", ReplayPace(in_flight=1))
+    expected = CanaryRun(*sides, target_named("cpu"), recorded, out, "fp32", ReplayPace(in_flight=1))
     return run_canary(open_store(str(registry)), expected, lambda _: None)
 
 
@@ -80,19 +80,19 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_whole_that_answers_otherwise_fails(pairs: Path, tmp_path: Path) -> None:
+def test_an_ensemble_with_other_answers_fails(pairs: Path, tmp_path: Path) -> None:
     written = replay_recorded(pairs / "registry", "pair", tmp_path / "canary", pairs / "pair.jsonl")
     assert written.report.verdict == "FAIL", written.report.reason
     assert "answer" in written.report.reason and written.report.candidate.backend == "ensemble"
 
 
-def test_thresholds_are_those_of_its_spec(pairs: Path) -> None:
+def test_thresholds_come_from_its_spec(pairs: Path) -> None:
     result, source = thresholds_of(load(open_store(str(pairs / "registry")), "pair", "2"))
     assert result.quality is not None and result.quality.disagreement == 0.02
     assert source == "the spec of pair@2"
 
 
-def test_a_flow_judges_a_published_whole_against_what_is_served(pairs: Path) -> None:
+def test_a_flow_judges_a_published_ensemble_against_the_served_one(pairs: Path) -> None:
     store = open_store(str(pairs / "registry"))
     promote(store, load(store, "pair", "1"), "stable", by="test")
     outcome = canary(store, CanaryRequest("pair", "2", traffic=str(pairs)), lambda _: None)

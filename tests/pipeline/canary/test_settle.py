@@ -1,5 +1,3 @@
-"""One verdict for each target, and what they do to a channel together: promote, roll back, or leave it with reasons."""
-
 import json
 import logging
 from collections.abc import Callable
@@ -55,24 +53,24 @@ def serving(store: Store) -> str:
 
 
 @pytest.fixture
-def kept(store: Store) -> Settle:
+def keep(store: Store) -> Settle:
     """Keeps the verdict on a target's engines beside the version, as a worker does, without an event; its digest."""
 
-    def keep(target: str, candidate: Manifest, baseline: Manifest, **seen: object) -> str:
+    def attach_report(target: str, candidate: Manifest, baseline: Manifest, **seen: object) -> str:
         data = report_about(only(candidate, target), only(baseline, target), **seen).to_bytes()
         digest = store.put_bytes(data)
         attach(store, read_report(data), digest)
         return digest
 
-    return keep
+    return attach_report
 
 
 @pytest.fixture
-def settled(store: Store, kept: Settle) -> Settle:
-    """As `kept`, and the verdict is settled."""
+def settled(store: Store, keep: Settle) -> Settle:
+    """As `keep`, and the verdict is settled."""
 
     def settle_on(target: str, candidate: Manifest, baseline: Manifest, **fault: object) -> str:
-        return settle(store, "digits", "stable", kept(target, candidate, baseline, **fault), lambda _: None)
+        return settle(store, "digits", "stable", keep(target, candidate, baseline, **fault), lambda _: None)
 
     return settle_on
 
@@ -91,7 +89,7 @@ def only(manifest: Manifest, target: str) -> Manifest:
     return Ordered
 
 
-def test_a_pass_on_each_target_promotes_and_one_alone_does_not(store: Store, pair, settled: Settle) -> None:
+def test_a_pass_on_all_targets_promotes(store: Store, pair, settled: Settle) -> None:
     one, two = pair
     output = settled("cpu", two, one)
     assert output.startswith("MISSING: digits:stable was not moved to 2: sm_89 MISSING: no canary ran there against 1")
@@ -107,7 +105,7 @@ def test_a_pass_on_each_target_promotes_and_one_alone_does_not(store: Store, pai
     assert verify(store).sound
 
 
-def test_under_a_policy_with_waves_a_pass_starts_a_rollout_once(store: Store, pair, settled: Settle) -> None:
+def test_under_a_policy_with_waves_a_pass_starts_one_rollout(store: Store, pair, settled: Settle) -> None:
     one, two = pair
     policies.write(store, "digits", "stable", ChannelPolicy(canary=True, rollout=plan("5%", "100%", soak=0)))
     settled("cpu", two, one)
@@ -121,18 +119,18 @@ def test_under_a_policy_with_waves_a_pass_starts_a_rollout_once(store: Store, pa
     assert len(channel_state.read_channel(store, "digits", "stable").move.canary) == 2
 
 
-def test_a_fail_on_one_bars_what_passed_on_the_others(store: Store, pair, settled: Settle) -> None:
+def test_a_fail_on_one_target_blocks_passes_on_others(store: Store, pair, settled: Settle) -> None:
     one, two = pair
     assert settled("sm_89", two, one, slower=0.05).startswith(
         "FAIL: digits:stable was not moved to 2: cpu MISSING: no canary ran there"
     )
-    said = settled("cpu", two, one)
-    assert said.startswith("FAIL: digits:stable was not moved to 2: sm_89 FAIL: latency p50") and serving(store) == "1"
+    text = settled("cpu", two, one)
+    assert text.startswith("FAIL: digits:stable was not moved to 2: sm_89 FAIL: latency p50") and serving(store) == "1"
     assert "sm_89 FAIL" in settled("sm_89", two, one, seed=1), "another run there takes no FAIL back"
     assert serving(store) == "1"
 
 
-def test_a_fail_on_one_takes_back_what_is_served_and_nothing_promotes_it_again(store, pair, settled):
+def test_a_fail_on_one_target_rolls_back_and_blocks_promotion(store, pair, settled):
     one, two = pair
     settled("cpu", two, one)
     channels.promote(store, two, "stable")
@@ -144,85 +142,85 @@ def test_a_fail_on_one_takes_back_what_is_served_and_nothing_promotes_it_again(s
     assert serving(store) == "1"
 
 
-def test_a_fail_whose_event_was_lost_is_taken_back_by_the_hourly_run(store: Store, pair, kept: Settle) -> None:
+def test_the_hourly_run_rolls_back_a_fail_with_a_lost_event(store: Store, pair, keep: Settle) -> None:
     one, two = pair
     channels.promote(store, two, "stable")
-    kept("cpu", two, one)
+    keep("cpu", two, one)
     assert hourly(store) == "digits:stable serves 2 already"
-    kept("sm_89", two, one, slower=0.05)
+    keep("sm_89", two, one, slower=0.05)
     assert hourly(store) == "rolled back: digits:stable -> 1" and serving(store) == "1"
     assert channel_state.read_channel(store, "digits", "stable").move.why.startswith("canary FAIL ")
     assert "a person promotes it again" in hourly(store) and serving(store) == "1"
 
 
-def test_a_lost_fail_of_what_is_not_the_newest_is_taken_back_too(store: Store, pair, kept: Settle) -> None:
+def test_the_hourly_run_rolls_back_a_lost_fail_of_an_older_version(store: Store, pair, keep: Settle) -> None:
     one, two = pair
     channels.promote(store, two, "stable")
     published(store, "three", "cpu", "sm_89")
-    kept("cpu", two, one, slower=0.05)
+    keep("cpu", two, one, slower=0.05)
     assert hourly(store) == "rolled back: digits:stable -> 1" and serving(store) == "1"
 
 
-def test_a_fail_that_a_person_knew_of_is_not_taken_back_by_the_hourly_run(store, pair, kept, monkeypatch):
+def test_the_hourly_run_ignores_a_fail_known_at_promotion(store, pair, keep, monkeypatch):
     one, two = pair
-    kept("sm_89", two, one, slower=0.05)
+    keep("sm_89", two, one, slower=0.05)
     with monkeypatch.context() as patch:
         patch.setattr(FileStore, "now", lambda _: datetime(2999, 1, 1, tzinfo=UTC))
         channels.promote(store, two, "stable")
     assert hourly(store) == "digits:stable serves 2 already" and serving(store) == "2"
 
 
-def test_the_hourly_run_takes_nothing_back_for_a_target_or_a_comparison_that_does_not_count(store, pair, kept):
+def test_the_hourly_run_ignores_uncounted_targets_and_comparisons(store, pair, keep):
     one, two = pair
     channels.promote(store, two, "stable")
     three = published(store, "three", "cpu", "sm_89")
-    kept("cpu", two, three, slower=0.05)  # with what it was never served after
+    keep("cpu", two, three, slower=0.05)  # with what it was never served after
     run("registry", "policy", "set", "digits:stable", "--canary-on", "cpu")
-    kept("sm_89", two, one, slower=0.05)
+    keep("sm_89", two, one, slower=0.05)
     assert hourly(store).startswith("MISSING: digits:stable was not moved to 3") and serving(store) == "2"
 
 
-def test_where_there_is_nothing_to_go_back_to_the_newest_may_still_come(store: Store, pair, kept: Settle) -> None:
+def test_without_an_earlier_version_the_newest_may_still_be_promoted(store: Store, pair, keep: Settle) -> None:
     one, two = pair
     channels.promote(store, two, "stable")
-    kept("cpu", two, one, slower=0.05)
+    keep("cpu", two, one, slower=0.05)
     store.remove(manifest_key("digits", "1"))
     output = hourly(store)
     assert "which was deleted since" in output and output.endswith("digits:stable serves 2 already")
     three = published(store, "three", "cpu", "sm_89")
-    kept("cpu", three, two), kept("sm_89", three, two)
+    keep("cpu", three, two), keep("sm_89", three, two)
     assert hourly(store).endswith("promoted: digits:stable -> 3") and serving(store) == "3"
 
 
-def test_too_few_requests_on_one_target_leave_the_channel_where_it_is(pair, settled: Settle) -> None:
+def test_too_few_requests_on_one_target_leave_the_channel(pair, settled: Settle) -> None:
     one, two = pair
     settled("sm_89", two, one)
     assert settled("cpu", two, one, count=50).startswith("INSUFFICIENT: digits:stable was not moved to 2: cpu INSUFF")
     assert settled("cpu", two, one) == "promoted: digits:stable -> 2", "more traffic may show it"
 
 
-def test_a_target_without_an_engine_is_missing_and_says_what_would_bring_it(store: Store, pair, settled) -> None:
+def test_a_target_without_an_engine_is_missing_with_a_remedy(store: Store, pair, settled) -> None:
     one, _ = pair
-    said = settled("cpu", published(store, "three", "cpu"), one)
-    assert "sm_89 MISSING: digits@3 has no engine for it; build one" in said
+    text = settled("cpu", published(store, "three", "cpu"), one)
+    assert "sm_89 MISSING: digits@3 has no engine for it; build one" in text
     assert run("registry", "policy", "set", "digits:stable", "--canary-on", "cpu").exit_code == 0
-    said = settle_newest(store, "digits", "stable", lambda _: None)
-    assert said.startswith("PASS, and digits:stable was not moved: ") and "digits@3 has nothing for sm_89 fp32" in said
+    text = settle_newest(store, "digits", "stable", lambda _: None)
+    assert text.startswith("PASS, and digits:stable was not moved: ") and "digits@3 has nothing for sm_89 fp32" in text
 
 
-def test_a_policy_names_the_targets_that_count(store: Store, pair, settled: Settle) -> None:
+def test_a_policy_names_the_counted_targets(store: Store, pair, settled: Settle) -> None:
     one, two = pair
-    said = run("registry", "policy", "set", "digits:stable", "--canary-on", "l4").output
-    assert "a canary's PASS on each of sm_89" in said
+    text = run("registry", "policy", "set", "digits:stable", "--canary-on", "l4").output
+    assert "a canary's PASS on each of sm_89" in text
     assert policies.of_channel(store, "digits", "stable").canary_on == ("sm_89",), "a product is its generation"
     assert settled("cpu", two, one, slower=0.05).startswith("MISSING: digits:stable was not moved to 2: sm_89")
     assert "needs the PASS of a canary on sm_89" in refused(run("promote", "digits@2", "digits:stable"))
     assert settled("sm_89", two, one) == "promoted: digits:stable -> 2"
-    said = settled("cpu", two, one, slower=0.05, seed=2)
-    assert said == "FAIL on cpu, which does not count for digits:stable (sm_89 do); not moved" and serving(store) == "2"
+    text = settled("cpu", two, one, slower=0.05, seed=2)
+    assert text == "FAIL on cpu, which does not count for digits:stable (sm_89 do); not moved" and serving(store) == "2"
 
 
-def test_a_person_promotes_under_such_a_policy_with_a_report_of_each_target(store: Store, pair, tmp_path) -> None:
+def test_a_person_promotes_with_a_report_for_each_target(store: Store, pair, tmp_path) -> None:
     one, two = pair
     run("registry", "policy", "set", "digits:stable", "--canary-on", "sm_89,cpu")
     for target in ("cpu", "sm_89"):
@@ -249,7 +247,7 @@ def test_a_candidate_proven_after_its_canaries_is_promoted_later(store: Store, p
     assert settle_newest(store, "digits", "stable", lambda _: None) == "promoted: digits:stable -> 2"
 
 
-def test_against_what_is_no_longer_served_it_says_nothing(store: Store, pair, settled: Settle) -> None:
+def test_a_verdict_against_a_replaced_version_does_not_count(store: Store, pair, settled: Settle) -> None:
     one, two = pair
     channels.promote(store, published(store, "three", "cpu", "sm_89"), "stable")
     assert "no canary ran there against 3" in settled("cpu", two, one) and serving(store) == "3"
@@ -269,7 +267,7 @@ def test_a_stored_verdict_is_checked(store: Store, pair, settled: Settle) -> Non
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"target": "sm_90"}, "does not run on sm_90"),
         ({"target": "x86-64-v3"}, "does not run on x86-64-v3"),
@@ -278,16 +276,16 @@ def test_a_stored_verdict_is_checked(store: Store, pair, settled: Settle) -> Non
         ({"baseline": ""}, "baseline"),
     ],
 )
-def test_a_verdict_that_could_not_be_read_back_or_been_found_there_is_not_kept(store, pair, settled, change, said):
+def test_a_verdict_with_a_wrong_field_is_not_stored(store, pair, settled, change, message):
     one, two = pair
     settled("sm_89", two, one)
     (result,) = canaries(store, two)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         attach_canary(store, two, replace(result, **change))
     assert canaries(store, two) == [result]
 
 
-def test_a_model_that_is_damaged_keeps_no_other_from_being_settled(store, pair, settled, monkeypatch):
+def test_a_damaged_model_does_not_block_others(store, pair, settled, monkeypatch):
     flows = pytest.importorskip("pipeline.orchestration.flows.settle_canary")
     one, two = pair
     settled("cpu", two, one)
@@ -300,9 +298,9 @@ def test_a_model_that_is_damaged_keeps_no_other_from_being_settled(store, pair, 
     digits, *others = state.data
     assert "run the canary again" in digits and all("no model" in output for output in others)
     monkeypatch.setattr(flows.lookup, "models", lambda _: [])
-    assert flows.settle_canary.fn(registry=store.uri).message == "looked at 0 models"
+    assert flows.settle_canary.fn(registry=store.uri).message == "checked 0 models"
     monkeypatch.setattr(flows, "settle_newest", lambda *_: "nothing to settle")
-    assert flows.settle_canary.fn(registry=store.uri, model="digits").message == "looked at 1 model"
+    assert flows.settle_canary.fn(registry=store.uri, model="digits").message == "checked 1 model"
 
 
 def test_a_report_about_another_model_moves_nothing(store: Store, pair, settled: Settle) -> None:
@@ -313,7 +311,7 @@ def test_a_report_about_another_model_moves_nothing(store: Store, pair, settled:
         settle(store, "other", "stable", result.report, lambda _: None)
 
 
-def test_a_fail_that_arrives_while_a_pass_promotes_takes_it_back(store, pair, settled, monkeypatch):
+def test_a_fail_during_a_promotion_rolls_it_back(store, pair, settled, monkeypatch):
     """Two runs at once: one has seen no FAIL yet, the other finds the candidate not served yet."""
     one, two = pair
     settled("cpu", two, one)
@@ -329,7 +327,7 @@ def test_a_fail_that_arrives_while_a_pass_promotes_takes_it_back(store, pair, se
     assert message[0].startswith("FAIL: digits:stable was not moved") and serving(store) == "1"
 
 
-def test_what_the_channel_has_no_engine_for_cannot_be_compared_and_the_line_says_so(store: Store, pair) -> None:
+def test_targets_that_the_channel_lacks_are_reported_as_incomparable(store: Store, pair) -> None:
     three = published(store, "three", "cpu", "sm_89", "sm_90")
     run("registry", "policy", "set", "digits:stable", "--canary-on", "sm_90")
     (result,) = target_verdicts(store, three, channel_state.read_channel(store, "digits", "stable"))
@@ -338,24 +336,24 @@ def test_what_the_channel_has_no_engine_for_cannot_be_compared_and_the_line_says
     )
 
 
-def test_the_verdict_of_several_runs() -> None:
+def test_several_runs_give_one_verdict() -> None:
     assert covers("x86-64-v4-vnni", "cpu") and covers("cpu", "cpu") and covers("sm_89", "sm_89")
     assert not covers("sm_89", "cpu") and not covers("cpu", "x86-64-v3") and not covers("sm_80", "sm_89")
     assert targets_named(["l4", "l40s", "cpu", "avx2"]) == ("cpu", "sm_89", "x86-64-v3")
     assert verdict_on("cpu", "0" * 64, []) is None
 
 
-def test_nothing_served_and_nothing_published_are_reported(store: Store, pair) -> None:
+def test_missing_served_and_published_versions_are_reported(store: Store, pair) -> None:
     assert "serves nothing" in settle_newest(store, "digits", "beta", lambda _: None)
     with pytest.raises(Exception, match="no model 'other'"):
         settle_newest(store, "other", "stable", lambda _: None)
     assert lookup.models(store) == ["digits"]
 
 
-def test_a_lost_fail_with_an_early_clock_is_rolled_back(store: Store, pair, kept: Settle) -> None:
+def test_a_lost_fail_with_an_early_clock_is_rolled_back(store: Store, pair, keep: Settle) -> None:
     one, two = pair
     channels.promote(store, two, "stable")
-    kept("cpu", two, one, slower=0.05)
+    keep("cpu", two, one, slower=0.05)
     (key,) = store.list(evidence_prefix("canaries", "digits", two.version))
     data = store.read(key) or b""
     document = {**json.loads(data), "created_at": "2020-01-01T00:00:00+00:00"}

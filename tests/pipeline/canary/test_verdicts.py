@@ -1,5 +1,3 @@
-"""What a verdict may do to a channel: promote the very candidate that passed, roll back the very one that failed."""
-
 import json
 from dataclasses import replace
 from functools import partial
@@ -54,7 +52,7 @@ def refused(result: Result) -> str:
     return str(result.exception)
 
 
-def test_a_pass_promotes_exactly_its_candidate(store, versions, tmp_path):
+def test_a_pass_promotes_only_its_candidate(store, versions, tmp_path):
     one, two, _ = versions
     result = judged(tmp_path / "c", two, one)
     assert result.exit_code == 0 and result.output.startswith("PASS: 4 criteria passed")
@@ -95,7 +93,7 @@ def test_a_candidate_that_dies_is_not_promoted(store, versions, tmp_path):
     assert "verdict is" in output and channel_state.read_channel(store, "digits", "stable").version == "1"
 
 
-def test_a_report_that_was_tampered_with_does_not_count(store, versions, tmp_path):
+def test_a_manipulated_report_does_not_count(store, versions, tmp_path):
     one, two, _ = versions
     path = tmp_path / "report.json"
     path.write_bytes(report_about(two, one).to_bytes())
@@ -114,7 +112,7 @@ def test_a_report_that_was_tampered_with_does_not_count(store, versions, tmp_pat
     assert channel_state.read_channel(store, "digits", "stable").version == "1"
 
 
-def test_engines_that_no_canary_ran_are_named(store, tmp_path):
+def test_engines_without_a_canary_are_named(store, tmp_path):
     one = publish_engines(store, [engine(store)], "a", channel=None).manifest
     pair = [engine(store, data=b"x"), engine(store, precision="int8", data=b"y")]
     two = publish_engines(store, pair, "b", channel=None).manifest
@@ -124,7 +122,7 @@ def test_engines_that_no_canary_ran_are_named(store, tmp_path):
     assert result.exit_code == 0 and "1 engine without a canary: cpu int8 onnxruntime" in result.stderr
 
 
-def test_a_fail_rolls_back_only_the_candidate_that_is_served(store, versions, tmp_path):
+def test_a_fail_rolls_back_only_a_served_candidate(store, versions, tmp_path):
     one, two, _ = versions
     channels.promote(store, two, "stable")
     watching = judged(tmp_path / "watched", two, one, failing=0.02)
@@ -141,7 +139,7 @@ def test_a_fail_rolls_back_only_the_candidate_that_is_served(store, versions, tm
     assert fine.exit_code == 0 and channel_state.read_channel(store, "digits", "stable").version == "1"
 
 
-def test_a_rollback_that_lost_a_race_moves_nothing(store, versions, monkeypatch):
+def test_a_rollback_that_loses_a_race_changes_nothing(store, versions, monkeypatch):
     one, two, three = versions
     channels.promote(store, two, "stable")
     rollback, eve = channels.rollback, operations.Operator("eve", store.now())
@@ -161,7 +159,7 @@ def test_a_rollback_that_lost_a_race_moves_nothing(store, versions, monkeypatch)
     assert "eve moved it to 2 meanwhile" in str(run("rollback", "digits").exception)
 
 
-def test_looks_go_on_from_report_to_report(store, versions, tmp_path):
+def test_looks_continue_from_report_to_report(store, versions, tmp_path):
     one, two, _ = versions
     early = judged(tmp_path / "c", two, one, "--planned", 6000, "--out", tmp_path / "first", count=1500)
     assert early.exit_code == 1 and early.output.startswith("INSUFFICIENT")
@@ -173,7 +171,7 @@ def test_looks_go_on_from_report_to_report(store, versions, tmp_path):
     assert "already decided: PASS" in output
 
 
-def test_thresholds_come_from_the_spec_that_is_given(store, versions, tmp_path):
+def test_thresholds_come_from_the_given_spec(store, versions, tmp_path):
     write_project(tmp_path / "project")
     project = Project(tmp_path / "project")
     project.change_spec(validation={"canary": {"latency": {"p50": 0.2, "p99": None}, "error_rate": 0.01}})

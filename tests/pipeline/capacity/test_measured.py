@@ -1,5 +1,3 @@
-"""Which machines' names an engine was built for."""
-
 import re
 from pathlib import Path
 
@@ -11,12 +9,12 @@ from pipeline.capacity.measured import fits, read_prices
 from tests.enginesmith.registries import engine
 
 
-@pytest.mark.parametrize(("target", "name", "wanted"), [
+@pytest.mark.parametrize(("target", "name", "expected"), [
     ("cpu", "cpu", True), ("cpu", "sm_89", False), ("sm_89", "cpu", False),
     ("sm_89", "sm_89", True), ("sm_89", "l4", True), ("sm_89", "sm_80", False),
 ])  # fmt: skip
-def test_an_engine_fits_the_names_of_its_target(store: Store, target: str, name: str, wanted: bool) -> None:
-    assert fits(engine(store, target), name) is wanted
+def test_an_engine_fits_the_names_of_its_target(store: Store, target: str, name: str, expected: bool) -> None:
+    assert fits(engine(store, target), name) is expected
 
 
 def file(folder: Path, text: str) -> Path:
@@ -25,7 +23,7 @@ def file(folder: Path, text: str) -> Path:
     return path
 
 
-def test_prices_go_by_the_narrowest_name(tmp_path: Path) -> None:
+def test_prices_use_the_narrowest_name(tmp_path: Path) -> None:
     text = "currency: EUR\nL4: {per_hour: 0.71, count: 40}\n'8.9': {per_hour: 1}\ncpu: {per_hour: 0.1}\n"
     prices = read_prices(file(tmp_path, text))
     assert prices.currency == "EUR" and set(prices.machines) == {"l4", "sm_89", "cpu"}
@@ -35,7 +33,7 @@ def test_prices_go_by_the_narrowest_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "wanted"),
+    ("line", "message"),
     [
         ("", "has no price; write such as"),
         ("l4: {per_hour: -1}", "prices.yaml:2: l4.per_hour: -1: must be above 0"),
@@ -50,6 +48,6 @@ def test_prices_go_by_the_narrowest_name(tmp_path: Path) -> None:
         ("l4: {per_hour: 1}\nl4: {per_hour: 2}", "prices.yaml:3: key 'l4' is given twice; keep one"),
     ],
 )
-def test_a_mistake_is_named_with_its_line(tmp_path: Path, line: str, wanted: str) -> None:
-    with pytest.raises(SpecError, match=re.escape(wanted)):
+def test_a_mistake_is_named_with_its_line(tmp_path: Path, line: str, message: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(message)):
         read_prices(file(tmp_path, f"currency: USD\n{line}\n"))

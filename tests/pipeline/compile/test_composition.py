@@ -1,5 +1,3 @@
-"""Units of the exported model itself wait for nothing that the others need; order and results are those of the plan."""
-
 import threading
 from dataclasses import replace
 from typing import Any
@@ -62,7 +60,7 @@ def test_fp32_is_proven_before_calibration_ends(project, proven, monkeypatch):
 crash = raising(StepError("KeyError: 't'", "crash", "the log"))
 
 
-def test_calibration_that_fails_takes_no_other_precision_with_it(project, monkeypatch):
+def test_failed_calibration_costs_no_other_precision(project, monkeypatch):
     """The failure stands in the build, the version, the page, the JSON and the exit code; the next build mends it."""
     monkeypatch.setattr(composition, "observe", crash)
     project.change_spec(targets=["cpu"], precisions=["fp32", "fp16", "int8"])
@@ -83,7 +81,7 @@ def test_calibration_that_fails_takes_no_other_precision_with_it(project, monkey
 
 
 @pytest.mark.parametrize("where", ["write_graph", "_check_graph"])
-def test_a_graph_that_cannot_be_written_or_compared_says_why(project, monkeypatch, where):
+def test_an_unwritable_or_incomparable_graph_gives_the_reason(project, monkeypatch, where):
     graph = Graph(INT8, "c" * 64, (), (), recipe=Recipe("d" * 64))
     monkeypatch.setattr(graphs, "write_graph", lambda *_: graph)
     monkeypatch.setattr(graphs, where, crash)
@@ -92,7 +90,7 @@ def test_a_graph_that_cannot_be_written_or_compared_says_why(project, monkeypatc
     assert (result.variant, result.model) == (INT8, EXPORTED.model.digest)
 
 
-def test_a_search_that_fails_is_that_of_the_kinds_that_wait_for_it(project, monkeypatch):
+def test_a_failed_search_fails_its_waiting_kinds(project, monkeypatch):
     spec, context, kind = load_spec(project.spec), context_of(project), INT8.searched
     assert kind is not None
     monkeypatch.setattr(composition, "choose", crash)
@@ -105,7 +103,7 @@ def test_a_search_that_fails_is_that_of_the_kinds_that_wait_for_it(project, monk
     assert run._search([kind], EXPORTED, observed) == {kind: observed}
 
 
-def test_something_out_of_reach_ends_the_run(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_service_ends_the_run(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says nothing about a precision."""
     monkeypatch.setattr(composition, "observe", raising(UnavailableError("the registry does not answer")))
     project.change_spec(targets=["cpu"], precisions=["fp32", "int8"])

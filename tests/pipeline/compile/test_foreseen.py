@@ -1,5 +1,3 @@
-"""Plans name the cause of every build and proof, and each change where no engine is built for it."""
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -105,7 +103,7 @@ def test_changes_are_reported_only_by_the_next_build(built: Project) -> None:
     assert planned(built)[1] == []
 
 
-def test_what_went_back_to_what_is_on_record_is_made_again_by_nothing(built: Project) -> None:
+def test_results_that_returned_to_a_record_are_not_rebuilt(built: Project) -> None:
     """A, B and A again: of the model, its calibration and golden data, a limit; with a new precision beside it."""
     files = {name: (built.folder / name).read_bytes() for name in ("tiny.onnx", "calibration.npz", "golden.npz")}
     spec = built.spec.read_bytes()
@@ -128,7 +126,7 @@ def test_what_went_back_to_what_is_on_record_is_made_again_by_nothing(built: Pro
         ]
 
 
-def test_a_part_of_the_units_that_was_built_leaves_the_causes_of_the_others(built: Project) -> None:
+def test_a_partial_build_leaves_the_causes_of_other_units(built: Project) -> None:
     write_model(built.folder / "tiny.onnx", {**weights(), "b1": weights()["b1"] * 1.001})
     assert built.build("--target", "cpu", "--precision", "fp32").code == 0
     units, _ = planned(built)
@@ -139,7 +137,7 @@ def snapshot(place: Path) -> dict[str, bytes]:
     return {str(file): file.read_bytes() for file in place.rglob("*") if file.is_file()}
 
 
-def test_without_an_export_it_runs_and_writes_nothing_and_says_what_it_cannot_know(built, monkeypatch):
+def test_without_an_export_a_plan_writes_nothing_and_lists_unknowns(built, monkeypatch):
     write_model(built.folder / "tiny.onnx", weights(seed=5))
     before = snapshot(built.registry)
     monkeypatch.setattr("builders.execution.local.LocalExecutor.run", lambda *_: pytest.fail("it runs something"))
@@ -154,7 +152,7 @@ def test_without_an_export_it_runs_and_writes_nothing_and_says_what_it_cannot_kn
     assert snapshot(built.registry) == before
 
 
-def test_without_an_export_what_needs_no_calibration_is_known(built: Project) -> None:
+def test_without_an_export_uncalibrated_units_are_known(built: Project) -> None:
     change_data(built, "calibration.npz", 100.0)
     units, _ = planned(built, "--no-export")
     assert units["cpu fp32"]["action"] == "cached" and units["sm_75 fp32"]["action"] == "refused"
@@ -176,7 +174,7 @@ def torch_inputs(folder: Path) -> dict[str, dict[str, str]]:
     return inputs_of(Work(load_spec(folder / "net.yaml"), open_records(open_store(folder.parent / "r", create=True))))
 
 
-def test_the_inputs_of_a_torch_model_go_by_their_owners_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_of_a_torch_model_have_its_authors_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "net"
     folder.mkdir()
     spec = {"model": "net", "source": {"torch": "net.py:build", "weights": "w.safetensors", "opset": 18}}
@@ -191,10 +189,10 @@ def test_the_inputs_of_a_torch_model_go_by_their_owners_names(tmp_path: Path, mo
         ("net.py", "entry point net.py changed"),
         ("layers.py", "module layers.py changed"),
     ]:
-        kept = (folder / name).read_bytes()
-        (folder / name).write_bytes(kept + b"\n# a comment\n")
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content + b"\n# a comment\n")
         assert differences(before, torch_inputs(folder)["export"]) == [change]
-        (folder / name).write_bytes(kept)
+        (folder / name).write_bytes(content)
     other = {"numpy": "99.0"}
     monkeypatch.setattr("pipeline.compile.run_context.version_of", lambda name: other.get(name, "1.0"))
     monkeypatch.setattr(
@@ -207,7 +205,7 @@ def test_the_inputs_of_a_torch_model_go_by_their_owners_names(tmp_path: Path, mo
     assert any(change.startswith("version of numpy: ") and change.endswith("-> 99.0") for change in changes)
 
 
-def test_a_file_that_is_read_no_more_is_left_to_what_named_it() -> None:
+def test_a_file_that_is_no_longer_read_is_not_listed() -> None:
     digests = "a" * 64, "b" * 64
     assert differences({"module a.py": digests[0]}, {}) == []
     assert differences({}, {"module a.py": digests[1]}) == ["module a.py is new"]
@@ -224,14 +222,14 @@ def test_changed_code_is_reported_in_one_line_by_module() -> None:
     assert differences(before, {}) == [message], "code that is reached no more is a change of what refers to it"
 
 
-@pytest.mark.parametrize(("place", "weights", "name"), [
+@pytest.mark.parametrize(("place", "weights_file", "name"), [
     ("model.py", "w.safetensors", "entry point model.py"),
     ("w.safetensors", "w.safetensors", "weights w.safetensors"),
     ("layers.py", "w.safetensors", "module layers.py"),
     ("layers.py", None, "module layers.py"),
     ("libcube.so", None, "library libcube.so"),
 ])  # fmt: skip
-def test_each_file_is_named_by_its_content(tmp_path: Path, place: str, weights: str | None, name: str) -> None:
-    source = SimpleNamespace(kind="torch", weights=weights, libraries=[SimpleNamespace(file="libcube.so")])
+def test_each_file_is_named_by_its_content(tmp_path: Path, place: str, weights_file: str | None, name: str) -> None:
+    source = SimpleNamespace(kind="torch", weights=weights_file, libraries=[SimpleNamespace(file="libcube.so")])
     spec: Any = SimpleNamespace(source=source, source_file="model.py", folder=tmp_path, file=tmp_path.joinpath)
     assert _name_file(place, spec) == name

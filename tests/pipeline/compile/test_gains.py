@@ -1,5 +1,3 @@
-"""A quantized unit that gains too little over floats: said, and not built where the spec asks for a gain."""
-
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -38,14 +36,14 @@ def wide(project: Project) -> Project:
     return project
 
 
-def test_a_listed_unit_that_is_no_faster_is_built_and_the_plan_and_the_build_say_so(wide: Project) -> None:
+def test_a_listed_unit_that_is_no_faster_is_built_and_reported(wide: Project) -> None:
     engines = {row["precision"]: row for row in wide.run("build", wide.spec, "--json").json["engines"]}
     figure = "no faster: 1.00 times the speed of arm64 fp32 onnxruntime (modelled, "
     assert engines["int4"]["status"] == "unproven" and figure in engines["int4"]["reason"]
     assert "no faster" not in engines["fp32"]["reason"] and figure in wide.run("plan", wide.spec).out.replace("\n", " ")
 
 
-def test_where_a_gain_is_asked_for_it_is_refused_unless_it_is_required(wide: Project) -> None:
+def test_a_unit_without_a_required_gain_is_refused_unless_required(wide: Project) -> None:
     wide.change_spec(quantization={"gain": "latency"})
     planned = {row["precision"]: row for row in wide.run("plan", wide.spec, "--json").json["units"]}
     assert planned["int4"]["action"] == "refused" and planned["fp32"]["action"] == "build"
@@ -56,14 +54,14 @@ def test_where_a_gain_is_asked_for_it_is_refused_unless_it_is_required(wide: Pro
     assert required["int4"]["action"] == "build" and "no faster: 1.00" in required["int4"]["reason"]
 
 
-def test_bytes_are_a_gain_where_the_spec_asks_for_them(wide: Project) -> None:
+def test_fewer_bytes_count_as_a_gain_if_the_spec_says_so(wide: Project) -> None:
     wide.change_spec(quantization={"gain": "bytes"})
     planned = {row["precision"]: row for row in wide.run("plan", wide.spec, "--json").json["units"]}
     assert planned["int4"]["action"] == "build"
     assert "0.13 of the bytes of arm64 fp32 onnxruntime (8.2 KiB against 64.0 KiB" in planned["int4"]["reason"]
 
 
-def test_here_both_graphs_are_timed_in_turns(wide: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_graphs_are_timed_alternately_here(wide: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     wide.change_spec(quantization={"gain": "latency"}, precisions=["fp32", "int8"], targets=[HERE])
     before = wide.run("plan", wide.spec, "--json").json
     built = wide.run("build", wide.spec, "--json")
@@ -80,7 +78,7 @@ def test_here_both_graphs_are_timed_in_turns(wide: Project, monkeypatch: pytest.
     )
 
 
-def test_builds_whose_races_differ_give_one_version(wide: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_builds_with_different_timings_give_one_version(wide: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     wide.change_spec(quantization={"gain": "latency"}, precisions=["fp32", "int8"], targets=[HERE])
     once, versions = RunContext.once, []
     for ratio in (0.5, 0.6):
@@ -102,7 +100,7 @@ def test_builds_whose_races_differ_give_one_version(wide: Project, monkeypatch: 
     assert planned["action"] == "build" and "build measures it" in planned["reason"], "whatever is modelled"
 
 
-def test_graphs_that_no_race_can_load_or_feed_are_modelled() -> None:
+def test_graphs_that_cannot_run_here_are_modelled() -> None:
     request = BuildRequest("", "int8", Target(HERE), "onnxruntime", (), (), ())
     scheme, figures = QuantizationScheme("uint8", True, "fp32"), {name_rates(request.target): ModelledFigures(1, 2, 2)}
     graph = Graph(GraphVariant("int8", scheme), "", (), (), modelled=figures)

@@ -1,5 +1,3 @@
-"""int8 that misses its limits with plain ranges is searched by itself, and says so; nothing else waits or is lost."""
-
 import shutil
 import threading
 from pathlib import Path
@@ -15,13 +13,13 @@ from enginesmith.core.reports.proof import Check
 from pipeline.compile import composition
 from pipeline.compile import plan as missed
 from tests.one_server import OneServer
-from tests.pipeline.projects import Project, Result, capture, raising, write_project
+from tests.pipeline.projects import SEARCHED_INT8, Project, Result, capture, raising, write_project
 from tests.pipeline.quantization.search.outlier_nets import WIDTH, noise, outlier_net
 from tests.pipeline.quantization.small_nets import build
 from tests.waiting import PATIENCE_S
 
 WHY = "searched, because plain ranges missed quantization "
-CHOICE = "choose int8 (uint8 activations)"
+CHOICE = f"choose {SEARCHED_INT8}"
 
 
 def write_data(project: Project, seed: int) -> None:
@@ -91,10 +89,12 @@ def test_a_graph_that_selects_other_rows_is_searched_too(
     assert bool(actual) is is_searched
 
 
-def test_it_is_searched_proven_and_told_everywhere(built_loud: tuple[Path, Result], searched: Project) -> None:
+def test_a_repair_is_searched_proven_and_reported_everywhere(
+    built_loud: tuple[Path, Result], searched: Project
+) -> None:
     result = built_loud[1]
     assert result.code == 0, result.err
-    assert "plain int8 (uint8 activations): plain ranges missed quantization " in result.err
+    assert f"plain {SEARCHED_INT8}: plain ranges missed quantization " in result.err
     assert f"{CHOICE}: done" in result.err
     plain, row = (row for name in ("fp32", "int8") for row in result.json["engines"] if row["precision"] == name)
     assert plain["status"] == row["status"] == "proven" and WHY in row["reason"] and ", limit " in row["reason"]
@@ -107,16 +107,16 @@ def test_it_is_searched_proven_and_told_everywhere(built_loud: tuple[Path, Resul
     assert WHY in searched.run("plan", searched.spec, "--json").out
 
 
-def test_another_run_and_another_golden_set_search_nothing(searched: Project) -> None:
-    kept = searches(searched)
-    assert len(kept) == 1
+def test_another_run_and_another_golden_set_repeat_no_search(searched: Project) -> None:
+    search_records = searches(searched)
+    assert len(search_records) == 1
     again = searched.build()
     assert again.json["cached"] and f"{CHOICE}: done" not in again.err
     write_data(searched, 3)
-    assert f"{CHOICE}: cached" in searched.build().err and searches(searched) == kept
+    assert f"{CHOICE}: cached" in searched.build().err and searches(searched) == search_records
 
 
-def test_never_leaves_it_failed_and_a_plan_says_what_a_search_would_take_on(loud: Project) -> None:
+def test_never_leaves_a_failure_and_the_plan_describes_a_search(loud: Project) -> None:
     loud.change_spec(quantization={"search": "never"})
     row = rows(loud)["int8"]
     assert row["status"] == "failed" and "searched" not in row["reason"] and not searches(loud)
@@ -125,11 +125,11 @@ def test_never_leaves_it_failed_and_a_plan_says_what_a_search_would_take_on(loud
     (unit,) = [unit for unit in planned["units"] if unit["precision"] == "int8"]
     assert unit["action"] == "unknown" and unit["reason"].startswith("plain ranges missed quantization ")
     assert unit["reason"].endswith("build searches for a better quantization; the action is known after the search")
-    assert planned["missing"] == ["search of int8 (uint8 activations)"]
+    assert planned["missing"] == [f"search of {SEARCHED_INT8}"]
     assert "1 build" not in loud.run("plan", loud.spec, "--no-export").out and not searches(loud)
 
 
-def test_a_first_plan_foresees_the_search(loud: Project) -> None:
+def test_a_first_plan_predicts_the_search(loud: Project) -> None:
     out = loud.run("plan", loud.spec, "--no-export", "--json").json["units"]
     message = {unit["precision"]: "if plain calibration misses the limits" in unit["reason"] for unit in out}
     assert message == {"fp32": False, "int8": True}
@@ -139,13 +139,13 @@ def test_a_first_plan_foresees_the_search(loud: Project) -> None:
 
 def test_limits_that_only_float_keeps_refuse_the_unit(loud: Project) -> None:
     loud.change_spec(validation={"limits": {"int8": {"quantization": {"sqnr_db": 110}}}})
-    found = rows(loud)
-    assert found["fp32"]["status"] == "proven" and found["int8"]["status"] == "refused"
-    assert "0 nodes compute in int8" in found["int8"]["reason"]
-    assert "the graph's limits: quantized alone it leaves" in found["int8"]["reason"] and WHY in found["int8"]["reason"]
+    unit = rows(loud)
+    assert unit["fp32"]["status"] == "proven" and unit["int8"]["status"] == "refused"
+    assert "0 nodes compute in int8" in unit["int8"]["reason"]
+    assert "the graph's limits: quantized alone it leaves" in unit["int8"]["reason"] and WHY in unit["int8"]["reason"]
 
 
-def test_a_cast_whose_bias_takes_the_digits_of_what_varies_ends_in_fp32(project: Project) -> None:
+def test_a_cast_whose_bias_hides_the_variation_ends_in_fp32(project: Project) -> None:
     weights = np.random.default_rng(0).standard_normal((8, 4)) * [0.01, 1, 1, 1]
     text, values = "m = MatMul(x, w) logits = Add(m, b)", {"w": weights, "b": [-1000.0, 0, 0, 0]}
     onnx.save(build("float[batch,8] x", "float[batch,4] logits", text, values), project.folder / "tiny.onnx")
@@ -154,7 +154,7 @@ def test_a_cast_whose_bias_takes_the_digits_of_what_varies_ends_in_fp32(project:
     assert row["status"] == "proven" and "in 16 bits an output missed its limits" in " ".join(row["notes"])
 
 
-def test_a_search_that_fails_costs_no_other_unit(loud: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_search_costs_no_other_unit(loud: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         missed, "search_for_limits", raising(EnginesmithError("out of memory; run it on a machine with more memory"))
     )
@@ -165,7 +165,7 @@ def test_a_search_that_fails_costs_no_other_unit(loud: Project, monkeypatch: pyt
     assert "the search that followed failed: out of memory" in actual["int8"]["reason"]
 
 
-def test_failures_that_a_search_cannot_fix_are_not_searched(loud: Project) -> None:
+def test_failures_without_a_possible_repair_are_not_searched(loud: Project) -> None:
     """Golden samples that were calibrated with fail the graph whatever int8 takes."""
     np.savez(loud.folder / "golden.npz", **noise(24, 1))
     np.savez(loud.folder / "calibration.npz", **noise(24, 1))

@@ -1,5 +1,3 @@
-"""Golden samples that are the calibration samples prove nothing of a calibrated engine, and the run says so."""
-
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +25,7 @@ def passed(source: Samples | GeneratedSamples) -> bytes:
 
 
 @pytest.mark.parametrize(("shared", "share"), [(0, 0.0), (6, 0.5), (7, 7 / 12), (12, 1.0)])
-def test_the_share_of_golden_samples_that_are_calibration_samples(tmp_path: Path, shared: int, share: float) -> None:
+def test_the_share_of_golden_samples_in_calibration_is_reported(tmp_path: Path, shared: int, share: float) -> None:
     rng = np.random.default_rng(0)
     golden, others = rng.normal(size=(12, 8)).astype("f"), rng.normal(size=(20, 8)).astype("f")
     calibration = samples(tmp_path, "calibration", np.concatenate([others, golden[:shared][::-1]]))
@@ -54,7 +52,7 @@ def test_every_way_to_store_the_same_samples_is_recognized(tmp_path: Path) -> No
     assert merge_digests(part.seen for part in parts) == noted.seen
 
 
-def test_tokens_that_two_sequences_share_are_no_overlap(tmp_path: Path) -> None:
+def test_tokens_shared_by_two_sequences_are_no_overlap(tmp_path: Path) -> None:
     tokens = (TensorSpec("x", "int64", ("length",)),)
     dims = (Dim("length", 1, 4, 8),)
     items = []

@@ -1,7 +1,6 @@
-"""Plans: profiles from buckets, and the reason why an engine has to be built."""
-
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,7 +53,7 @@ def test_the_reason_names_what_changed_since_the_last_build(change: dict[str, An
     assert explain_change(REQUEST, replace(REQUEST, **change)) == reason
 
 
-def test_equal_graphs_are_one_build_whatever_ranges_and_method_they_came_from() -> None:
+def test_equal_graphs_are_one_build_for_all_ranges_and_methods() -> None:
     spec = ModelSpec.model_validate(
         {
             "model": "m",
@@ -72,13 +71,23 @@ def test_equal_graphs_are_one_build_whatever_ranges_and_method_they_came_from() 
     assert first.key == second.key
 
 
-def test_the_reason_is_the_cause_where_that_is_known_and_a_first_build_has_none() -> None:
+@pytest.mark.parametrize(("precision", "reason"), [("fp32", "file: 1 -> 2"), ("int8", "file: 1 -> 2; rows: 1 -> 2")])
+def test_new_calibration_data_are_no_cause_where_nothing_is_calibrated(precision: Any, reason: str) -> None:
+    old = replace(REQUEST, precision=precision)
+    sources = SimpleNamespace(onnx="1", inputs={"export": {"file": 1}, "calibration": {"rows": 1}})
+    work: Any = None
+    causes, inputs = Causes(work), {"export": {"file": 2}, "calibration": {"rows": 2}}
+    vars(causes).update(before={old.unit: SimpleNamespace(request=old, sources=sources)}, inputs=inputs)
+    assert causes.of_build(replace(old, model="c" * 64), "2") == reason
+
+
+def test_the_reason_is_the_known_cause_and_a_first_build_has_none() -> None:
     changed = replace(REQUEST, model="c" * 64)
     assert explain_change(REQUEST, changed, ["weights w changed"]) == "weights w changed"
     assert explain_change(None, REQUEST) == "no engine for this unit yet"
 
 
-def test_a_record_of_builds_that_other_code_wrote_counts_as_forgotten(project: Project, tmp_path: Path) -> None:
+def test_a_build_record_of_other_code_counts_as_missing(project: Project, tmp_path: Path) -> None:
     spec = load_spec(project.spec)
     context = RunContext(open_store(tmp_path / "other", create=True), LocalExecutor(1), LocalExecutor(1))
     request = {**encode(REQUEST), "field of another release": 1}
@@ -87,7 +96,7 @@ def test_a_record_of_builds_that_other_code_wrote_counts_as_forgotten(project: P
     assert Causes(Work(spec, context)).before == {}
 
 
-def test_wide_is_one_profile_that_spans_every_bucket_and_is_tuned_for_opt() -> None:
+def test_wide_means_one_profile_over_all_buckets() -> None:
     inputs = (TensorSpec("ids", "int64", ("batch", "seq")),)
     dims = (Dim("batch", 1, 2, 4), Dim("seq", 1, 48, 64, (32, 64)))
     wide = discovery.configure("tensorrt-rtx", {"profiles": "wide"})
@@ -126,7 +135,7 @@ def test_the_tables_name_every_unit_and_its_reason(built: Project) -> None:
     assert "report.html" in last, "where nothing is new: the table and one line"
 
 
-def test_more_profiles_than_any_compiler_takes_are_refused_before_they_are_made() -> None:
+def test_too_many_profiles_are_refused_early() -> None:
     names = list("abcdef")
     spec = ModelSpec.model_validate(
         {
@@ -145,7 +154,7 @@ def test_more_profiles_than_any_compiler_takes_are_refused_before_they_are_made(
     assert "combine to more than 64 profiles" in (plan._refusal(exported, item, request) or "")
 
 
-def test_the_plan_names_what_a_compiler_is_known_to_compute_otherwise_and_the_source(store: Store) -> None:
+def test_the_plan_names_known_compiler_faults_with_their_source(store: Store) -> None:
     text = 'y = GridSample<mode="{mode}">(x, g)'
     shapes = "float[n,c,h,w] x, float[n,k,l,2] g", "float[n,c,k,l] y"
     executor = LocalExecutor(1)
@@ -169,7 +178,7 @@ def test_backends_without_a_target_are_reported_before_any_work(project, command
     assert result.code == 2 and message in result.err and "export" not in result.err
 
 
-def test_a_target_that_no_backend_of_the_spec_builds_for_is_not_left_out_in_silence(project: Project) -> None:
+def test_a_target_without_a_backend_is_reported(project: Project) -> None:
     project.change_spec(precisions=["fp32"], calibration=None, targets=["cpu", "sm_89"], backends={"onnxruntime": {}})
     result = project.run("plan", project.spec)
     assert result.code == 0 and "1 build, 0 cached, 0 refused" in result.out
@@ -196,7 +205,7 @@ def units_of(spec: ModelSpec, *workers: str) -> list[str]:
         ("python", ["tensorrt-rtx"], ["tensorrt"]),
     ],
 )
-def test_the_server_decides_the_compilers(serve, alone, with_worker, monkeypatch):
+def test_the_server_option_selects_the_compilers(serve, alone, with_worker, monkeypatch):
     tensorrt = discovery.load("tensorrt")
     monkeypatch.setattr(tensorrt, "versions", lambda _: {"tensorrt": "11.4"})
     spec = served(serve)
@@ -207,24 +216,24 @@ def test_the_server_decides_the_compilers(serve, alone, with_worker, monkeypatch
     assert units_of(spec, "l4") == units_of(spec), "the GPU without the compiler tunes nothing"
 
 
-def test_a_card_has_its_rtx_engine_beside_that_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_has_its_rtx_engine_beside_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery.load("tensorrt"), "versions", lambda _: {"tensorrt": "11.4"})
     assert "rtx4090 fp32 tensorrt-rtx" in units_of(served(targets=("rtx4090",)), "rtx4090")
     assert "l4 fp32 tensorrt-rtx" not in units_of(served(targets=("l4",)), "l4")
 
 
-def test_the_portable_engine_has_the_precisions_that_its_provider_computes_in() -> None:
+def test_the_portable_engine_has_its_providers_precisions() -> None:
     data = {"precisions": ["fp16", "int8"], "calibration": {"data": "c.npz"}}
     assert units_of(served(**data)) == ["l4 fp16 tensorrt-rtx", "l4 int8 tensorrt-rtx", "l4 fp16 onnxruntime-cuda"]
 
 
-def test_backends_that_the_server_does_not_open_are_a_mistake() -> None:
+def test_backends_that_the_server_cannot_open_are_a_mistake() -> None:
     with pytest.raises(ValueError, match="Triton opens no engines of tensorrt-rtx; remove it, or change serve: triton"):
         served("triton", backends={"tensorrt-rtx": {}})
     assert units_of(served("triton", backends={"onnxruntime-tensorrt": {}})) == ["l4 fp32 onnxruntime-tensorrt"]
 
 
-def test_each_unit_says_where_it_is_built_what_opens_it_and_what_the_matrix_lacks() -> None:
+def test_each_unit_names_its_builder_its_servers_and_gaps_of_the_matrix() -> None:
     spec = served("triton", ("h100",))
     tuned, portable = candidates(spec, Selection(workers=(("h100", "on a Ray worker with sm_90"),)))
     assert (tuned.built_at, tuned.opens_in) == ("on a Ray worker with sm_90", "Triton, TensorRT")
@@ -246,7 +255,7 @@ def test_each_unit_says_where_it_is_built_what_opens_it_and_what_the_matrix_lack
     }
 
 
-def test_a_unit_for_triton_without_its_gpu_is_refused_with_that_reason(project: Project) -> None:
+def test_a_unit_for_triton_without_its_gpu_is_refused_with_the_reason(project: Project) -> None:
     project.change_spec(serve="triton", backends=None, targets=["sm_90"], precisions=["fp32"], calibration=None)
     tuned, portable = project.run("plan", project.spec, "--json").json["units"]
     assert (tuned["backend"], tuned["action"], tuned["built_at"]) == ("tensorrt", "refused", "nowhere in this fleet")
@@ -254,7 +263,7 @@ def test_a_unit_for_triton_without_its_gpu_is_refused_with_that_reason(project: 
     assert (portable["action"], portable["opens_in"]) == ("build", "Triton, ONNX Runtime")
 
 
-def test_a_clusters_workers_are_its_nodes_with_that_gpu_or_those_that_are_waited_for(monkeypatch):
+def test_a_clusters_workers_are_its_present_or_awaited_nodes(monkeypatch):
     monkeypatch.setattr(RayExecutor, "has_node", lambda _, needs: needs.labels["enginesmith/sm"] == "sm_90")
     monkeypatch.setattr(discovery.load("tensorrt"), "versions", lambda _: {"tensorrt": "11.4"})
     spec, cluster = served("triton", ("h100", "l4", "cpu")), RayExecutor("ray://head:1")

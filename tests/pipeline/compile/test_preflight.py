@@ -1,5 +1,3 @@
-"""All mistakes that the headers of a spec's files show come as one error, before a process is started."""
-
 import mmap
 import os
 import re
@@ -49,16 +47,16 @@ def spec_of(folder: Path, **parts: object) -> ModelSpec:
 
 
 def mistakes(spec: ModelSpec) -> list[str]:
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError) as error:
         check_files(spec)
-    return list(caught.value.lines)
+    return list(error.value.lines)
 
 
-def test_a_good_spec_has_none(folder: Path) -> None:
+def test_a_good_spec_has_no_mistakes(folder: Path) -> None:
     check_files(spec_of(folder))
 
 
-def test_sizes_that_no_memory_holds_are_a_mistake(folder: Path) -> None:
+def test_sizes_beyond_any_memory_are_a_mistake(folder: Path) -> None:
     held_once = int(0.7 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 12
     line = next(line for line in mistakes(spec_of(folder, dims={"batch": {"max": held_once}})) if "GiB" in line)
     assert "dims.batch: golden inputs of the largest sizes take" in line and "more than this machine has" in line
@@ -83,7 +81,7 @@ def test_all_mistakes_come_at_once_with_line_and_key(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("inputs", "wanted"),
+    ("inputs", "expected"),
     [
         ({"x": {"shape": ["batch", 3]}}, ["inputs: the model's input 'z' is missing"]),
         (
@@ -97,18 +95,18 @@ def test_all_mistakes_come_at_once_with_line_and_key(folder: Path) -> None:
         ({"x": {"shape": ["batch", 4]}, "z": {"shape": [1, 3]}}, ["inputs.x: is [n, 3] in the model and [batch, 4]"]),
     ],
 )
-def test_contradictions_of_the_model_are_reported_without_blaming_data(folder, inputs, wanted) -> None:
+def test_contradictions_of_the_model_are_reported_without_blaming_data(folder, inputs, expected) -> None:
     actual = mistakes(spec_of(folder, inputs=inputs))
-    assert len(actual) == len(wanted) and all(words in line for words, line in zip(wanted, actual, strict=True))
+    assert len(actual) == len(expected) and all(words in line for words, line in zip(expected, actual, strict=True))
 
 
-def test_an_input_with_a_value_is_no_input_of_the_spec(folder: Path) -> None:
+def test_an_input_with_a_value_is_not_in_the_spec(folder: Path) -> None:
     unknown, twice = mistakes(spec_of(folder, source={"onnx": "m.onnx", "arguments": {"z": 1.0, "w": 2}}))
     assert "source.arguments.w: the model has no such input; its inputs are x, z" in unknown
     assert "inputs.z: the model has no such input; its inputs are x" in twice
 
 
-def test_outputs_that_the_metric_and_the_contract_name_are_the_models(folder: Path) -> None:
+def test_outputs_named_by_metric_and_contract_must_exist(folder: Path) -> None:
     golden = {"data": "gold.npz", "labels": "label", "metric": {"output": "logits", "floor": 0.5}}
     contract = {"contract": {"structured": {"boxes": {"finite": True}}}}
     first, second = mistakes(spec_of(folder, golden=golden, validation=contract))
@@ -116,7 +114,7 @@ def test_outputs_that_the_metric_and_the_contract_name_are_the_models(folder: Pa
     assert "validation.contract.structured.boxes: output 'boxes' is not in the model" in second
 
 
-def test_files_that_are_no_such_files_are_reported_together(folder: Path) -> None:
+def test_invalid_files_are_reported_together(folder: Path) -> None:
     (folder / "m.onnx").write_bytes((folder / "m.onnx").read_bytes()[:-9])
     (folder / "cal.npz").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n")
     (folder / "gold.npz").write_bytes(b"PK nothing")
@@ -138,7 +136,7 @@ def test_python_files_are_read_and_not_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["from nets import *", "build = 1", "if 1:\n  def build(): ...", "import x as build"])
-def test_a_function_that_may_come_from_elsewhere_is_not_missed(folder: Path, text: str) -> None:
+def test_a_function_that_may_be_imported_is_not_reported_missing(folder: Path, text: str) -> None:
     (folder / "model.py").write_text(text)
     check_files(spec_of(folder, source={"torch": "model.py:build"}))
 

@@ -1,5 +1,3 @@
-"""Records of steps, and the progress display."""
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,7 +53,7 @@ def count(context: RunContext, key: dict[str, object], blob: str) -> list[str]:
     return ran
 
 
-def test_a_step_runs_once_for_a_key_and_again_when_its_blob_is_gone(context: RunContext) -> None:
+def test_a_step_runs_once_per_key_and_again_if_its_blob_is_missing(context: RunContext) -> None:
     blob = context.store.put_bytes(b"bytes")
     assert count(context, {"a": 1}, blob) == ["ran"] and count(context, {"a": 1}, blob) == []
     assert count(context, {"a": 2}, blob) == ["ran"]
@@ -63,7 +61,7 @@ def test_a_step_runs_once_for_a_key_and_again_when_its_blob_is_gone(context: Run
     assert count(context, {"a": 1}, blob) == ["ran"]
 
 
-def test_job_events_have_the_name_of_their_step(context: RunContext) -> None:
+def test_job_events_name_their_step(context: RunContext) -> None:
     progress = Hears()
     hearing = replace(context, progress=progress)
     assert hearing.run_job(context.local, "echo of int8", Job("echo", Echo("b"))) == Echoed("b")
@@ -72,7 +70,7 @@ def test_job_events_have_the_name_of_their_step(context: RunContext) -> None:
     assert {event.name for event in heard} == {"echo of int8"}
 
 
-def test_versions_are_read_and_absence_is_a_version() -> None:
+def test_missing_versions_count_as_versions() -> None:
     actual = versions("onnx", "no-such-distribution")
     assert actual["no-such-distribution"] == "absent" and actual["onnx"][0].isdigit()
 
@@ -89,7 +87,7 @@ def test_log_lines_show_events_and_heartbeats(capsys, monkeypatch):
     assert "unit: done" in capsys.readouterr().err
 
 
-def test_the_live_table_is_drawn_on_a_terminal_and_shows_markup_in_names_as_it_is(
+def test_the_live_table_shows_markup_in_names_unchanged(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
@@ -111,7 +109,7 @@ def test_a_lease_of_a_run_protects_existing_blobs(project: Project) -> None:
 @pytest.mark.parametrize(
     "error", [IntegrityError("damaged"), UnavailableError("away"), StepError("stopped", kind="cancelled")]
 )
-def test_an_error_that_says_nothing_of_the_step_ends_the_run_and_another_is_reported(error: EnginesmithError) -> None:
+def test_only_errors_about_the_step_are_reported(error: EnginesmithError) -> None:
     events = list[Event]()
     context = SimpleNamespace(progress=SimpleNamespace(emit=events.append))
     with pytest.raises(type(error)):

@@ -38,7 +38,7 @@ def sharded(project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
     return project
 
 
-def test_it_is_built_published_pulled_and_copied_with_its_shards(sharded: Project, tmp_path) -> None:
+def test_a_sharded_model_is_built_published_pulled_and_copied_with_its_shards(sharded: Project, tmp_path) -> None:
     sharded.change_spec(precisions=["fp32", "fp16", "int8", "int8-dynamic"], quantization={"smoothing": "auto"})
     built = sharded.build()
     assert built.code == 0, built.err
@@ -66,7 +66,7 @@ def test_it_is_built_published_pulled_and_copied_with_its_shards(sharded: Projec
             assert np.allclose(session.run({"x": x})["logits"], answers(wide_weights(), x), atol=1e-4)
 
 
-def test_a_build_with_nothing_to_do_and_one_with_a_changed_weight(sharded: Project) -> None:
+def test_an_unchanged_build_does_nothing_and_a_changed_weight_rebuilds(sharded: Project) -> None:
     sharded.change_spec(precisions=["fp32"], calibration=None)
     assert sharded.build().code == 0
     again = sharded.build()
@@ -89,7 +89,7 @@ def test_a_backend_that_takes_one_file_is_refused_before_anything_is_built(shard
     assert all(why in engine["reason"] for engine in refused)
 
 
-def test_a_limit_of_memory_below_the_weights_is_reported_before_anything_is_built(sharded, monkeypatch):
+def test_a_memory_limit_below_the_weights_is_reported_before_the_build(sharded, monkeypatch):
     monkeypatch.setattr(preflight, "graph_bytes", lambda _: 4 << 30)
     sharded.change_spec(precisions=["fp16", "int8"], build={"memory_mib": 2047})
     engine = sharded.build()
@@ -117,7 +117,7 @@ def test_images_and_bundles_hold_the_shards(sharded: Project, tmp_path) -> None:
         OfflineBundle.load(bundle.folder)
 
 
-def test_models_that_fit_one_file_are_as_they_were(sharded: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_in_one_file_are_unchanged(sharded: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (exports, preflight):
         monkeypatch.setattr(module, "MOST_EMBEDDED_BYTES", 1 << 30)
     sharded.change_spec(precisions=["fp32"], calibration=None)

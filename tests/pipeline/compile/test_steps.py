@@ -1,5 +1,3 @@
-"""Single steps on the driver's side, with executors that do what the test says."""
-
 import shlex
 from collections.abc import Callable
 from dataclasses import replace
@@ -73,7 +71,7 @@ def test_an_engine_that_cannot_run_fails_and_does_not_stop_others(project, error
     "error",
     [errors.UnavailableError("disk full"), errors.IntegrityError("bad blob"), errors.StepError("stopped", "cancelled")],
 )
-def test_what_says_nothing_about_the_engine_ends_the_run(project: Project, error: errors.EnginesmithError) -> None:
+def test_errors_unrelated_to_the_engine_end_the_run(project: Project, error: errors.EnginesmithError) -> None:
     with pytest.raises(type(error), match=str(error)):
         proofs.validate(an_engine(), EXPORTED, Work(load_spec(project.spec), run_context(project.folder.parent, error)))
 
@@ -92,24 +90,24 @@ def test_a_failure_names_its_unit_once(project: Project, tmp_path: Path) -> None
     assert (failed.unit, failed.reason) == (unit.name, "still running")
 
 
-def test_a_proof_is_not_taken_over_from_another_kind_of_cpu(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    context, asked = proving(project.folder.parent)
+def test_a_proof_from_another_kind_of_cpu_is_not_reused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    context, proof_requests = proving(project.folder.parent)
     for kind, expected in (("x86-64-v4-vnni", 1), ("x86-64-v4-vnni", 1), ("x86-64-v4", 2), ("x86-64-v3", 3)):
-        monkeypatch.setattr("pipeline.compile.steps.proofs.this_kind", lambda found=kind: kind_named(found))
+        monkeypatch.setattr("pipeline.compile.steps.proofs.this_kind", lambda name=kind: kind_named(name))
         proofs.validate(an_engine(), EXPORTED, Work(load_spec(project.spec), context))
-        assert len(asked) == expected
+        assert len(proof_requests) == expected
 
 
-def test_only_an_engine_of_the_exported_model_itself_is_proven_with_its_answers(project: Project) -> None:
+def test_only_engines_of_the_exported_model_reuse_its_answers(project: Project) -> None:
     """And they are in no key: the proof is the same without them."""
-    (context, asked), kept = proving(project.folder.parent), values.KeptAnswers("d" * 64, this_machine())
-    spec, exported, built = load_spec(project.spec), replace(EXPORTED, answers=kept), an_engine()
+    (context, requests), kept_answers = proving(project.folder.parent), values.KeptAnswers("d" * 64, this_machine())
+    spec, exported, built = load_spec(project.spec), replace(EXPORTED, answers=kept_answers), an_engine()
     proofs.validate(built, exported, Work(spec, context))
     for change in ({"model": "e" * 64}, {"precision": "int8"}):
         other = replace(built, unit=replace(built.unit, request=replace(built.unit.request, **change)))
         proofs.validate(other, exported, Work(spec, context))
     proofs.validate(built, EXPORTED, Work(spec, context))
-    assert asked == [kept.blob, None, None]
+    assert requests == [kept_answers.blob, None, None]
 
 
 def test_the_build_key_follows_the_backends_revision(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +142,9 @@ def test_a_file_that_changes_while_it_is_read_leaves_no_record(project: Project)
 def test_calibration_data_that_changes_while_it_is_read_leaves_no_record(built: Project) -> None:
     store = built.store
     spec = load_spec(built.spec)
-    known = recorded_export(Work(spec, RunContext(store, LocalExecutor(), LocalExecutor())))
-    assert known is not None
-    exported = replace(known, golden=GOLDEN, proof=values.Proof())
+    record = recorded_export(Work(spec, RunContext(store, LocalExecutor(), LocalExecutor())))
+    assert record is not None
+    exported = replace(record, golden=GOLDEN, proof=values.Proof())
     before = set(store.list("records/calibrate/"))
     np.savez(built.folder / "calibration.npz", x=np.ones((3, 8), np.float32))
     executor = editing(built.folder / "calibration.npz")
@@ -178,7 +176,7 @@ def test_the_command_that_reproduces_a_failure_survives_a_shell(project: Project
     assert shlex.split(command)[:5] == ["enginesmith", "build", str(spaced), "--registry", "/a registry"]
 
 
-def test_an_engine_is_recalled_as_it_was_recorded_and_a_record_that_cannot_be_read_is_forgotten(tmp_path: Path) -> None:
+def test_an_engine_is_recalled_unchanged_and_an_unreadable_record_is_forgotten(tmp_path: Path) -> None:
     context, request = run_context(tmp_path, errors.ModelError("")), an_engine().unit.request
     engine = context.store.put_bytes(b"engine")
     message = values.Recorded(request.key, engine, 6, ".onnx", 1.0, ())
@@ -188,7 +186,7 @@ def test_an_engine_is_recalled_as_it_was_recorded_and_a_record_that_cannot_be_re
     assert recall_engine(request, context) is None, "it is built again"
 
 
-def test_overrides_of_a_model_that_its_author_quantized_are_no_silent_wish(project: Project, tmp_path: Path) -> None:
+def test_overrides_of_a_quantized_model_are_reported(project: Project, tmp_path: Path) -> None:
     project.change_spec(quantization={"overrides": [{"match": "MatMul", "precision": "fp16"}]})
     spec, context = load_spec(project.spec), run_context(tmp_path, errors.StepError("nothing runs"))
     quantized = replace(EXPORTED, model=replace(EXPORTED.model, carries_qdq=True, narrow_share=0.02))
@@ -200,7 +198,7 @@ def test_overrides_of_a_model_that_its_author_quantized_are_no_silent_wish(proje
     assert (graph.model, graph.share, graph.idle) == (MODEL, 0.02, None), "a small share is told, and built as it came"
 
 
-def test_a_large_model_file_is_parsed_where_its_memory_has_a_limit(project, tmp_path, monkeypatch):
+def test_a_large_model_file_is_parsed_within_a_memory_limit(project, tmp_path, monkeypatch):
     spec = load_spec(project.spec)
     context = run_context(tmp_path, errors.StepError("a process of its own"))
     assert list(source_digests(spec, context)["files"]) == ["tiny.onnx"]
@@ -218,23 +216,23 @@ def test_parts_that_the_cluster_cannot_see_are_observed_here(project: Project) -
     spec = load_spec(project.spec)
 
     for index, error in enumerate((None, errors.DataError("calibration.npz changed while it was read"))):
-        asked: list[str] = []
+        parts: list[str] = []
 
-        def blind(_: Job, asked: list[str] = asked, error: Exception | None = error) -> None:
+        def blind(_: Job, asked: list[str] = parts, error: Exception | None = error) -> None:
             asked.append("cluster")
             if error:
                 raise error
 
         store = open_store(project.folder.parent / f"registry {index}", create=True)
         seen = values.Observed(store.put_bytes(b"x"), store.put_bytes(b""), "y", 3)
-        local, cluster = Answering(lambda _, asked=asked, seen=seen: asked.append("here") or seen), Answering(blind)
+        local, cluster = Answering(lambda _, asked=parts, seen=seen: asked.append("here") or seen), Answering(blind)
         assert calibration.observe((0, 2), EXPORTED, Work(spec, RunContext(store, local, cluster))) == seen
-        assert asked == ["cluster", "here"]
+        assert parts == ["cluster", "here"]
         assert calibration.observe((0, 1), EXPORTED, Work(spec, RunContext(store, local, cluster))) == seen
-        assert asked == ["cluster", "here", "here"], "a single part stays here"
+        assert parts == ["cluster", "here", "here"], "a single part stays here"
 
 
-def test_mistakes_are_looked_for_where_there_is_work_and_not_again(built, monkeypatch):
+def test_mistakes_are_searched_once_and_only_with_work(built, monkeypatch):
     monkeypatch.setattr("pipeline.compile.preflight.check_files", raising(errors.SpecError(["looked"])))
     assert built.build().json["cached"]
     data = dict(np.load(built.folder / "calibration.npz"))

@@ -1,5 +1,3 @@
-"""Of what failed, each graph and engine that a drifted node can explain is looked at once; nothing else is."""
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast

@@ -1,5 +1,3 @@
-"""How several ONNX files connect, as far as names, types and shapes say it."""
-
 import pytest
 
 from enginesmith.core.state import State
@@ -37,7 +35,7 @@ def connect(*graphs: FoundGraph) -> tuple[dict[str, str | None], dict[str, tuple
         ("last_hidden_state", "encoder_hidden_states"),
     ],
 )
-def test_a_name_with_another_ending_or_beginning_connects(out, into):
+def test_a_name_with_another_prefix_or_suffix_connects(out, into):
     # The second input has the same type and shape, and another name.
     sources, states = connect(graph("encoder", "x", f"y {out}"), graph("decoder", f"token {into}", "logits"))
     assert sources[f"decoder.{into}"] == f"encoder.{out}"
@@ -53,19 +51,24 @@ def test_outputs_of_earlier_graphs_are_no_states():
     assert "it could be a state that takes decoder.hidden_out" in connection.why
 
 
-def test_of_two_graphs_with_such_a_pair_that_nothing_else_connects_neither_is_a_state_of_itself():
+def test_ambiguous_pairs_of_two_graphs_are_no_states():
     pair = graph("encoder", "x hidden", "hidden_out"), graph("decoder", "token hidden", "logits hidden_out")
     assert connect(*pair) == ({"decoder.hidden": "encoder.hidden_out"}, {})
 
 
-def test_where_another_name_connects_them_each_keeps_its_state():
+def test_graphs_connected_by_another_name_keep_their_states():
     pair = graph("first", "x hidden", "y hidden_out"), graph("second", "y hidden", "z hidden_out")
     sources, states = connect(*pair)
     assert sources == {"second.y": "first.y"}
     assert states == {key: (State("hidden", "hidden_out"),) for key in ("first", "second")}
 
 
-def test_two_outputs_of_one_name_connect_nothing():
+def test_two_outputs_with_one_name_connect_nothing():
     first, second = graph("a", "x", "hidden_out"), graph("b", "x", "hidden_out")
     sources, _ = connect(first, second, graph("c", "hidden", "y"))
     assert sources["c.hidden"] is None
+
+
+def test_a_mask_of_two_graphs_is_one_input_of_the_whole():
+    sources, _ = connect(graph("a", "x input/mask", "h"), graph("b", "h mask", "y"))
+    assert sources == {"a.input/mask": "input_mask", "b.h": "a.h", "b.mask": "input_mask"}

@@ -1,5 +1,3 @@
-"""The task metric that a first spec suggests: one that the spec takes, and none where nothing is evident."""
-
 import pytest
 import yaml
 

@@ -48,7 +48,7 @@ OLIVE = {"models/model/cpu/model.onnx": None, "models/model/gpu/model.onnx": Non
 @pytest.mark.parametrize(
     ("components", "file"), [({"model": "models/model"}, "component.json"), (["model"], "metadata.json")]
 )
-def test_olives_packages_give_the_variant_of_the_cpu(tmp_path: Path, components: Any, file: str) -> None:
+def test_olives_packages_give_the_cpu_variant(tmp_path: Path, components: Any, file: str) -> None:
     """The two forms as Olive 0.13 and its sources after that (2602) write them."""
     documents = {f"models/model/{file}": {"component_name": "model", "variants": {"gpu": CUDA, "cpu": CPU}}}
     root = package(tmp_path, components, {**documents, **OLIVE}, package_name="Adder 2", configs_dir="configs")
@@ -66,7 +66,7 @@ def test_olives_packages_give_the_variant_of_the_cpu(tmp_path: Path, components:
         ({"model_file": "sha256:ab/c.onnx"}, "shared_assets/sha256-ab/c.onnx"),
     ],
 )
-def test_the_file_is_the_one_that_onnx_runtime_would_open(tmp_path: Path, info: Any, file: str) -> None:
+def test_the_file_equals_onnx_runtimes_choice(tmp_path: Path, info: Any, file: str) -> None:
     files = {"v/a.onnx": None, "v/b.onnx": None, "shared_assets/sha256-ab/c.onnx": None}
     files |= {"v/ort.json": {"model_file": "b.onnx", "session_options": {}}}
     variants = {"one": {**CPU, "variant_directory": "v", "executor_info": {"ort": info}}}
@@ -74,7 +74,7 @@ def test_the_file_is_the_one_that_onnx_runtime_would_open(tmp_path: Path, info: 
     assert look_at_package(root, tmp_path).source == {"onnx": f"p.ortpackage/{file}"}
 
 
-def test_a_variant_that_was_compiled_for_a_device_is_no_source(tmp_path: Path) -> None:
+def test_a_variant_compiled_for_a_device_is_no_source(tmp_path: Path) -> None:
     root = package(tmp_path, {"m": {"variants": {"cpu": CPU, "gpu": CUDA}}}, {"cpu/x.onnx": None, "gpu/x.onnx": None})
     compiled(root / "cpu/x.onnx")
     assert look_at_package(root, tmp_path).source == {"onnx": "p.ortpackage/gpu/x.onnx"}
@@ -122,7 +122,7 @@ def test_a_link_out_of_the_package_is_not_followed(tmp_path: Path) -> None:
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=8), lambda inner: st.dictionaries(KEYS, inner)))
-def test_any_json_is_refused_without_a_traceback(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
+def test_any_json_is_refused_with_an_error(tmp_path_factory: pytest.TempPathFactory, document: Any) -> None:
     folder = tmp_path_factory.mktemp("package")
     (folder / "manifest.json").write_text(json.dumps(document))
     with pytest.raises(EnginesmithError):

@@ -1,5 +1,3 @@
-"""Models as exporters write them: a spec that loads comes of each, or one error that says what to do."""
-
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from enginesmith.core.errors import ModelError, SpecError
-from pipeline.drafts.onnx_model import look_at_onnx
+from pipeline.drafts.onnx_model import _name, look_at_onnx
 from pipeline.drafts.text import write_spec
 from pipeline.spec.model import ModelSpec, load_spec
 from tests.pipeline.drafts.graphs import value
@@ -50,13 +48,13 @@ CLASSIFIED = [
 ]  # fmt: skip
 
 
-def test_outputs_that_no_engine_gives_are_left_out(tmp_path: Path) -> None:
+def test_unsupported_outputs_are_omitted(tmp_path: Path) -> None:
     outputs = [value("label", ["batch"], TensorProto.INT64), helper.make_value_info("probabilities", ZIPMAP)]
     assert drafted(write(tmp_path / "m.onnx", CLASSIFIED, outputs=outputs)).outputs == ("label",)
     assert "'zipmap': False" in (tmp_path / "m.yaml").read_text()
 
 
-def test_an_input_that_is_passed_on_is_left_out_of_the_outputs(tmp_path: Path) -> None:
+def test_a_passed_through_input_is_no_output(tmp_path: Path) -> None:
     assert drafted(write(tmp_path / "m.onnx", [PRODUCT], outputs=[X, Y])).outputs == ("y",)
 
 
@@ -92,22 +90,19 @@ def test_an_input_of_unknown_rank_is_a_line_to_fill_in(tmp_path: Path) -> None:
     assert "does not say how many axes" in (tmp_path / "m.yaml").read_text()
 
 
-@pytest.mark.parametrize(
-    ("text", "axes", "axis", "size"),
-    [
-        ("y = MatMul(x, w)", "batch,features", -1, 8),
-        ("y = Conv(x, k)", "batch,channels,height,width", 1, 3),
-        ("t = Transpose<perm=[0, 3, 1, 2]>(x) y = Conv(t, k)", "batch,height,width,channels", 3, 3),
-    ],
-)
-def test_axes_that_the_weights_fix_are_no_dims(tmp_path: Path, text: str, axes: str, axis: int, size: int) -> None:
+@pytest.mark.parametrize(("text", "axes", "axis", "size"), [
+    ("y = MatMul(x, w)", "batch,features", -1, 8),
+    ("y = Conv(x, k)", "batch,channels,height,width", 1, 3),
+    ("t = Transpose<perm=[0, 3, 1, 2]>(x) y = Conv(t, k)", "batch,height,width,channels", 3, 3),
+])  # fmt: skip
+def test_axes_fixed_by_the_weights_are_no_dims(tmp_path: Path, text: str, axes: str, axis: int, size: int) -> None:
     weights, rank = {"w": np.ones((8, 4)), "k": np.ones((4, 3, 1, 1))}, len(axes.split(","))
     onnx.save(build(f"float[{axes}] x", f"float[{','.join('abcd'[:rank])}] y", text, weights), tmp_path / "m.onnx")
     spec = drafted(tmp_path / "m.onnx")
     assert spec.inputs["x"].shape[axis] == size and len(spec.dims) == rank - 1
 
 
-def test_an_ir_version_that_no_runtime_reads_yet_is_no_obstacle(tmp_path: Path) -> None:
+def test_a_newer_ir_version_is_accepted(tmp_path: Path) -> None:
     path = write(tmp_path / "m.onnx", [PRODUCT])
     model = onnx.load(path)
     model.ir_version = 99
@@ -115,7 +110,7 @@ def test_an_ir_version_that_no_runtime_reads_yet_is_no_obstacle(tmp_path: Path) 
     assert "the graph ran at 1 and 8" in look_at_onnx(path, "m.onnx").dims["batch"].why
 
 
-def test_sizes_that_an_exporter_wrote_into_the_graph_are_tried(tmp_path: Path) -> None:
+def test_exported_sizes_are_tried(tmp_path: Path) -> None:
     shape = node("Constant", [], ["s"], value=numpy_helper.from_array(np.array([13, -1])))
     nodes = [
         shape,
@@ -128,7 +123,7 @@ def test_sizes_that_an_exporter_wrote_into_the_graph_are_tried(tmp_path: Path) -
     assert (dim.min, dim.max) == (13, 13)
 
 
-def test_a_batch_of_which_only_multiples_run_is_found(tmp_path: Path) -> None:
+def test_a_batch_of_multiples_is_found(tmp_path: Path) -> None:
     shape = node("Constant", [], ["s"], value=numpy_helper.from_array(np.array([-1, 4, 8])))
     path = write(tmp_path / "m.onnx", [shape, node("Reshape", ["x", "s"], ["y"])], [X], [value("y", ["n", 4, 8])])
     (dim,) = drafted(path).named_dims()
@@ -136,28 +131,25 @@ def test_a_batch_of_which_only_multiples_run_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["x\nprecisions: [int8]", "a: b", "on", "\x1b[31m", "日本/語:0", "n" * 400])
-def test_any_name_of_a_tensor_is_one_in_the_spec(tmp_path: Path, name: str) -> None:
+def test_any_tensor_name_is_valid_in_the_spec(tmp_path: Path, name: str) -> None:
     spec = drafted(write(tmp_path / "m.onnx", [node("MatMul", [name, "w"], ["y"])], [value(name, ["null", 8])]))
     assert list(spec.inputs) == [name] and list(spec.dims) == ["null"]
 
 
-@pytest.mark.parametrize(
-    ("nodes", "inputs", "outputs", "words"),
-    [
-        ([PRODUCT], [value("x", [1, 8], TensorProto.BFLOAT16)], [Y], "valid ONNX|is bfloat16; inputs are float32"),
-        ([node("Cast", ["x"], ["c"], to=TensorProto.FLOAT), node("MatMul", ["c", "w"], ["y"])],
-         [value("x", ["batch", 8], TensorProto.UINT32)], [Y], "is uint32; inputs are .* a cast behind it"),
-        ([node("Concat", ["p", "x"], ["y"], axis=1)], [X, value("p", ["batch", 0])], [value("y", ["batch", 8])],
-         r"\[batch, 0\], which is always empty"),
-        ([PRODUCT], [X, value("p", ["batch", 1 << 40])], [Y], r"\[batch, 1099511627776\], which is larger than any"),
-        ([node("Relu", ["w"], ["y"])], [], [value("y", [8, 4])], "takes no inputs"),
-        ([PRODUCT], [X, X], [Y], "two inputs called 'x'"),
-        ([node("OptionalGetElement", ["x"], ["y"])], [helper.make_value_info("x", OPTIONAL)], [X],
-         "is optional, which no engine takes or gives; export the model without it"),
-        ([node("SplitToSequence", ["x"], ["s"])], [X], [helper.make_tensor_sequence_value_info("s", 1, None)],
-         "output 's' is a sequence"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("nodes", "inputs", "outputs", "words"), [
+    ([PRODUCT], [value("x", [1, 8], TensorProto.BFLOAT16)], [Y], "valid ONNX|is bfloat16; inputs can be float32"),
+    ([node("Cast", ["x"], ["c"], to=TensorProto.FLOAT), node("MatMul", ["c", "w"], ["y"])],
+     [value("x", ["batch", 8], TensorProto.UINT32)], [Y], "is uint32; inputs can be .* a cast behind it"),
+    ([node("Concat", ["p", "x"], ["y"], axis=1)], [X, value("p", ["batch", 0])], [value("y", ["batch", 8])],
+     r"\[batch, 0\], which is always empty"),
+    ([PRODUCT], [X, value("p", ["batch", 1 << 40])], [Y], r"\[batch, 1099511627776\], which is larger than any"),
+    ([node("Relu", ["w"], ["y"])], [], [value("y", [8, 4])], "takes no inputs"),
+    ([PRODUCT], [X, X], [Y], "two inputs called 'x'"),
+    ([node("OptionalGetElement", ["x"], ["y"])], [helper.make_value_info("x", OPTIONAL)], [X],
+     "is optional, which no engine takes or gives; export the model without it"),
+    ([node("SplitToSequence", ["x"], ["s"])], [X], [helper.make_tensor_sequence_value_info("s", 1, None)],
+     "output 's' is a sequence"),
+])  # fmt: skip
 def test_inputs_that_no_engine_supports_are_one_error_with_a_remedy(tmp_path, nodes, inputs, outputs, words):
     outputs = [value("y", ["batch", 8])] if words.startswith("is optional") else outputs
     path = write(tmp_path / "m.onnx", nodes, inputs, outputs, opset=18)
@@ -165,7 +157,7 @@ def test_inputs_that_no_engine_supports_are_one_error_with_a_remedy(tmp_path, no
         look_at_onnx(path, "m.onnx")
 
 
-def test_sizes_that_would_fill_the_memory_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_beyond_the_memory_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 
     def watch(_self: object, spec: object, sizes: dict[str, int]) -> np.ndarray:
@@ -182,7 +174,7 @@ def test_sizes_that_would_fill_the_memory_are_not_tried(tmp_path: Path, monkeypa
     assert "(inputs of more than 67108864 elements are not tried)" in look_at_onnx(path, "n.onnx").dims["i"].why
 
 
-def test_the_sizes_of_many_dims_are_tried_for_the_time_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_trials_of_many_dims_have_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names, shape = [f"x{n}" for n in range(14)], {"shape": [-1, 100003]}
     text = f"c = Concat<axis=1>({', '.join(names)}) y = Reshape(c, shape)"
     model = build(", ".join(f"float[batch,?] {name}" for name in names), "float[rows,100003] y", text, shape)
@@ -191,7 +183,7 @@ def test_the_sizes_of_many_dims_are_tried_for_the_time_alone(tmp_path: Path, mon
     assert len(drafted(tmp_path / "many.onnx").dims) == 15
 
 
-def test_a_loop_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_loop_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     body = "body (int64 i, bool on, float[n] v) => (bool o, float[n] w) { o = Identity(on) w = Add(v, v) }"
     model = build("float[n] x", "float[n] y", f"y = Loop<body = {body}>(, always, x)", {"always": np.array(True)})
     onnx.save(model, tmp_path / "m.onnx")
@@ -201,24 +193,28 @@ def test_a_loop_that_never_ends_is_ended(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("runs", [1, 4, 5, 6])
-def test_a_slow_model_is_drafted_with_what_was_tried_in_time(tmp_path, runs, monkeypatch):
-    left = iter([False] * runs)
-    monkeypatch.setattr("pipeline.drafts.probing._Probe.is_over", property(lambda _: next(left, True)))
+def test_a_slow_model_is_drafted_from_timely_trials(tmp_path, runs, monkeypatch):
+    timeouts = iter([False] * runs)
+    monkeypatch.setattr("pipeline.drafts.probing._Probe.is_over", property(lambda _: next(timeouts, True)))
     ends = [value("x", ["batch", "k"])], [value("y", ["batch", "k"])]
     spec = drafted(write(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], *ends))
     assert spec.dims["batch"].min == 1 and spec.dims["k"].min <= 64
     assert runs > 1 or "were over; widen it" in (tmp_path / "m.yaml").read_text()
 
 
-def test_all_of_the_largest_sizes_together_fit_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_largest_sizes_together_fit_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.drafts.probing._MOST_ELEMENTS", 1 << 22)  # each is tried: of the real limit for 15 s
     ends = [value("x", list("ijkl"))], [value("y", list("ijkl"))]
     spec = drafted(write(tmp_path / "m.onnx", [node("Relu", ["x"], ["y"])], *ends))
     assert 1 << 16 < np.prod([dim.max for dim in spec.named_dims()]) <= 1 << 22
 
 
-@pytest.mark.parametrize(("place", "name"), [("bert/onnx/model.onnx", "bert"), ("bert.onnx", "bert")])
-def test_the_name_is_that_of_the_nearest_folder_that_says_something(tmp_path: Path, place: str, name: str) -> None:
-    path = tmp_path / place
-    path.parent.mkdir(parents=True, exist_ok=True)
-    assert look_at_onnx(write(path, [PRODUCT]), path.name).name == name
+@pytest.mark.parametrize(("name", "places"), [
+    ("bert", "bert.onnx bert/onnx/model.onnx bert/12/model.onnx bert/tmp/model.onnx"),
+    ("bert", "bert/v2/model.onnx bert/1.0/model.onnx bert/2024-01/model.onnx"),
+    ("model", "model.onnx Downloads/model.onnx /home/alice/Downloads/model.onnx /var/tmp/v1/model.onnx"),
+    ("2", "bert/2.onnx"),
+])  # fmt: skip
+def test_the_name_is_that_of_the_nearest_meaningful_folder(tmp_path, name, places, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert {_name(tmp_path / place) for place in places.split()} == {name}

@@ -1,5 +1,3 @@
-"""A spec by looking at an ONNX file."""
-
 from functools import partial
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from tests.pipeline.drafts.graphs import halving, value, with_state, write
 from tests.pipeline.quantization.small_nets import build
 
 
-def test_dims_without_names_get_them_and_steps_are_found(tmp_path: Path) -> None:
+def test_unnamed_dims_get_names_and_steps_are_found(tmp_path: Path) -> None:
     actual = look_at_onnx(halving(tmp_path / "m.onnx"), "m.onnx")
     assert [spec.shape for spec in actual.inputs] == [("batch", 3, "height", "width")]
     assert (actual.dims["batch"].min, actual.dims["batch"].max) == (1, 8)
@@ -56,7 +54,7 @@ def test_the_size_counts_the_weights_in_other_files(tmp_path: Path) -> None:
     assert look_at_onnx(tmp_path / "m.onnx", "m.onnx").notes[0].startswith("m.onnx: 1.0 MiB")
 
 
-def test_dims_that_must_be_equal_are_one(tmp_path: Path) -> None:
+def test_dims_that_must_be_equal_are_joined(tmp_path: Path) -> None:
     actual = look_at_onnx(with_state(tmp_path / "m.onnx"), "m.onnx")
     assert [spec.shape for spec in actual.inputs] == [("batch", 5), (2, "batch", 3)]
     assert list(actual.dims) == ["batch"]
@@ -65,7 +63,7 @@ def test_dims_that_must_be_equal_are_one(tmp_path: Path) -> None:
     assert {spec.shape for spec in actual.inputs} == {("batch", 4)} and actual.dims["batch"].max == 8
 
 
-def test_the_spec_that_is_written_is_a_good_one(tmp_path: Path) -> None:
+def test_the_drafted_spec_is_valid(tmp_path: Path) -> None:
     nodes = [helper.make_node("Add", ["387", "no:0"], ["y"])]
     write(tmp_path / "My Model.onnx", nodes, [value("387", ["N", 2]), value("no:0", [1, 2])])
     actual = look_at_onnx(tmp_path / "My Model.onnx", "My Model.onnx")
@@ -93,12 +91,12 @@ NARROW = [
         (NARROW, ["fp32"]),
     ],
 )
-def test_precisions_follow_from_what_the_graph_is_made_of(tmp_path: Path, nodes: list, precisions: list[str]) -> None:
+def test_precisions_follow_from_the_graphs_operators(tmp_path: Path, nodes: list, precisions: list[str]) -> None:
     path = write(tmp_path / "m.onnx", nodes, [value("x", ["n", 2])], w=[[1, 2], [3, 4]], s=0.5)
     assert [name for name, _ in look_at_onnx(path, "m.onnx").precisions] == precisions
 
 
-def test_a_graph_that_runs_at_no_size_gets_guesses_that_say_so(tmp_path: Path) -> None:
+def test_a_graph_that_never_runs_gets_marked_guesses(tmp_path: Path) -> None:
     sizes = {"to": np.array([7919, 7919])}
     onnx.save(build("float[n,k] x", "float[7919,7919] y", "y = Reshape(x, to)", sizes, 17), tmp_path / "m.onnx")
     actual = look_at_onnx(tmp_path / "m.onnx", "m.onnx")
@@ -110,7 +108,7 @@ def test_a_graph_that_runs_at_no_size_gets_guesses_that_say_so(tmp_path: Path) -
     assert find_sizes(build("float[n] x", "float[n] y", text, weights).graph) == [13, 197]
 
 
-def test_sizes_that_run_alone_and_not_together_are_narrowed(tmp_path: Path) -> None:
+def test_sizes_that_fail_together_are_narrowed(tmp_path: Path) -> None:
     """A build runs the smallest of one dim with the largest of another."""
     text = "count = Shape<start=0, end=1>(x) last = Sub(count, one) y = Gather<axis=1>(x, last)"
     model = build("float[batch,length] x", "float[batch,1] y", text, {"one": np.array([1])})
@@ -121,14 +119,14 @@ def test_sizes_that_run_alone_and_not_together_are_narrowed(tmp_path: Path) -> N
     assert "all sizes of the others" in actual.dims["length"].why
 
 
-def test_a_window_that_is_longer_than_the_usual_sizes_may_grow(tmp_path: Path) -> None:
+def test_a_window_longer_than_usual_sizes_may_grow(tmp_path: Path) -> None:
     nodes = [helper.make_node("Conv", ["x", "w"], ["y"], strides=[160])]
     path = write(tmp_path / "m.onnx", nodes, [value("x", ["batch", 1, "samples"])], w=np.ones((1, 1, 400)))
     actual = look_at_onnx(path, path.name)
     assert (actual.dims["samples"].min, actual.dims["samples"].max) == (512, 1024)
 
 
-def test_where_the_graph_selects_boxes_itself_the_suggested_metric_decides(tmp_path: Path) -> None:
+def test_a_graph_that_selects_boxes_gets_a_deciding_metric(tmp_path: Path) -> None:
     text = """
         c = Conv(image, w) all = Reshape(c, rows) batch = Unsqueeze(all, zero)
         sums = ReduceSum<keepdims=0>(all, one) scores = Unsqueeze(sums, both)
@@ -153,7 +151,7 @@ SHAPES = st.lists(st.lists(AXES, max_size=5), min_size=1, max_size=4)
 
 
 @given(SHAPES)
-def test_names_of_axes_are_names_of_dims_and_equal_where_the_models_were(shapes: list[list[int | str]]) -> None:
+def test_axis_names_become_dim_names(shapes: list[list[int | str]]) -> None:
     specs = tuple(TensorSpec(f"in put{index}", "float32", tuple(shape)) for index, shape in enumerate(shapes))
     named = name_axes(specs)
     before = [dim for spec in specs for dim in spec.shape]
@@ -190,12 +188,12 @@ def test_a_dim_n_is_a_batch_only_at_axis_0() -> None:
 
 
 @pytest.mark.parametrize("name", ["batch_size", "N", "bs"])
-def test_axis_0_of_samples_is_the_dim_that_servers_join_requests_along(name: str) -> None:
+def test_axis_0_of_samples_is_the_batching_dim(name: str) -> None:
     named = name_axes((TensorSpec("x", "float32", (name, 3)), TensorSpec("y", "float32", (name,))))
     assert [spec.shape for spec in named] == [("batch", 3), ("batch",)]
 
 
-def test_a_model_whose_weights_stay_in_their_files_is_tried_too(tmp_path, monkeypatch):
+def test_a_model_with_external_weights_is_tried_too(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_model, "load_onnx", partial(load_onnx, most_embedded_bytes=100))
     model = build("float[batch,40] x", "float[batch,40] y", "y = MatMul(x, w)", {"w": np.ones((40, 40))})
     onnx.save(model, tmp_path / "m.onnx", save_as_external_data=True, location="w.bin", size_threshold=0)
@@ -203,7 +201,7 @@ def test_a_model_whose_weights_stay_in_their_files_is_tried_too(tmp_path, monkey
     assert "the graph ran at" in dim.why
 
 
-def test_what_decides_an_if_is_found_in_time_that_grows_with_the_nodes() -> None:
+def test_an_ifs_condition_is_found_in_linear_time() -> None:
     """Forty sums of a tensor with itself are 2^40 paths to the input."""
     nodes = [helper.make_node("Add", [f"s{index}", f"s{index}"], [f"s{index + 1}"]) for index in range(40)]
     nodes += [helper.make_node("Cast", ["s40"], ["c"], to=TensorProto.BOOL), helper.make_node("If", ["c"], ["y"])]

@@ -1,5 +1,3 @@
-"""Calibration and golden data out of saved requests."""
-
 import json
 import tempfile
 from dataclasses import replace
@@ -32,7 +30,7 @@ def rows(count: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal((count, 4)).astype("f4")
 
 
-def test_no_request_is_in_both_and_the_order_of_the_file_changes_nothing(tmp_path: Path) -> None:
+def test_no_request_is_in_both_sets_in_any_order(tmp_path: Path) -> None:
     data = rows(50)
     np.savez(tmp_path / "a.npz", x=np.concatenate([data, data[:10]]))
     np.savez(tmp_path / "b.npz", x=data[::-1])
@@ -51,7 +49,7 @@ def test_written_requests_are_read_as_samples(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("suffix", "recorded"), [(".jsonl", True), (".jsonl", False), (".json", False)])
-def test_recorded_and_handwritten_requests(tmp_path: Path, suffix: str, recorded: bool) -> None:
+def test_recorded_and_handwritten_requests_are_read(tmp_path: Path, suffix: str, recorded: bool) -> None:
     given_rows = rows(5)
     path = tmp_path / f"requests{suffix}"
     requests = [{"inputs": encode_inputs({"x": row[None]})} if recorded else {"x": row.tolist()} for row in given_rows]
@@ -77,26 +75,26 @@ def test_images_are_cut_and_scaled(tmp_path: Path, shape: tuple[int, ...], first
 @pytest.mark.parametrize(
     ("name", "content", "error", "words"),
     [
-        ("a.json", "{", DataError, "is no JSON"),
-        ("a.json", "[1]", DataError, "entry 0 is no object"),
+        ("a.json", "{", DataError, "is not JSON"),
+        ("a.json", "[1]", DataError, "entry 0 is not an object"),
         ("a.json", '[{"y": 1}]', DataError, "has no input 'x'"),
-        ("a.json", '[{"x": ["a", "b"]}]', DataError, "entry 0: input 'x' is no array of numbers"),
+        ("a.json", '[{"x": ["a", "b"]}]', DataError, "entry 0: input 'x' is not an array of numbers"),
         ("a.json", "[]", DataError, "holds no requests"),
-        ("a.json", '[{"x": [1, 2, 3, 4]}, {"x": [1, 2, 3, 4]}]', DataError, "two are the least"),
+        ("a.json", '[{"x": [1, 2, 3, 4]}, {"x": [1, 2, 3, 4]}]', DataError, "at least two are needed"),
         ("a.json", '[{"x": [1, 2, 3]}]', DataError, "request 0: .*size 3"),
         ("a.json", '{"x": [[1, 2, 3, 4]]}', DataError, "1 request, 1 of equal sizes.*give a list"),
-        ("a.json", '{"inputs": [{"x": [1]}]}', DataError, "entry 0 is no object of inputs.*list of such objects"),
+        ("a.json", '{"inputs": [{"x": [1]}]}', DataError, "entry 0 is not an object of inputs.*list of such objects"),
         ("a.json", '[{"x": [1, 2, 3, NaN]}]', DataError, "request 0: input 'x' holds nan at .0, 3."),
-        ("a.json", "[" * 100_000, DataError, "is no JSON"),
-        ("a.json", '[{"x": [' + "9" * 5000 + "]}]", DataError, "is no JSON"),
+        ("a.json", "[" * 100_000, DataError, "is not JSON"),
+        ("a.json", '[{"x": [' + "9" * 5000 + "]}]", DataError, "is not JSON"),
         ("a.jsonl", '{"y": 1}', DataError, "a.jsonl:1 has no input 'x'"),
-        ("a.json", '[{"x": [[1, 2], [3]]}]', DataError, "entry 0: input 'x' is no array of numbers: .*inhomogeneous"),
+        ("a.json", '[{"x": [[1, 2], [3]]}]', DataError, "0: input 'x' is not an array of numbers: .*inhomogeneous"),
         ("a.csv", "1,2", InputError, "has the ending .csv; files of requests are .*jsonl"),
-        ("a.png", "PNG", DataError, "a folder of images suits"),
+        ("a.png", "PNG", DataError, "a folder of images needs"),
         ("b.json", None, InputError, "does not exist"),
     ],
 )
-def test_mistakes_name_the_file_and_what_is_wrong(tmp_path, name, content, error, words):
+def test_mistakes_name_the_file_and_the_cause(tmp_path, name, content, error, words):
     path = tmp_path / name
     if content is not None:
         path.write_text(content)
@@ -104,14 +102,14 @@ def test_mistakes_name_the_file_and_what_is_wrong(tmp_path, name, content, error
         split_requests(path, INPUTS, DIMS, "unit")
 
 
-def test_numbers_that_the_type_of_an_input_cannot_hold_are_refused(tmp_path: Path) -> None:
+def test_numbers_beyond_an_inputs_type_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps([{"ids": [1.5]}, {"ids": [2]}]))
     with pytest.raises(DataError, match="entry 0: input 'ids' holds numbers that int64 cannot hold"):
         split_requests(path, (TensorSpec("ids", "int64", ("batch", 1)),), DIMS, "unit")
 
 
-def test_requests_for_batches_of_any_size_are_taken_apart(tmp_path: Path) -> None:
+def test_batched_requests_of_any_size_are_split(tmp_path: Path) -> None:
     data, path = rows(30), tmp_path / "a.jsonl"
     groups = np.split(data, [1, 3, 6, 10, 15, 21, 28])
     path.write_text("\n".join(json.dumps({"inputs": {"x": group.tolist()}}) for group in groups))
@@ -121,13 +119,13 @@ def test_requests_for_batches_of_any_size_are_taken_apart(tmp_path: Path) -> Non
     assert whole.sizes == {"length": 2} or len(whole.left_out) == 1, "another dim than the batch is no list of samples"
 
 
-def test_a_folder_of_files_is_all_that_they_hold(tmp_path: Path) -> None:
+def test_a_folder_of_files_contains_all_requests(tmp_path: Path) -> None:
     for index, part in enumerate(np.split(rows(12), 3)):
         np.savez(tmp_path / f"{index}.npz", x=part)
     assert len(list(read_requests(tmp_path, INPUTS, DIMS, "unit"))) == 12
 
 
-def test_of_many_requests_those_are_kept_that_a_whole_look_would_choose(tmp_path, monkeypatch):
+def test_a_sample_of_many_requests_equals_a_full_choice(tmp_path, monkeypatch):
     np.save(tmp_path / "a.npy", rows(200))
     whole = split_requests(tmp_path / "a.npy", INPUTS, DIMS, "unit")
     monkeypatch.setattr("pipeline.drafts.requests.MOST_CALIBRATION", 10)
@@ -140,7 +138,7 @@ def test_of_many_requests_those_are_kept_that_a_whole_look_would_choose(tmp_path
     assert "only the first 20 requests were read" in split_requests(tmp_path / "a.npy", INPUTS, DIMS, "unit").left_out
 
 
-def test_images_take_the_size_that_a_dim_is_tuned_for_and_integers_stay_bytes(tmp_path: Path) -> None:
+def test_images_take_a_dims_tuned_size_and_integers_stay_bytes(tmp_path: Path) -> None:
     for index, size in enumerate([(20, 30), (64, 16)]):
         Image.fromarray(np.full((*size, 3), 100 + index, "u1")).save(tmp_path / f"{index}.png")
     spec = (TensorSpec("x", "uint8", ("batch", "height", "width", 3)),)
@@ -158,7 +156,7 @@ def test_a_damaged_image_is_named(tmp_path: Path, damage: str, monkeypatch: pyte
     path.write_bytes(changed[damage])
     if damage == "bomb":
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(DataError, match=r"a\.png is no image that can be read"):
+    with pytest.raises(DataError, match=r"a\.png is not an image that can be read"):
         list(read_requests(tmp_path, (TensorSpec("x", "float32", (1, 3, 8, 8)),), (), "unit"))
 
 
@@ -170,7 +168,7 @@ def test_an_archive_of_zeros_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(("lengths", "length"), [(range(1, 9), 5), ([2, 3, 3, 5], 3)])
-def test_of_few_of_equal_sizes_the_others_are_cut_or_repeated(tmp_path: Path, lengths: list[int], length: int) -> None:
+def test_few_requests_of_equal_size_are_cut_or_repeated(tmp_path: Path, lengths: list[int], length: int) -> None:
     lines = [{"x": [[n + 0.25 * k for k in range(count)]]} for n, count in enumerate(lengths)]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
     inputs, dims = (TensorSpec("x", "float32", ("batch", "length")),), (Dim("batch", 1, 1, 1), Dim("length", 1, 4, 99))
@@ -188,22 +186,22 @@ def test_of_few_of_equal_sizes_the_others_are_cut_or_repeated(tmp_path: Path, le
     assert splits[0].sizes == splits[1].sizes
 
 
-@pytest.mark.parametrize(("failing", "held"), [((4, 16), (4, 128)), ((4, 128), (16, 16)), ((4,), (16, 128))])
-def test_a_dim_is_held_where_requests_fail_at_other_sizes_alone(failing, held, monkeypatch) -> None:
+@pytest.mark.parametrize(("failing", "expected"), [((4, 16), (4, 128)), ((4, 128), (16, 16)), ((4,), (16, 128))])
+def test_a_dim_is_fixed_only_if_requests_fail_at_other_sizes(failing, expected, monkeypatch) -> None:
     def run(inputs):
         if (size := inputs["ids"].shape[1]) in failing:
             raise ValueError(f"no {size}")
 
     model = FoundModel("m", {}, (TensorSpec("ids", "int64", ("b", "seq")),), (), {"seq": FoundDim(4, 16, 128, "ran")})
     dim = probing.hold_samples(model, run, [{"ids": np.ones((2, 16), int)}], {"seq": (16, 16)}).dims["seq"]
-    assert (dim.min, dim.max) == held
+    assert (dim.min, dim.max) == expected
     assert dim.why == "ran" if 16 in failing else dim.why.endswith(f"to {failing[-1]} fail: no {failing[-1]}")
     monkeypatch.setattr(probing, "_SECONDS", -1)
     assert probing.hold_samples(model, run, [{"ids": np.ones((2, 16), int)}], {"seq": (16, 16)}) == model
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=40))
-def test_however_many_there_are_each_different_one_is_used_once(values: list[int]) -> None:
+def test_every_distinct_request_is_used_once(values: list[int]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.npy"
         np.save(path, np.array(values, "f4")[:, None].repeat(4, 1))
@@ -254,13 +252,13 @@ def look(folder: Path, function: str, **arrays: np.ndarray):
 
 
 @pytest.mark.parametrize("shape", [(9, 6, 3), (9, 1, 6, 3)])
-def test_a_linear_layer_says_no_number_of_axes(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_a_linear_layer_does_not_determine_the_rank(tmp_path: Path, shape: tuple[int, ...]) -> None:
     facts = look(tmp_path, "sequence", x=floats(*shape))
     assert facts.inputs == (TensorSpec("x", "float32", ("batch", 6, 3)),) and facts.dims["batch"].max > 1
     assert "input x: float32 [batch, 6, 3], as in the requests" in facts.notes
 
 
-def test_inputs_that_nothing_says_and_optional_ones_are_those_of_the_requests(tmp_path: Path) -> None:
+def test_undetermined_and_optional_inputs_follow_the_requests(tmp_path: Path) -> None:
     facts = look(tmp_path, "two", a=floats(5, 3), b=floats(5, 3), scale=floats(5, 3))
     assert not facts.unknown
     assert [spec.name for spec in facts.inputs] == ["a", "b", "scale"]
@@ -268,7 +266,7 @@ def test_inputs_that_nothing_says_and_optional_ones_are_those_of_the_requests(tm
 
 
 @pytest.mark.parametrize(
-    ("function", "arrays", "said"),
+    ("function", "arrays", "message"),
     [
         ("two", {"a": (5, 3)}, "has no array 'b': it holds a; the model wants a, b"),
         ("two", {"a": (5, 3), "b": (5, 3), "label": (5, 1)}, "has an array 'label' that nothing asks for"),
@@ -276,17 +274,17 @@ def test_inputs_that_nothing_says_and_optional_ones_are_those_of_the_requests(tm
         ("sequence", {"x": (5, 6, 2)}, "the model does not run with the first request: "),
     ],
 )
-def test_the_error_explains_why_requests_do_not_fit(tmp_path, function, arrays, said):
-    assert said in look(tmp_path, function, **{name: floats(*shape) for name, shape in arrays.items()}).refused
+def test_the_error_explains_why_requests_do_not_fit(tmp_path, function, arrays, message):
+    assert message in look(tmp_path, function, **{name: floats(*shape) for name, shape in arrays.items()}).refused
     assert not look(tmp_path, "sequence", x=floats(9, 6, 3)).refused
 
 
-def test_no_size_is_fixed_at_another_than_the_requests_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fixed_size_equals_the_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probing._Probe, "bounds", only_one)
     assert look(tmp_path, "convolved", input=floats(9, 3, 100)).inputs[0].shape == (1, 3, 100)
 
 
-def test_sizes_that_vary_are_a_dim_with_their_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_varying_sizes_become_a_dim_with_their_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "nets.py").write_text(CODE)
     lines = [json.dumps({"inputs": {"x": floats(1, length, 3).tolist()}}) for length in (6, 9, 6)]
     (tmp_path / "requests.jsonl").write_text("\n".join(lines))
@@ -296,7 +294,7 @@ def test_sizes_that_vary_are_a_dim_with_their_range(tmp_path: Path, monkeypatch:
     assert (module.dims["length"].min, module.dims["length"].opt, module.dims["length"].max) == (6, 6, 9)
 
 
-def test_the_kinds_of_files_say_what_they_hold(tmp_path: Path) -> None:
+def test_file_types_determine_the_content(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((4, 2), np.int64))
     assert observe_requests(tmp_path / "x.npy")[""].dtype == "int64"
     (tmp_path / "x.json").write_text(json.dumps([{"x": [[1, 2]]}, {"x": [[1, 2, 3]]}]))
@@ -307,10 +305,10 @@ def test_the_kinds_of_files_say_what_they_hold(tmp_path: Path) -> None:
     assert observe_requests(tmp_path / "x.json") == {}, "who reads them all says what is wrong"
 
 
-def test_a_layer_that_says_the_number_of_axes_tells_samples_from_inputs(tmp_path: Path) -> None:
+def test_a_layer_with_a_fixed_rank_separates_samples_from_inputs(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=floats(9, 2, 6, 3))
-    held, guess = observe_requests(tmp_path / "x.npz"), [TensorSpec("x", "float32", ("batch", "length", 3))]
-    first, second = (reading.inputs[0].shape for reading in list_readings(guess, held, any_rank=False))
+    observation, guess = observe_requests(tmp_path / "x.npz"), [TensorSpec("x", "float32", ("batch", "length", 3))]
+    first, second = (reading.inputs[0].shape for reading in list_readings(guess, observation, any_rank=False))
     assert (first, second) == (("batch", "length", 3), ("batch", 2, 6, 3))
-    assert next(list_readings(guess, held, any_rank=True)).inputs[0].shape == ("batch", 2, 6, 3)
-    assert [*list_readings([TensorSpec("y", "", ())], held, any_rank=False)] == []
+    assert next(list_readings(guess, observation, any_rank=True)).inputs[0].shape == ("batch", 2, 6, 3)
+    assert [*list_readings([TensorSpec("y", "", ())], observation, any_rank=False)] == []

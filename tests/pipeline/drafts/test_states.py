@@ -1,5 +1,3 @@
-"""Which inputs seem to take what the outputs gave in the call before."""
-
 import pytest
 
 from enginesmith.core.state import State
@@ -20,6 +18,11 @@ def tensors(names, shape=("batch", 4)):
         ("spec hidden_in", "gain hidden_out", {"hidden_in": "hidden_out"}),
         ("spec conv_cache", "gain conv_cache_out", {"conv_cache": "conv_cache_out"}),
         ("ids past_key_values.0.key", "logits present.0.key", {"past_key_values.0.key": "present.0.key"}),
+        (
+            "ids past_key_values.0.key past_key_values.1.key",
+            "logits present.1.key present.0.key",
+            {"past_key_values.0.key": "present.0.key", "past_key_values.1.key": "present.1.key"},
+        ),
         ("ids prevHidden", "logits nextHidden", {"prevHidden": "nextHidden"}),
         ("x past", "y present", {"past": "present"}),
         ("x cache", "y cache_out", {"cache": "cache_out"}),
@@ -34,7 +37,7 @@ def test_names_identify_states(inputs, outputs, pairs):
     assert {state.input: state.output for state in states} == pairs
 
 
-def test_types_and_shapes_must_allow_it():
+def test_states_need_compatible_types_and_shapes():
     (step,) = find_states([*tensors("x"), TensorSpec("step", "int64", ())], [TensorSpec("step_out", "int64", ())])
     assert step == State("step", "step_out")
     items = [*tensors("x"), TensorSpec("h", "float32", (2, "batch"))]
@@ -44,7 +47,7 @@ def test_types_and_shapes_must_allow_it():
     assert not find_states(items, [TensorSpec("hn", "float32", (2, "b", 1))])
 
 
-def test_a_mask_and_an_input_that_is_handed_on_are_no_states():
+def test_a_mask_and_a_passed_input_are_no_states():
     inputs, out = [*tensors("x"), TensorSpec("mask", "bool", (2,))], [TensorSpec("mask_out", "bool", (2,))]
     assert not find_states(inputs, out) and find_states(tensors("x h"), tensors("y hn"))
     assert not find_states(tensors("x h"), tensors("y hn"), {"hn": "h"})
@@ -52,7 +55,7 @@ def test_a_mask_and_an_input_that_is_handed_on_are_no_states():
     assert find_states(tensors("x h"), tensors("y hn"), {"hn": "x"})
 
 
-def test_a_cache_that_grows_begins_empty_and_a_batch_does_not():
+def test_a_growing_cache_begins_empty_and_a_batch_does_not():
     inputs = (TensorSpec("x", "float32", ("batch", 1)), TensorSpec("past", "float32", ("batch", "length", "width")))
     outputs = [TensorSpec("present", "float32", ("batch", "all", "width"))]
     dims = {name: FoundDim(1, 2, 4, "") for name in ("batch", "length", "width")}

@@ -75,7 +75,7 @@ def look(folder: Path, function: str, more: str = ""):
         ("tokens", [TensorSpec(name, "int64", ("batch", "length")) for name in ("input_ids", "attention_mask")]),
     ],
 )
-def test_the_first_layer_says_what_the_input_is(tmp_path: Path, function: str, inputs: list[TensorSpec]) -> None:
+def test_the_first_layer_determines_the_input(tmp_path: Path, function: str, inputs: list[TensorSpec]) -> None:
     facts = look(tmp_path, function)
     assert list(facts.inputs) == inputs and facts.outputs == (
         ("y",) if function in ("linear", "halving") else ("output",)
@@ -111,7 +111,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_beside_the_entry_point_says_it(tmp_path: Path, name: str) -> None:
+def test_an_example_beside_the_entry_point_determines_the_inputs(tmp_path: Path, name: str) -> None:
     facts = look(tmp_path, "plain", EXAMPLES[name])
     assert not facts.unknown and sorted(spec.name for spec in facts.inputs) == ["a", "b"]
     assert all(spec == TensorSpec(spec.name, "float32", ("batch", 3)) for spec in facts.inputs)
@@ -127,7 +127,7 @@ def test_an_example_beside_the_entry_point_says_it(tmp_path: Path, name: str) ->
         ("def example_inputs(): 1 / 0", r"nets\.py:\d+: example_inputs\(\) failed: ZeroDivisionError"),
     ],
 )
-def test_an_example_that_is_none_is_reported(tmp_path: Path, more: str, words: str) -> None:
+def test_an_invalid_example_is_reported(tmp_path: Path, more: str, words: str) -> None:
     with pytest.raises(ModelError, match=words):
         look(tmp_path, "plain", more)
 
@@ -158,7 +158,7 @@ def test_a_dataclass_is_returned_as_its_fields_and_inputs_with_defaults_are_name
     ("function", "words"),
     [
         ("sized", r"sized\(width\) cannot be called: missing .* 'width'; correct source\.arguments"),
-        ("ready", "ready is a model and no function; write a function that returns it"),
+        ("ready", "ready is a model, not a function; write a function that returns it"),
     ],
 )
 def test_an_uncallable_entry_point_is_an_error_with_a_remedy(tmp_path: Path, function: str, words: str) -> None:
@@ -185,7 +185,7 @@ def test_an_archive_without_a_program_is_reported(tmp_path: Path) -> None:
             look_at_pt2(tmp_path, "net.pt2")
 
 
-def test_entry_points_that_are_none_are_reported(tmp_path: Path) -> None:
+def test_invalid_entry_points_are_reported(tmp_path: Path) -> None:
     for entry, words in {"nets:linear:x": "must look like", "other.py:build": "other.py does not exist in"}.items():
         with pytest.raises(InputError, match=words):
             look_at_module(tmp_path, entry)
@@ -208,7 +208,7 @@ def test_the_module_is_run_in_another_process(tmp_path: Path, monkeypatch: pytes
     assert module.source == {"torch": "pipeline.models:build"}
 
 
-def test_a_program_says_names_types_and_ranges(tmp_path: Path) -> None:
+def test_a_program_determines_names_types_and_ranges(tmp_path: Path) -> None:
     class Program(torch.nn.Module):
         def forward(self, a, ids):
             return {"y": a * 2 + ids.sum(1, keepdim=True), "z": ids}
@@ -234,11 +234,11 @@ def test_a_program_says_names_types_and_ranges(tmp_path: Path) -> None:
             look_at_pt2(tmp_path, name)
 
 
-def test_a_program_with_an_argument_that_is_no_tensor_says_how_to_export_it(tmp_path: Path) -> None:
+def test_a_program_with_a_non_tensor_argument_names_the_export(tmp_path: Path) -> None:
     class Gain(torch.nn.Module):
         def forward(self, x: torch.Tensor, gain: float = 2.0) -> torch.Tensor:
             return x * gain
 
     torch.export.save(torch.export.export(Gain(), (torch.zeros(3), 2.0)), tmp_path / "p.pt2")
-    with pytest.raises(ModelError, match=r"no tensors \(2\.0\).*leave them to their defaults"):
+    with pytest.raises(ModelError, match=r"not tensors \(2\.0\).*leave them to their defaults"):
         look_at_pt2(tmp_path, "p.pt2")

@@ -1,5 +1,3 @@
-"""A spec out of Triton's configuration."""
-
 from pathlib import Path
 
 import onnx
@@ -8,6 +6,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from enginesmith.client.layouts.protobuf_text import write_message
 from enginesmith.core.errors import InputError
 from pipeline.drafts.facts import FoundModel
 from pipeline.drafts.onnx_model import ProtoMessage, look_at_triton, parse
@@ -32,7 +31,7 @@ def repository(folder: Path, text: str = CONFIG) -> Path:
     return folder / "config.pbtxt"
 
 
-def test_name_and_batch_sizes_are_the_configurations(tmp_path: Path) -> None:
+def test_name_and_batch_sizes_equal_the_configuration(tmp_path: Path) -> None:
     triton = look_at_triton(repository(tmp_path / "m"), tmp_path / "m")
     assert (triton.name, triton.source) == ("detector", {"onnx": "2/model.onnx"})
     batch = triton.dims["batch"]
@@ -69,12 +68,12 @@ def test_configuration_that_contradicts_the_model_is_reported(tmp_path: Path) ->
             {"batch": (1, 1), "height": (192, 192), "width": (64, 64)},
         ),
         ("max_batch_size: 4 input {name: 'z' dims: [3, 5, 5]} input {name: 'x' dims: [192]}", {"batch": (1, 4)}),
-        ("input {name: 'x' dims: [[3]", "a list in a list"),
+        ("input {name: 'x' dims: [[3]", "a list may not contain a list"),
         *((f"max_batch_size: {digits}{4300 * '0'}", "000... is a number of") for digits in ("0x1", "1", "0")),
         ("max_batch_size: '²' input {name: 'x' dims: ['³', 3, -1, 192]}", {"width": (192, 192)}),
     ],
 )  # fmt: skip
-def test_the_sizes_that_are_served_are_those_of_the_spec(tmp_path, config, sizes):
+def test_served_sizes_equal_the_specs(tmp_path, config, sizes):
     if isinstance(sizes, str):
         with pytest.raises(InputError, match=sizes):
             sized(tmp_path, config, "batch,3,height,width")
@@ -114,7 +113,7 @@ response_cache { enable: true }
 """
 
 
-def test_a_configuration_by_hand_is_kept_and_what_is_not_is_reported(tmp_path: Path) -> None:
+def test_a_manual_configuration_is_kept_and_its_rest_reported(tmp_path: Path) -> None:
     (tmp_path / "names.txt").write_text("a\nb\n")
     result = sized(tmp_path, BY_HAND)
     (tmp_path / "densenet.yaml").write_text(write_spec(result))
@@ -132,8 +131,24 @@ def test_a_configuration_by_hand_is_kept_and_what_is_not_is_reported(tmp_path: P
     assert dropped == {"response_cache", "dynamic_batching.preserve_ordering", "instance_group.gpus"}
 
 
+@pytest.mark.parametrize(
+    ("policy", "count"),
+    [
+        ("specific { versions: [1, 3] }", 2),
+        ("latest { num_versions: 2 }", 2),
+        ("latest {}", 1),
+        ("specific { versions: [1, 1] }", 1),
+    ],
+)
+def test_of_several_versions_that_are_served_one_is_taken_and_the_others_are_reported(
+    tmp_path: Path, policy: str, count: int
+) -> None:
+    text = "config.pbtxt: version_policy: serves 2 versions, and a spec builds one: 1/model.onnx is taken"
+    assert (text in sized(tmp_path, f"version_policy {{ {policy} }}").notes) == (count > 1)
+
+
 def test_a_missing_label_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"output 'y' has the label file 'names.txt', which is no file in"):
+    with pytest.raises(InputError, match=r"output 'y' has the label file 'names.txt', not a file in"):
         sized(tmp_path, BY_HAND)
 
 
@@ -145,6 +160,7 @@ def test_a_missing_label_file_is_reported(tmp_path: Path) -> None:
         ("input [ { name: 'x' ", "the list has no end|ends before"),
         ("a: }", "a value is missing"),
         ("\x00", "cannot be read"),
+        ("a: 1\noutput {label_filename: '\\000'}", "line 2: .* has a NUL"),
         ("a " + "{ a " * 50, "deep"),
         ("platform: 'ensemble'", "name the ONNX files of its steps"),
     ],
@@ -156,11 +172,20 @@ def test_mistakes_are_reported(tmp_path: Path, text: str, words: str) -> None:
 
 
 @given(st.text(alphabet="ab{}[]<>:,;\"' #\n\\1", max_size=60))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_refused(text: str) -> None:
     try:
         parse(text)
     except ValueError:
         return
+
+
+@given(st.text(st.characters(codec="utf-8", min_codepoint=1), max_size=8))
+def test_a_name_that_was_written_is_read(name: str) -> None:
+    assert parse(write_message({"name": name})).text("name") == name
+
+
+def test_escapes_are_resolved() -> None:
+    assert parse(r"name: '\x41\101\n\?'").text("name") == "AA\n?"
 
 
 WORDS = st.text(alphabet="abc_", min_size=1, max_size=4)

@@ -59,5 +59,5 @@ def published(
         store.replace(registered_key(model), b'{"registered": []}', store.read(registered_key(model)))
     entries = list(engines)
     spec = {"targets": list(targets), "precisions": sorted({entry.precision for entry in entries})}
-    made = replace(draft(store, [model, [entry.digest for entry in entries]], model), spec=spec)
-    publish(store, made, [(entry, approval(entry)) for entry in entries], others, channel=channel, wanted_version=None)
+    new = replace(draft(store, [model, [entry.digest for entry in entries]], model), spec=spec)
+    publish(store, new, [(entry, approval(entry)) for entry in entries], others, channel=channel, wanted_version=None)

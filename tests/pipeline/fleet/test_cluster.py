@@ -99,7 +99,7 @@ def test_the_environment_s_kubeconfig_is_found(api: Api, tmp_path: Path, monkeyp
     assert read_cluster(Access(context="here")).groups
 
 
-def test_a_pod_s_own_account(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pods_own_account_is_used(api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The service account's files and variables, as the kubelet gives them; over http, as this server has no TLS."""
     from kubernetes.config import incluster_config
 
@@ -133,13 +133,13 @@ def test_refusals_of_the_cluster_have_a_remedy(api: Api, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("raw", [b"<html>", b"[]", b'{"items": 3}', b'{"kind": "NodeList"}'])
-def test_a_server_other_than_kubernetes(api: Api, tmp_path: Path, raw: bytes) -> None:
+def test_a_server_other_than_kubernetes_is_reported(api: Api, tmp_path: Path, raw: bytes) -> None:
     api.raw = raw
     with pytest.raises(UnavailableError, match="is it a Kubernetes API"):
         read_cluster(access(tmp_path, api.url))
 
 
-def test_a_cluster_that_does_not_answer(api: Api, tmp_path: Path) -> None:
+def test_a_silent_cluster_is_reported(api: Api, tmp_path: Path) -> None:
     api.silent = True
     with pytest.raises(UnavailableError, match=r"does not answer \(.*timed out"):
         read_cluster(access(tmp_path, api.url, timeout_s=0.1))
@@ -149,7 +149,7 @@ def test_a_cluster_that_does_not_answer(api: Api, tmp_path: Path) -> None:
         read_cluster(access(tmp_path, api.url, timeout_s=5))
 
 
-def test_a_kubeconfig_that_cannot_be_used(tmp_path: Path) -> None:
+def test_an_unusable_kubeconfig_is_reported(tmp_path: Path) -> None:
     (tmp_path / "bad").write_text("clusters: [")
     (tmp_path / "empty").write_text("{}")
     for path, context in ((tmp_path / "none", None), (tmp_path / "bad", None), (tmp_path / "empty", "other")):

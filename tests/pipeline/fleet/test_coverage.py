@@ -42,8 +42,8 @@ def demand(text: str = "digits", *on: str, **options: object) -> Demand:
     return Demand(parse_reference(text), targets, **options)
 
 
-def stand(store: Store, wanted: Demand, *groups: NodeGroup, **planned: str) -> list[Coverage]:
-    catalog = Catalog((wanted,), planned=tuple(planned.items()))
+def stand(store: Store, demanded: Demand, *groups: NodeGroup, **planned: str) -> list[Coverage]:
+    catalog = Catalog((demanded,), planned=tuple(planned.items()))
     return list(list_coverage(groups, read_served(store, catalog.demands), catalog))
 
 
@@ -90,28 +90,28 @@ def digits(store: Store) -> Store:
         (group("l4", memory_bytes=3), "missing", None, "needs at least "),
     ],
 )
-def test_each_state_with_the_reason_that_resolve_gives(digits, where, state, engine, words):
+def test_each_state_has_resolves_reason(digits, where, state, engine, words):
     (result,) = stand(digits, demand(), where)
     assert (result.state, result.engine and result.engine.unit) == (state, engine)
     assert words in result.reason + result.fit
     assert result.serves == (state in ("covered", "unproven"))
 
 
-def test_unproven_engines_will_do_unless_catalog_or_channel_say_otherwise(digits: Store) -> None:
+def test_unproven_engines_suffice_unless_catalog_or_channel_require_proofs(digits: Store) -> None:
     (free,) = stand(digits, demand(), group("a100"))
-    (asked,) = stand(digits, demand(proven=True), group("a100"))
+    (standings,) = stand(digits, demand(proven=True), group("a100"))
     channels.promote(digits, load(digits, "digits", "1"), "stable", proven_only=True)
     (bound,) = stand(digits, demand("digits:stable"), group("a100"))
-    for result, serves in ((free, True), (asked, False), (bound, False)):
+    for result, serves in ((free, True), (standings, False), (bound, False)):
         assert (result.state, result.serves, result.reason) == ("unproven", serves, "no sm_80 here")
 
 
-def test_where_only_a_proven_engine_will_do_it_is_taken_before_one_that_fits_better(store: Store) -> None:
+def test_where_a_proof_is_required_a_proven_engine_precedes_a_better_fit(store: Store) -> None:
     published(store, "digits", [built(store, "l4"), built(store, "sm_89", status="proven")])
     (free,) = stand(store, demand(), group("l4"))
-    (asked,) = stand(store, demand(proven=True), group("l4"))
-    assert (free.state, asked.state) == ("unproven", "covered")
-    assert asked.engine is not None and asked.engine.target == "sm_89"
+    (standings,) = stand(store, demand(proven=True), group("l4"))
+    assert (free.state, standings.state) == ("unproven", "covered")
+    assert standings.engine is not None and standings.engine.target == "sm_89"
 
 
 def test_an_old_driver_and_another_runtime_are_distinguished(digits: Store) -> None:
@@ -130,13 +130,13 @@ def test_a_planned_change_lists_engines_that_stop_working(digits: Store) -> None
     assert newer.state == "covered"
 
 
-def test_each_precision_that_is_asked_for_is_a_row(digits: Store) -> None:
+def test_each_requested_precision_is_a_row(digits: Store) -> None:
     result = stand(digits, demand(precisions=("int8", "fp16")), group("l4"))
     assert [(item.precision, item.state) for item in result] == [("int8", "covered"), ("fp16", "missing")]
     assert result[1].reason == "l4 int8 tensorrt-rtx: precision int8, not fp16"
 
 
-def test_where_it_must_be_served(digits: Store) -> None:
+def test_a_demand_names_the_groups_that_must_serve(digits: Store) -> None:
     fleet = [group("cpu"), group("t4"), group("a100"), group("a100", mig="1g.10gb"), group("h100"), group("h200")]
     unknown = NodeGroup(Hardware(Machine((8, 7)), "Orin"), 1, 1)
 
@@ -161,14 +161,14 @@ def test_an_unreadable_model_does_not_hide_others(digits: Store) -> None:
     assert "no channel of digits 'stable'" in actual[3].reason
 
 
-def test_a_registry_out_of_reach_ends_it(digits: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_registry_ends_the_command(digits: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     away = raising(UnavailableError("the disk went away"))
     monkeypatch.setattr(FileStore, "read", away)
     with pytest.raises(UnavailableError, match="went away"):
         read_served(digits, [demand()])
 
 
-def test_without_a_catalog_each_model_with_a_channel_on_every_gpu(digits: Store) -> None:
+def test_without_a_catalog_each_model_with_a_channel_is_checked_on_every_gpu(digits: Store) -> None:
     published(digits, "ranker", [built(digits, "l4", status="proven")], channel="stable")
     published(digits, "adrift", [built(digits, "l4", status="proven")])
     (digits.root / channel_key("adrift", "candidate")).unlink()
@@ -215,7 +215,7 @@ def test_the_same_machine_in_two_groups_is_judged_once_and_counted_twice(digits:
     ]  # fmt: skip
 
 
-def test_the_engine_that_is_named_is_the_one_that_a_pull_gives_by_the_times_on_record(store: Store) -> None:
+def test_the_named_engine_equals_a_pulls_choice(store: Store) -> None:
     entries = [built(store, "l4", precision, "proven") for precision in ("fp32", "int8")]
     published(store, "timed", entries)
     expected, here = demand("timed", "l4"), group("l4")

@@ -29,7 +29,7 @@ def file(folder: Path, text: str, name: str = "fleet.yaml") -> Path:
     return path
 
 
-def test_groups_as_a_person_writes_them(tmp_path: Path) -> None:
+def test_handwritten_groups_are_read(tmp_path: Path) -> None:
     inventory = read_inventory(file(tmp_path, GROUPS))
     assert [(group.name, group.nodes, group.gpus) for group in inventory.groups] == [
         ("cpu", 3, 0), ("t4 shared by 4", 1, 1), ("a100 mig-1g.10gb", 2, 14), ("sm_87", 3, 3), ("l4", 40, 40),
@@ -41,7 +41,7 @@ def test_groups_as_a_person_writes_them(tmp_path: Path) -> None:
     assert machines["a100 mig-1g.10gb"] == Machine((8, 0)) and machines["t4 shared by 4"].runtimes == expected
 
 
-def test_the_same_as_json(tmp_path: Path) -> None:
+def test_groups_are_read_from_json(tmp_path: Path) -> None:
     groups = json.dumps({"groups": [{"product": "l4", "driver": "570.124.06", "count": 40}]}, indent=1)
     (group,) = read_inventory(file(tmp_path, groups)).groups
     assert (group.name, group.nodes, group.machine.driver) == ("l4", 40, "570.124.06")
@@ -63,11 +63,11 @@ def test_output_of_kubectl_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("groups:\n- {product: l4, drivr: '1'}", ":2: groups.0.drivr: unknown key; did you mean 'driver'?"),
         ("groups:\n- {product: l4}\n- {product: l44}", ":3: groups.1: target 'l44' is not known; did you mean 'l4'?"),
-        ("groups:\n- {product: ampere}", ":2: groups.0: product 'ampere' is several; give the capability, too"),
+        ("groups:\n- {product: ampere}", ":2: groups.0: product 'ampere' stands for several; give the capability, too"),
         ("groups:\n- {count: 1}", ":2: groups.0: has neither product nor capability; give one"),
         ("groups:\n- {product: l4, count: 0}", ":2: groups.0.count: 0: must be 1 or more"),
         (
@@ -82,29 +82,29 @@ def test_output_of_kubectl_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("[]", ": holds a list; an inventory is a mapping of keys such as groups"),
     ],
 )
-def test_each_mistake_has_its_line(tmp_path: Path, text: str, wanted: str) -> None:
+def test_each_mistake_has_its_line(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(SpecError) as error:
         read_inventory(file(tmp_path, text))
-    assert any(line.startswith(f"{tmp_path / 'fleet.yaml'}{wanted}") for line in error.value.lines), error.value.lines
+    assert any(line.startswith(f"{tmp_path / 'fleet.yaml'}{expected}") for line in error.value.lines), error.value.lines
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "message"),
     [
-        ('{"items": [{"kind": "Pod"}]}', "no list of nodes"),
-        ('{"items": 3}', "no list of nodes"),
+        ('{"items": [{"kind": "Pod"}]}', "not a list of nodes"),
+        ('{"items": 3}', "not a list of nodes"),
         ('{"items": [', "is not JSON"),
         ("{" * 100_000, "is not JSON"),
         ('{"items": [], "items": [{"kind": "Node"}]}', "'items' is given twice"),
         ("apiVersion: v1\nkind: List\nitems: []", "use `kubectl get nodes -o json`"),
     ],
 )
-def test_invalid_lists_of_nodes_are_refused(tmp_path: Path, text: str, wanted: str) -> None:
-    with pytest.raises(InputError, match=wanted):
+def test_invalid_lists_of_nodes_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
         read_inventory(file(tmp_path, text))
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"no such file; docs/guides/fleet.md has one"):
         read_inventory(tmp_path / "none.yaml")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
@@ -112,7 +112,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         read_inventory(tmp_path / "bytes")
 
 
-def test_a_catalog(tmp_path: Path) -> None:
+def test_a_catalog_is_read(tmp_path: Path) -> None:
     text = """
 serve:
   - {model: digits, on: [l4, hopper], precisions: [fp16, int8], proven: true}
@@ -130,7 +130,7 @@ planned: {driver: "590.44", tensorrt_rtx: "1.8", Their.Runtime: "2"}
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         ("serve:\n- {modle: digits}", ":2: serve.0.modle: unknown key; did you mean 'model'?"),
         ("serve:\n- {model: digits, on: [l5]}", ":2: serve.0.on.0: target 'l5' is not known"),
@@ -140,8 +140,8 @@ planned: {driver: "590.44", tensorrt_rtx: "1.8", Their.Runtime: "2"}
         ("serve: [{model: a}]\nplanned: {drivr: '1'}", ":2: planned.drivr: 'drivr': did you mean 'driver'?"),
     ],
 )
-def test_each_mistake_of_a_catalog_has_its_line(tmp_path: Path, text: str, wanted: str) -> None:
+def test_each_mistake_of_a_catalog_has_its_line(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(SpecError) as error:
         load_catalog(file(tmp_path, text))
-    assert any(line.startswith(f"{tmp_path / 'fleet.yaml'}{wanted}") for line in error.value.lines), error.value.lines
+    assert any(line.startswith(f"{tmp_path / 'fleet.yaml'}{expected}") for line in error.value.lines), error.value.lines
     assert not [line for line in error.value.lines if "at least 1 item" in line]

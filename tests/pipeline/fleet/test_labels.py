@@ -33,7 +33,7 @@ def one(node: nodes.Json) -> GpuPart:
         ("rtxpro6000", "rtxpro6000", "580.95.05", "13.0", 97887, 2),
     ],
 )
-def test_whole_gpus(name: str, target: str, driver: str, cuda: str, mib: int, gpus: int) -> None:
+def test_whole_gpus_are_read(name: str, target: str, driver: str, cuda: str, mib: int, gpus: int) -> None:
     result = one(nodes.WHOLE[name])
     expected = parse_targets(target)[0]
     assert result.hardware.machine == Machine(
@@ -42,7 +42,7 @@ def test_whole_gpus(name: str, target: str, driver: str, cuda: str, mib: int, gp
     assert (result.hardware.name, result.gpus, result.remarks) == (target, gpus, ())
 
 
-def test_a_slice_is_no_gpu_of_its_product_and_has_its_own_memory() -> None:
+def test_a_mig_slice_is_not_its_product_and_has_its_own_memory() -> None:
     single = one(nodes.MIG_SINGLE)
     assert single.hardware.machine == Machine((8, 0), None, "570.124.06", "12.8", memory_bytes=9728 * MIB)
     assert (single.hardware.name, single.hardware.label, single.gpus) == ("a100 mig-1g.10gb", nodes.A100, 56)
@@ -62,13 +62,13 @@ def test_sharing_leaves_the_product_and_mps_divides_the_memory() -> None:
     assert mps.hardware.machine.product == "l4" and mps.hardware.machine.memory_bytes == 23034 * MIB // 2
 
 
-def test_labels_of_an_old_feature_discovery() -> None:
+def test_labels_of_an_old_feature_discovery_are_read() -> None:
     old = one(nodes.OLD_LABELS).hardware
     assert (old.machine.product, old.machine.driver, old.machine.cuda) == ("t4", "470.82", "11.4")
     assert (old.sharing, old.replicas) == ("time-slicing", 2)
 
 
-def test_what_cannot_be_placed_says_why_and_a_cpu_node_is_one() -> None:
+def test_unplaceable_nodes_give_the_reason_and_a_cpu_node_counts() -> None:
     (invalid,), (bare,) = parts_of(nodes.MIG_INVALID), parts_of(nodes.NO_GFD)
     assert isinstance(invalid, LeftOut) and "not all alike" in invalid.reason
     assert isinstance(bare, LeftOut) and "no labels of GPU feature discovery" in bare.reason

@@ -54,15 +54,15 @@ def plan(
     return make_plan(fleet, read_served(store, catalog.demands), catalog, StateChange(**change), predict)
 
 
-def dead(found: FleetPlan) -> dict[tuple[str, str], str]:
-    return {(item.served.name, item.group.name): item.reason for item in found.dying}
+def dead(fleet_plan: FleetPlan) -> dict[tuple[str, str], str]:
+    return {(item.served.name, item.group.name): item.reason for item in fleet_plan.dying}
 
 
-def ready_work(found: FleetPlan) -> list[str]:
-    return [f"{item.unit.kind} {item.name}" for item in found.work if item.ready]
+def ready_work(fleet_plan: FleetPlan) -> list[str]:
+    return [f"{item.unit.kind} {item.name}" for item in fleet_plan.work if item.ready]
 
 
-def test_another_tensorrt_kills_what_it_does_not_run_and_each_unit_is_built_once(store: Store, fleet: Fleet) -> None:
+def test_another_tensorrt_stops_engines_and_each_unit_is_rebuilt_once(store: Store, fleet: Fleet) -> None:
     newer = Fleet(()).with_groups([group("h200", 4), group("l4", 40), group("l4", 6, memory_bytes=24 << 30)])
     actual = plan(store, newer, runtimes={"tensorrt": "11.4"})
     why = "needs TensorRT 10.16.1.11, found 11.4"
@@ -75,7 +75,7 @@ def test_another_tensorrt_kills_what_it_does_not_run_and_each_unit_is_built_once
     assert ("ranker@1", "h200") in {(item.served.name, item.group.name) for item in actual.waiting}
 
 
-def test_a_newer_driver_kills_nothing_and_makes_old_nodes_serve(store: Store, fleet: Fleet) -> None:
+def test_a_newer_driver_stops_nothing_and_lets_old_nodes_serve(store: Store, fleet: Fleet) -> None:
     before = plan(store, fleet, runtimes={"tensorrt": "10.16.1"})
     assert ("digits@1", "l4") in {(item.served.name, item.group.name) for item in before.waiting}
     actual = plan(store, fleet, driver="590.44")
@@ -87,12 +87,12 @@ def test_a_newer_driver_kills_nothing_and_makes_old_nodes_serve(store: Store, fl
     assert not ready_work(older) and "newer driver" in older.work[0].remedy
 
 
-def test_only_the_nodes_that_are_named_change(store: Store, fleet: Fleet) -> None:
+def test_only_named_nodes_change(store: Store, fleet: Fleet) -> None:
     actual = plan(store, fleet, runtimes={"tensorrt": "11.4"}, on=parse_targets("hopper"))
     assert set(dead(actual)) == {("digits@1", "h200")}
 
 
-def test_nodes_that_come_need_engines_if_their_spec_and_a_compiler_allow(store: Store, fleet: Fleet) -> None:
+def test_new_nodes_need_engines_if_spec_and_compiler_allow(store: Store, fleet: Fleet) -> None:
     actual = plan(store, fleet, driver="590.44", add=(parse_nodes("b200=16"), parse_nodes("l4=2")))
     groups = {item.name: item.nodes for item in actual.after.groups}
     assert groups["b200"] == 16 and groups["l4"] == 46 + 2
@@ -104,32 +104,32 @@ def test_nodes_that_come_need_engines_if_their_spec_and_a_compiler_allow(store: 
     assert not ranker.ready and actual.work.index(ranker) > actual.work.index(by_name["digits@1 sm_100 fp16 tensorrt"])
 
 
-def test_of_nodes_that_go_those_with_the_oldest_driver_go_first(store: Store, fleet: Fleet) -> None:
+def test_nodes_with_the_oldest_driver_leave_first(store: Store, fleet: Fleet) -> None:
     actual = plan(store, fleet, driver="590.44", remove=(parse_nodes("t4=8"), parse_nodes("l4=10")))
     assert [(item.name, item.nodes) for item in actual.after.groups] == [("l4", 36), ("h200", 4)]
-    kept = plan(store, fleet, runtimes={"tensorrt": "10.16.1"}, remove=(parse_nodes("l4=10"),))
-    assert [(item.machine.driver, item.nodes) for item in kept.after.groups if item.name == "l4"] == [("580.95.05", 36)]
+    rest = plan(store, fleet, runtimes={"tensorrt": "10.16.1"}, remove=(parse_nodes("l4=10"),))
+    assert [(item.machine.driver, item.nodes) for item in rest.after.groups if item.name == "l4"] == [("580.95.05", 36)]
     gone = plan(store, Fleet(()).with_groups([group("t4", 8), group("l4", 2)]), remove=(parse_nodes("t4=8"),))
     assert dead(gone) == {}
     with pytest.raises(InputError, match=r"--remove t4=9: there are 8 nodes of t4"):
         plan(store, fleet, remove=(parse_nodes("t4=9"),))
 
 
-def test_how_long_is_summed_over_what_is_known_and_the_rest_is_reported(store: Store, fleet: Fleet) -> None:
+def test_known_durations_are_summed_and_the_rest_is_reported(store: Store, fleet: Fleet) -> None:
     def predict(model: str, request: BuildRequest) -> Took | None:
         return {"l4": Took(600, 3), "h200": Took(1200, 2), "sm_100": None}.get(request.target.name)
 
-    found = plan(store, fleet, predict, driver="590.44", runtimes={"tensorrt": "11.4"}, add=(parse_nodes("b200=1"),))
-    assert found.hours.hours == pytest.approx(0.5)
-    assert found.hours.words.startswith("about 0.50 GPU hours for 2 units; ")
+    cost = plan(store, fleet, predict, driver="590.44", runtimes={"tensorrt": "11.4"}, add=(parse_nodes("b200=1"),))
+    assert cost.hours.hours == pytest.approx(0.5)
+    assert cost.hours.words.startswith("about 0.50 GPU hours for 2 units; ")
     assert Hours(0.004, 1, 0).words == "under 0.01 GPU hours for 1 unit"
-    unknown = [item.name for item in found.work if item.unit.kind == "build" and not item.refused and not item.expected]
-    assert found.hours.unknown == len(unknown) and "digits@1 sm_100 fp16 tensorrt" in unknown
+    unknown = [item.name for item in cost.work if item.unit.kind == "build" and not item.refused and not item.expected]
+    assert cost.hours.unknown == len(unknown) and "digits@1 sm_100 fp16 tensorrt" in unknown
     nothing = plan(store, fleet, driver="590.44", runtimes={"tensorrt": "11.4"})
     assert nothing.hours.words == "unknown, because no similar build is recorded"
 
 
-def test_the_order_is_nodes_then_channel_then_time(store: Store) -> None:
+def test_changes_are_ordered_by_nodes_channel_and_time(store: Store) -> None:
     published(store, "slow", [built(store, "l4", "int8", "proven", "tensorrt")])
     published(store, "quick", [built(store, "l4", "fp32", "proven", "tensorrt")])
     published(store, "listed", [built(store, "l4", "bf16", "proven", "tensorrt")], channel="stable")

@@ -1,5 +1,3 @@
-"""A spec that is copied for a run is called by what can be typed again, and never by the copy's path."""
-
 import shutil
 
 import boto3
@@ -25,7 +23,7 @@ def registered(project: Project) -> str:
     return registrations(project.store, "tiny")[0].address
 
 
-def test_a_registered_spec_is_built_and_built_again_by_what_status_says(project: Project) -> None:
+def test_a_registered_spec_is_built_and_rebuilt_with_statuss_command(project: Project) -> None:
     project.change_spec(**SMALL)
     address = registered(project)
     assert project.run("build", "registered:tiny", "--json").json["version"] == "1"
@@ -43,9 +41,9 @@ def test_remedies_name_the_registered_spec(project: Project) -> None:
     result = project.run("build", address)
     assert result.code != 0 and "golden.frozen is 000000000000" in result.err
     assert f"where the spec of {address} is kept, then enginesmith prefect register SPEC" in result.err
-    with spec_at(address, str(project.registry)) as found:
-        command = reproduce(an_engine().unit, found.load(), "/a registry")
-        assert f" build {address} --registry '/a registry' " in command and str(found.path) not in command
+    with spec_at(address, str(project.registry)) as registered_spec:
+        command = reproduce(an_engine().unit, registered_spec.load(), "/a registry")
+        assert f" build {address} --registry '/a registry' " in command and str(registered_spec.path) not in command
     accepted = project.run("debug", "golden", "accept", address)
     assert accepted.code == 2 and "is a copy; accept the golden set where the spec is kept" in accepted.err
 
@@ -60,12 +58,12 @@ def test_mistakes_in_a_copy_name_its_address(project: Project) -> None:
         load_spec(project.spec, "registered:tiny@1")
 
 
-def test_without_its_registry_a_registered_spec_is_nowhere() -> None:
-    with pytest.raises(SpecError, match="say in which"), spec_at("registered:tiny", None):
+def test_without_its_registry_a_registered_spec_is_missing() -> None:
+    with pytest.raises(SpecError, match="is in a registry; name the registry"), spec_at("registered:tiny", None):
         pass
 
 
-def test_a_catalog_in_a_bucket_calls_its_specs_by_where_they_are(project: Project, s3_server: str, s3_uri: str) -> None:
+def test_a_catalog_in_a_bucket_names_its_specs_by_address(project: Project, s3_server: str, s3_uri: str) -> None:
     client = boto3.client("s3", endpoint_url=s3_server)
     prefix = s3_uri.partition("?")[0].removeprefix(f"s3://{BUCKET}/")
     for path in project.folder.iterdir():
@@ -88,7 +86,7 @@ def test_a_catalog_in_a_bucket_calls_its_specs_by_where_they_are(project: Projec
         assert str(here) == str(project.spec)
 
 
-def test_the_registry_is_the_one_asked_for_then_the_variables_then_the_specs(project, monkeypatch):
+def test_the_registry_is_the_options_then_the_variables_then_the_specs(project, monkeypatch):
     monkeypatch.delenv("ENGINESMITH_REGISTRY", raising=False)
     assert registry_of(None, None) == "./registry"
     project.change_spec(publication={"registry": "mine"})

@@ -1,5 +1,3 @@
-"""What a bundle holds, what names it, and what is refused; registered in a registry and unpacked elsewhere."""
-
 from datetime import timedelta
 from pathlib import Path
 
@@ -30,7 +28,7 @@ def bundled(project: Project, **parts: object) -> SpecBundle:
     return bundle_of(load_spec(project.spec))
 
 
-def test_a_bundle_holds_the_spec_and_every_file_that_it_names(project: Project) -> None:
+def test_a_bundle_contains_the_spec_and_every_named_file(project: Project) -> None:
     files = {"tiny.yaml", "tiny.onnx", "calibration.npz", "golden.npz"}
     assert set(bundled(project).files) == files
     (project.folder / "relu.so").write_bytes(b"library")
@@ -38,7 +36,7 @@ def test_a_bundle_holds_the_spec_and_every_file_that_it_names(project: Project) 
     assert set(bundled(project, source=source).files) == {*files, "relu.so"}
 
 
-def test_a_generator_brings_the_local_modules_that_it_imports_and_a_folder_its_files(project: Project) -> None:
+def test_a_bundle_contains_a_generators_modules_and_a_folders_files(project: Project) -> None:
     (project.folder / "data.py").write_text(GENERATOR)
     (project.folder / "helper.py").write_text("width = 8\n")
     (project.folder / "unrelated.py").write_text("")
@@ -49,7 +47,7 @@ def test_a_generator_brings_the_local_modules_that_it_imports_and_a_folder_its_f
     assert "samples/more/a.npy" in bundled(project, calibration={"data": "samples"}).files
 
 
-def test_a_torch_source_brings_its_modules_and_weights(project: Project) -> None:
+def test_a_bundle_contains_a_torch_sources_modules_and_weights(project: Project) -> None:
     (project.folder / "net.py").write_text("from layers import Layer\n\ndef build():\n    return Layer()\n")
     (project.folder / "layers.py").write_text("class Layer: pass\n")
     (project.folder / "w.safetensors").write_bytes(b"weights")
@@ -57,7 +55,7 @@ def test_a_torch_source_brings_its_modules_and_weights(project: Project) -> None
     assert {"net.py", "layers.py", "w.safetensors"} <= set(result.files) and "tiny.onnx" not in result.files
 
 
-def test_any_change_of_a_file_makes_another_bundle_and_its_place_does_not(project: Project) -> None:
+def test_any_changed_file_makes_another_bundle_and_its_place_does_not(project: Project) -> None:
     before = bundled(project)
     moved = project.folder.rename(project.folder.parent / "elsewhere")
     assert bundle_of(load_spec(moved / "tiny.yaml")).digest == before.digest
@@ -65,9 +63,9 @@ def test_any_change_of_a_file_makes_another_bundle_and_its_place_does_not(projec
     assert bundle_of(load_spec(moved / "tiny.yaml")).digest != before.digest
 
 
-def test_too_large_too_many_and_outside_are_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_numerous_and_outside_files_are_refused(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = load_spec(project.spec)
-    with pytest.raises(InputError, match="a bundle holds 100 at most"):
+    with pytest.raises(InputError, match="a bundle holds at most 100"):
         bundle_of(spec, most_bytes=100)
     monkeypatch.setattr("pipeline.intake.registration.MOST_FILES", 3)
     with pytest.raises(InputError, match="names 4 files"):
@@ -85,22 +83,22 @@ def test_a_bundle_that_leads_out_of_its_folder_is_not_read(name: str) -> None:
         decode({"model": "tiny", "spec": name, "files": {name: "0" * 64}}, SpecBundle)
 
 
-def test_a_registered_spec_is_built_where_only_the_registry_is(project: Project, store: Store) -> None:
+def test_a_registered_spec_is_built_with_only_the_registry(project: Project, store: Store) -> None:
     item, existed = register(store, load_spec(project.spec))
     assert not existed and register(store, load_spec(project.spec)) == (item, True)
     before = bundle_of(load_spec(project.spec))
     for path in project.folder.iterdir():
         path.unlink()
-    with spec_at(item.address, store.uri) as found:
-        assert bundle_of(found.load()) == before == item.bundle
-        assert found.load().address == item.address and found.load().is_copy
-        folder = found.path.parent
+    with spec_at(item.address, store.uri) as spec:
+        assert bundle_of(spec.load()) == before == item.bundle
+        assert spec.load().address == item.address and spec.load().is_copy
+        folder = spec.path.parent
     assert not folder.exists()
-    with spec_at("registered:tiny", store.uri) as found:
-        assert found.path.name == "tiny.yaml" and str(found) == item.address, "the newest may be another tomorrow"
+    with spec_at("registered:tiny", store.uri) as spec:
+        assert spec.path.name == "tiny.yaml" and str(spec) == item.address, "the newest may be another tomorrow"
 
 
-def test_the_newest_is_the_one_that_was_registered_last_and_only_some_are_kept(project: Project, store: Store) -> None:
+def test_the_newest_registration_counts_and_only_some_are_kept(project: Project, store: Store) -> None:
     digests = []
     for seed in [*range(KEPT + 1), 1]:
         write_model(project.folder / "tiny.onnx", weights(seed))
@@ -143,7 +141,7 @@ def test_a_bundle_of_an_ensemble_holds_its_graphs_and_builds_elsewhere(tmp_path:
     names = ("pair", "encoder", "decoder")
     data = {"golden.npz", "calibration.npz", "encoder.onnx", "decoder.onnx"}
     assert not existed and set(item.bundle.files) == data | {f"{name}.yaml" for name in names}
-    with spec_at(f"registered:pair@{item.bundle.digest}", store.uri) as found:
-        assert is_ensemble(found.path)
-        loaded = load_any(found.path, found.address)
+    with spec_at(f"registered:pair@{item.bundle.digest}", store.uri) as registered_spec:
+        assert is_ensemble(registered_spec.path)
+        loaded = load_any(registered_spec.path, registered_spec.address)
         assert loaded.model == "pair" and loaded.folder != path.parent

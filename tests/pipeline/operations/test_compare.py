@@ -27,7 +27,7 @@ def asked(target: str, *names: str) -> CompareOptions:
     return CompareOptions(parse_targets(target)[0], names)
 
 
-def test_engines_are_built_proven_timed_and_one_is_recommended_and_nothing_is_published(built: Project):
+def test_engines_are_built_proven_timed_and_recommended_without_publication(built: Project):
     versions = sorted((built.registry / "models").rglob("*"))
     words_of = ("backends", "compare", built.spec, "--target", "cpu", "--seconds", "0.02", "--backend", "onnxruntime")
     result = built.run(*words_of, "--json")
@@ -50,7 +50,7 @@ def test_engines_are_built_proven_timed_and_one_is_recommended_and_nothing_is_pu
     assert "recommended: cpu fp32 onnxruntime: the only engine that is proven here" in again.out
 
 
-def test_every_backend_that_serves_the_target_is_taken_with_the_specs_own_options(project: Project):
+def test_every_backend_for_the_target_uses_the_specs_options(project: Project):
     project.change_spec(backends={"onnxruntime": {"intra_op_threads": 1}})
     spec = load_spec(project.spec)
     assert widen_spec(spec, asked("cpu")).backends["onnxruntime"] == {"intra_op_threads": 1}
@@ -61,7 +61,7 @@ def test_every_backend_that_serves_the_target_is_taken_with_the_specs_own_option
     assert not widen_spec(load_spec(project.spec), asked("sm_89")).build.required, "a refusal is a row, not an error"
 
 
-def test_engines_of_one_reason_are_named_together():
+def test_engines_with_one_reason_are_named_together():
     refused = FOUND.engines[1]
     others = (replace(refused, precision="int8"), replace(refused, precision="fp16", reason="c"))
     messages = [*describe_comparison(replace(FOUND, engines=(*FOUND.engines, *others)))]
@@ -83,7 +83,7 @@ FOUND = BackendComparison(
 )  # fmt: skip
 
 
-def test_the_words_leave_out_what_nobody_has_and_hide_nothing():
+def test_common_gaps_are_left_out_of_the_text():
     columns, table = format_rows(FOUND)
     assert "sizes" not in columns and "SQNR" in columns
     assert table[0][0] == "fp32 a" and "1 of 2" in table[0]
@@ -128,7 +128,7 @@ def test_without_a_runnable_engine_the_exit_code_is_1(project: Project):
     assert result.json["recommendation"]["unit"] is None and result.json["duels"] == []
 
 
-def test_a_precision_that_the_spec_does_not_have_is_refused(project: Project):
+def test_an_unknown_precision_is_refused(project: Project):
     result = project.run("backends", "compare", project.spec, "--target", "cpu", "--precision", "fp8")
     assert result.code == 2 and "fp8: not in the spec, which has fp32, int8" in result.err
     result = project.run("backends", "compare", project.spec, "--target", "cpu", "--precision", "fp33")

@@ -32,7 +32,7 @@ from validation.latency.measurement.loop import parse_sizes, sizes_of_buckets
 QUICK = {"seconds": 0.005}
 
 
-def test_a_build_times_what_runs_here_and_a_second_one_does_nothing(project: Project) -> None:
+def test_a_build_times_local_engines_and_a_second_one_does_nothing(project: Project) -> None:
     project.change_spec(targets=["cpu", "sm_89"], precisions=["fp32"], validation={"latency": QUICK})
     result = project.build()
     assert result.code == 0 and "latency cpu fp32 onnxruntime: done" in result.err and "latency sm_89" not in result.err
@@ -72,15 +72,15 @@ def test_a_build_times_what_runs_here_and_a_second_one_does_nothing(project: Pro
     assert project.run("registry", "fsck").code == 1
 
 
-def test_sizes_are_those_of_the_spec() -> None:
+def test_timed_sizes_equal_the_specs() -> None:
     dims = (Dim("batch", 1, 4, 16, (4, 16)), Dim("length", 8, 8, 32))
     assert sizes_of_buckets(dims[:1], "few") == [{"batch": 1}, {"batch": 4}, {"batch": 16}]
     assert sizes_of_buckets((), "few") == [{}]
     everything = sizes_of_buckets(dims, "all")
     assert {sizes["batch"] for sizes in everything} == {1, 4, 5, 16} and len(everything) == 8
     assert parse_sizes("length=32", dims) == {"batch": 4, "length": 32}
-    for text, said in (("b=2", "no dim 'b'"), ("batch", "NAME="), ("batch=1,batch=2", "NAME="), ("batch=17", "1..16")):
-        with pytest.raises(InputError, match=said):
+    for text, why in (("b=2", "no dim 'b'"), ("batch", "NAME="), ("batch=1,batch=2", "NAME="), ("batch=17", "1..16")):
+        with pytest.raises(InputError, match=why):
             parse_sizes(text, dims)
 
 
@@ -89,7 +89,7 @@ def test_a_report_about_another_engine_is_refused(built: Project) -> None:
     blob = store.put_bytes(json.dumps(encode(latency_report(engine="0" * 64))).encode())
     with pytest.raises(IntegrityError, match="which tiny@1 does not have"):
         attach_latency(store, load(store, "tiny", "1"), blob)
-    with pytest.raises(IntegrityError, match="no latency report"):
+    with pytest.raises(IntegrityError, match="not a latency report"):
         attach_latency(store, load(store, "tiny", "1"), store.put_bytes(b"{}"))
 
 
@@ -114,7 +114,7 @@ def test_engines_are_timed_one_at_a_time(built: Project) -> None:
 
 
 @pytest.mark.parametrize("error", [IntegrityError("it is damaged"), ModelError("it does not run")])
-def test_an_engine_that_cannot_be_timed_stops_nothing_and_a_damaged_blob_does(built: Project, error: Exception) -> None:
+def test_an_untimeable_engine_stops_nothing_and_a_damaged_blob_does(built: Project, error: Exception) -> None:
     store, broken = built.store, Answering(raising(error))
     chosen = choose(store, parse_reference("tiny"), Target("cpu"), "fp32")
     work = Work(spec_of(chosen.manifest), RunContext(store, broken, broken))

@@ -1,5 +1,3 @@
-"""Engines carried to a machine without the registry, and what is believed of what comes back."""
-
 import json
 import shutil
 from collections.abc import Callable
@@ -66,16 +64,16 @@ def changed(path: Path, unit: str, change: Change) -> Results:
     return Results.from_json(document)
 
 
-def test_the_answers_of_a_machine_elsewhere_prove_engines(built: Project, returned_once: tuple[Path, Path]) -> None:
+def test_answers_from_another_machine_prove_engines(built: Project, returned_once: tuple[Path, Path]) -> None:
     result = built.run("validate", "--import", returned_once[1], "--json")
     assert result.code == 0, result.err
-    found = {item["unit"]: (item["verdict"], item["report"]) for item in result.json}
-    assert found["cpu fp32 onnxruntime"][0] == found["cpu int8 onnxruntime"][0] == "proven"
-    assert found["sm_89 int8 tensorrt-rtx"] == ("unproven", None)
+    verdicts = {item["unit"]: (item["verdict"], item["report"]) for item in result.json}
+    assert verdicts["cpu fp32 onnxruntime"][0] == verdicts["cpu int8 onnxruntime"][0] == "proven"
+    assert verdicts["sm_89 int8 tensorrt-rtx"] == ("unproven", None)
     store = built.store
     now_is = {entry.unit: entry.reason for entry in judge_entries(store, load(store, "tiny", "1"))}
     assert "proven by attestation" in now_is["cpu int8 onnxruntime"]
-    (report,) = (built.registry / "models").rglob(f"{found['cpu int8 onnxruntime'][1]}.json")
+    (report,) = (built.registry / "models").rglob(f"{verdicts['cpu int8 onnxruntime'][1]}.json")
     text = json.loads(report.read_bytes())
     assert {check["stage"] for check in text["checks"]} == {"export", "quantization", "engine", "task"}
     assert "answers recorded on" in text["reason"] and text["host"]["device_name"] and text["spreads"]
@@ -90,7 +88,7 @@ def test_engines_that_cannot_be_bundled_are_reported(place: tuple[Store, Manifes
         write_offline_bundle(*place, tmp_path / "b")
 
 
-def test_an_engine_without_weights_of_its_own_is_not_carried(place, tmp_path, monkeypatch):
+def test_a_weightless_engine_is_not_bundled(place, tmp_path, monkeypatch):
     store, manifest = place
     entries = judge_entries(store, manifest)
     stripped = [replace(item, requires=(*item.requires, Weights("0" * 64))) for item in entries]
@@ -101,15 +99,15 @@ def test_an_engine_without_weights_of_its_own_is_not_carried(place, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("carry.json", "cannot be read as a folder of"), ("cases.npz", "changed on the way"), ("engines", "changed on")],
 )
-def test_a_folder_that_was_changed_on_the_way_is_not_run(returned_once, tmp_path, name, said):
+def test_a_folder_changed_in_transit_is_not_run(returned_once, tmp_path, name, message):
     shutil.copytree(returned_once[0], tmp_path / "out")
     path = tmp_path / "out" / name
     path = next(path.iterdir()) if path.is_dir() else path
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with pytest.raises(IntegrityError, match=said):
+    with pytest.raises(IntegrityError, match=message):
         run_kit(KitOptions("cpu", (), carry=(tmp_path / "out",), peaks=False), lambda _: None)
 
 
@@ -140,8 +138,8 @@ DOCTORED: dict[str, tuple[Change, str]] = {
     "another request": (with_field("build_key", "0" * 64), "its build key is 000"),
     "another device": (with_device(compute_capability=[9, 0]), "it ran on sm_90, and the engine is for cpu"),
     "before it was made": (with_field("created_at", "2020-01-01T00:00:00+00:00"), "before this version was"),
-    "yet to come": (with_field("created_at", "2999-01-01T00:00:00+00:00"), "yet to come"),
-    "no time": (with_field("created_at", "2026-01-01"), "no time with a zone"),
+    "yet to come": (with_field("created_at", "2999-01-01T00:00:00+00:00"), "in the future"),
+    "no time": (with_field("created_at", "2026-01-01"), "not a time with a zone"),
     "an outcome of its own": (with_field("outcome", "splendid"), "'splendid', which this version does not know"),
     "a case left out": (without_an_answer, "no answer to it was recorded"),
     "a damaged answer": (with_a_damaged_answer, "a recorded answer is damaged"),
@@ -149,7 +147,7 @@ DOCTORED: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", DOCTORED)
-def test_results_of_something_else_are_refused_and_leave_no_trace(place, returned_once, in_process, name):
+def test_results_for_another_bundle_are_refused_without_traces(place, returned_once, in_process, name):
     change, output = DOCTORED[name]
     (result,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", change))
     assert result.verdict == "refused" and output in result.reason
@@ -164,7 +162,7 @@ def far_off(document: dict[str, Any]) -> None:
     assert item["outcome"] == "recorded"
 
 
-def test_drift_is_measured_here_whatever_the_results_say_of_it(place, returned_once, in_process):
+def test_drift_is_always_measured_here(place, returned_once, in_process):
     (result,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", far_off))
     assert (result.verdict == "failed" and "sqnr" in result.reason) or "max_rel" in result.reason
     assert {entry.unit: entry.status for entry in judge_entries(*place)}["cpu int8 onnxruntime"] == "failed"
@@ -177,9 +175,7 @@ def test_drift_is_measured_here_whatever_the_results_say_of_it(place, returned_o
         ("not finished", "still running after its limit of 1200 s", "unproven"),
     ],
 )
-def test_an_engine_that_broke_there_has_failed_and_one_that_did_not_finish_has_not(
-    place, returned_once, outcome, why, verdict
-):
+def test_an_engine_that_broke_there_failed_and_an_unfinished_one_did_not(place, returned_once, outcome, why, verdict):
     def ended(document: dict[str, Any]) -> None:
         carried(document).update(outcome=outcome, reason=why)
 
@@ -191,7 +187,7 @@ def test_an_engine_that_broke_there_has_failed_and_one_that_did_not_finish_has_n
 
 
 @pytest.mark.parametrize("asked", ["contract_of", "padding_rules"])
-def test_a_version_with_a_contract_or_padding_asks_for_runs_of_its_own(place, returned_once, monkeypatch, asked):
+def test_a_version_with_a_contract_or_padding_needs_its_own_runs(place, returned_once, monkeypatch, asked):
     monkeypatch.setattr(bundle, asked, lambda _: {"bitwise": {}})
     (result,) = import_results(place[0], changed(returned_once[1], "cpu int8 onnxruntime", lambda _: None))
     assert result.verdict == "refused" and "`enginesmith validate tiny@1` on a node" in result.reason
@@ -225,7 +221,7 @@ def of_a_gpu(
     return results
 
 
-def test_an_engine_of_a_gpu_is_proven_by_answers_of_such_a_gpu_alone(place, returned_once, in_process, tmp_path):
+def test_a_gpu_engine_is_proven_only_by_such_a_gpus_answers(place, returned_once, in_process, tmp_path):
     """And made-up answers that fit prove it, too: that much trust in who hands them in remains."""
     out, unit = returned_once[0], "sm_89 fp32 tensorrt-rtx"
     copied = of_a_gpu(place, out, unit, tmp_path / "a", 0.0)
@@ -236,7 +232,7 @@ def test_an_engine_of_a_gpu_is_proven_by_answers_of_such_a_gpu_alone(place, retu
     assert of_a_gpu(place, out, unit, tmp_path / "d", 1e-2).verdict == "failed"
 
 
-def test_what_holds_no_carried_engine_or_is_no_result_is_one_message(built: Project, tmp_path: Path) -> None:
+def test_invalid_results_give_one_message(built: Project, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     empty = Results(now(), KitDevice("cpu", "x"), {}, {}, None, (), (), (), (), 1.0, "real")
     texts = {

@@ -1,5 +1,3 @@
-"""Ensembles carried to a machine without the registry: their graphs, and the whole by what its engines answered."""
-
 import copy
 import json
 from dataclasses import replace
@@ -41,43 +39,43 @@ def returned(place: tuple[Store, Manifest], tmp_path_factory: pytest.TempPathFac
     with pytest.MonkeyPatch.context() as patch:
         run_here(patch)
         document = carry(*place, out)
-    made = OfflineBundle.load(out)
-    assert made.graphs.keys() == {"encoder", "decoder"} and len(made.ensembles) == 1
+    offline_bundle = OfflineBundle.load(out)
+    assert offline_bundle.graphs.keys() == {"encoder", "decoder"} and len(offline_bundle.ensembles) == 1
     return document
 
 
-def test_graphs_and_the_whole_are_proven_by_what_came_back(place, returned):
+def test_graphs_and_the_ensemble_are_proven_by_returned_answers(place, returned):
     store, manifest = place
     assert [item["outcome"] for item in returned["carried"]] == ["recorded"] * 3
-    found = judge(store, returned)
-    assert [item.reference for item in found] == ["pair-decoder@1", "pair-encoder@1", "pair@1"]
-    assert {item.verdict for item in found} == {"proven"}, found
-    report = json.loads(next(Path(store.uri.removeprefix("file://")).rglob(f"{found[2].report}.json")).read_bytes())
+    verdicts = judge(store, returned)
+    assert [item.reference for item in verdicts] == ["pair-decoder@1", "pair-encoder@1", "pair@1"]
+    assert {item.verdict for item in verdicts} == {"proven"}, verdicts
+    report = json.loads(next(Path(store.uri.removeprefix("file://")).rglob(f"{verdicts[2].report}.json")).read_bytes())
     expected = {("quantization", "golden"), ("engine", "golden"), ("engine", "end to end")}
     assert {(check["stage"], check["case"]) for check in report["checks"]} >= expected
     (entry,) = judge_entries(store, manifest)
     assert "proven by attestation" in entry.reason
 
 
-def test_answers_of_one_graph_that_are_missing_or_the_other_graphs_are_refused(place, returned):
+def test_missing_or_foreign_answers_of_a_graph_are_refused(place, returned):
     document = copy.deepcopy(returned)
     del document["carried"][:2]
     answers = document["carried"][0]["answers"]
-    for asked in list(answers)[:4]:
-        gone = answers.pop(asked)
+    for request in list(answers)[:4]:
+        gone = answers.pop(request)
         (result,) = judge(place[0], document)
         assert result.verdict == "refused" and "no answer to it was recorded" in result.reason
-        answers[asked] = gone
+        answers[request] = gone
     document["carried"][0]["golden"] = "0" * 64
     (result,) = judge(place[0], document)
     assert result.verdict == "refused" and "its golden set is 000" in result.reason
 
 
-def test_the_whole_waits_for_its_graphs(place, returned, monkeypatch):
-    known = bundle.judge_entries
+def test_the_ensemble_waits_for_its_graphs(place, returned, monkeypatch):
+    judge_before = bundle.judge_entries
 
     def waiting(store: Store, manifest: Manifest) -> list[Any]:
-        return [replace(entry, status="unproven", reason="not run yet") for entry in known(store, manifest)]
+        return [replace(entry, status="unproven", reason="not run yet") for entry in judge_before(store, manifest)]
 
     monkeypatch.setattr(bundle, "judge_entries", waiting)
     document = copy.deepcopy(returned)
@@ -86,7 +84,7 @@ def test_the_whole_waits_for_its_graphs(place, returned, monkeypatch):
     assert (result.verdict, result.reason, result.report) == ("unproven", "graph 'encoder': not run yet", None)
 
 
-def test_functions_between_graphs_are_not_carried(place: tuple[Store, Manifest], tmp_path: Path) -> None:
+def test_functions_between_graphs_are_not_bundled(place: tuple[Store, Manifest], tmp_path: Path) -> None:
     store, manifest = place
     cutting = replace(manifest, spec={**manifest.spec, "functions": {"cut": {}}})
     with pytest.raises(InputError, match=r"functions 'cut'.*carry one of its graphs"):
@@ -94,11 +92,11 @@ def test_functions_between_graphs_are_not_carried(place: tuple[Store, Manifest],
     assert not (tmp_path / "out").exists()
 
 
-def test_sequences_of_several_graphs_are_not_carried(place, tmp_path, monkeypatch):
-    known = bundle.spec_of
+def test_sequences_of_several_graphs_are_not_bundled(place, tmp_path, monkeypatch):
+    spec_before = bundle.spec_of
 
     def with_state(manifest: Manifest) -> Any:
-        spec = known(manifest)
+        spec = spec_before(manifest)
         vars(spec)["states"] = lambda: manifest.model == "pair-decoder"
         return spec
 

@@ -1,5 +1,3 @@
-"""Models with state carried to a machine without the registry: their sequences."""
-
 import copy
 import json
 from collections.abc import Callable
@@ -66,7 +64,7 @@ def returned(built: tuple[Store, Manifest], tmp_path_factory: pytest.TempPathFac
         return carry(*built, tmp_path_factory.mktemp("carried") / "out")
 
 
-def test_sequences_are_run_there_and_judged_here(built: tuple[Store, Manifest], returned: dict[str, Any]) -> None:
+def test_sequences_run_there_and_are_judged_here(built: tuple[Store, Manifest], returned: dict[str, Any]) -> None:
     store, manifest = built
     assert [item["outcome"] for item in returned["carried"]] == ["recorded"] * len(manifest.engines)
     verdicts = judge(store, returned)
@@ -83,11 +81,11 @@ def test_any_missing_answer_is_refused(built, returned):
     document = copy.deepcopy(returned)
     del document["carried"][1:]
     answers = document["carried"][0]["answers"]
-    for asked in list(answers)[::5]:
-        gone = answers.pop(asked)
+    for request in list(answers)[::5]:
+        gone = answers.pop(request)
         (result,) = judge(built[0], document)
         assert result.verdict == "refused" and "no answer to it was recorded" in result.reason
-        answers[asked] = gone
+        answers[request] = gone
 
 
 def test_a_contract_is_rejected_before_files_are_written(built, tmp_path, monkeypatch):

@@ -1,5 +1,3 @@
-"""Finding the engines that wait for a proof this machine can give."""
-
 import logging
 from dataclasses import replace
 from typing import Any
@@ -42,7 +40,7 @@ def test_only_unproven_engines_that_run_here_wait(store: Store) -> None:
     assert units(store) == {"digits@1": ["cpu fp32 onnxruntime"]}
 
 
-def test_an_engine_that_no_run_can_prove_waits_for_none(store: Store) -> None:
+def test_an_unprovable_engine_does_not_wait(store: Store) -> None:
     entry = engine(store, "cpu", status="unproven")
     unknown = replace(report(entry), checks=(unmeasured("export", "y", "golden", "the same in all 8 golden samples"),))
     entry = replace(entry, report=store.put_bytes(canonical_json(unknown.to_json())))
@@ -52,7 +50,7 @@ def test_an_engine_that_no_run_can_prove_waits_for_none(store: Store) -> None:
     assert add_attestation(store, manifest, unknown) is None
 
 
-def test_the_newest_and_what_channels_serve_are_looked_at(store: Store) -> None:
+def test_the_newest_and_served_versions_are_checked(store: Store) -> None:
     for content in ("one", "two", "three"):
         publish_engines(
             store,
@@ -74,7 +72,7 @@ def three_versions(store: Store) -> None:
         publish_engines(store, entries, content)
 
 
-def test_a_version_that_is_asked_for_is_looked_at_whichever_it_is(store: Store) -> None:
+def test_a_requested_version_is_checked(store: Store) -> None:
     three_versions(store)
     assert list(units(store)) == ["digits@3"]
     result = pending_of(store, "digits", "1")
@@ -96,20 +94,20 @@ def test_the_error_explains_why_an_engine_cannot_be_proven_here(store: Store) ->
     assert why_nothing(store, one, "sm_75") == "digits@1 has no unproven engine for sm_75; it has none"
 
 
-def test_of_several_runs_one_proves_and_never_two_engines_at_once(store, monkeypatch):
+def test_of_several_runs_one_proves_one_engine_at_a_time(store, monkeypatch):
     publish_engines(store, [engine(store, status="unproven"), engine(store, precision="fp16", status="unproven")])
     manifest = load(store, "digits", "1")
     monkeypatch.setattr(proving, "spec_of", lambda _: None)
     monkeypatch.setattr(build_history, "_POLL_S", 0.01)
-    take, asked = build_history._take, list[str]()
-    monkeypatch.setattr(build_history, "_take", lambda *words: asked.append(words[1]) or take(*words))
+    take, take_lock = build_history._take, list[str]()
+    monkeypatch.setattr(build_history, "_take", lambda *words: take_lock.append(words[1]) or take(*words))
     ran: list[str] = []
     at_once: list[int] = []
 
     def attested(version: proving.PublishedModel, entry: EngineEntry, context: RunContext) -> Validated:
         ran.append(entry.unit)
         at_once.append(1)
-        until(lambda: len(asked) >= 3, "all ask while one proves")
+        until(lambda: len(take_lock) >= 3, "all ask while one proves")
         assert len(at_once) == 1, "two on one machine would time each other"
         at_once.clear()
         attest(context.store, version.manifest, report(entry, "proven"))
@@ -138,7 +136,7 @@ def fake_flow(monkeypatch: pytest.MonkeyPatch, flows: Any, **fakes: Any) -> None
             monkeypatch.setattr(flows, name, fake)
 
 
-def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(store, monkeypatch):
+def test_the_flow_proves_the_events_version_or_gives_the_reason(store, monkeypatch):
     three_versions(store)
     proven: list[str] = []
 
@@ -157,7 +155,7 @@ def test_the_flow_proves_what_the_event_names_and_says_why_it_does_not(store, mo
     assert proven == ["digits@1", "digits@3", "digits@3"], "without a version: the newest, and what is served"
 
 
-def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_before(store, monkeypatch):
+def test_a_gpu_worker_is_requested_only_for_a_waiting_engine(store, monkeypatch):
     three_versions(store)
     requests: list[str] = []
 
@@ -188,7 +186,7 @@ def test_a_worker_with_a_gpu_is_asked_for_where_an_engine_waits_for_it_and_not_b
             run(on=wrong)
 
 
-def test_what_goes_wrong_with_a_version_is_its_row(store: Store) -> None:
+def test_an_error_about_a_version_is_shown_in_its_row(store: Store) -> None:
     publish_engines(store, [engine(store, status="unproven")])
     [item] = list_pending(store)
     executor = LocalExecutor()

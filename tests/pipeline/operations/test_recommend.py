@@ -12,12 +12,7 @@ FLEET = ("cpu", "sm_80", "sm_89")
 
 def engine(unit: str, median_s: float = 1e-3, **changes) -> report.EngineFacts:
     backend, precision = unit.split()[-1], "fp32"
-    usual = {
-        "low_s": 0.95 * median_s,
-        "high_s": 1.05 * median_s,
-        "sqnr_db": 100.0,
-        "covers": ("cpu",),
-    }
+    usual = {"low_s": 0.95 * median_s, "high_s": 1.05 * median_s, "sqnr_db": 100.0, "covers": ("cpu",)}
     return report.EngineFacts(unit, backend, precision, "proven", median_s=median_s, **{**usual, **changes})
 
 
@@ -28,37 +23,37 @@ def pair(first: str, second: str, verdict: str, ratio: float = 0.9) -> report.Pa
 SAME = "no difference shown"
 
 
-def test_the_fastest_is_taken_where_its_lead_was_shown():
+def test_the_measurably_fastest_is_recommended():
     recommendation = recommend([engine("a", 2e-3), engine("b", 1e-3)], [pair("b", "a", "faster", 0.5)])
     assert recommendation.unit == "b" and recommendation.ties == ()
     assert recommendation.reason == "the fastest, 1 ms per run; the next, a, takes 2 times as long (95 %: 1.94 to 2.06)"
 
 
-def test_a_lead_that_no_duel_measured_has_no_interval():
-    told = recommend([engine("a", 9e-3), engine("b", 1e-3)], [report.PairedComparison("b", "a", "faster", 1 / 9)])
+def test_a_lead_without_a_paired_run_has_no_interval():
+    advice = recommend([engine("a", 9e-3), engine("b", 1e-3)], [report.PairedComparison("b", "a", "faster", 1 / 9)])
     expected = "the fastest, 1 ms per run; the next, a, takes 9 times as long (by the times that each had alone)"
-    assert told.reason == expected
+    assert advice.reason == expected
 
 
 @pytest.mark.parametrize(("median_s", "verdict"), [(1.2e-3, "faster"), (1.05e-3, SAME), (0.5e-3, SAME)])
-def test_of_engines_that_ran_alone_the_first_is_faster_where_the_intervals_are_apart(median_s, verdict):
+def test_among_separate_runs_disjoint_intervals_decide(median_s, verdict):
     result = compare_alone(engine("a"), engine("b", median_s))
     assert result == report.PairedComparison("a", "b", verdict, 1e-3 / median_s)
     unknown = compare_alone(engine("a"), engine("b", median_s, low_s=None))
     assert unknown.verdict == SAME
 
 
-def test_what_was_too_noisy_to_tell_is_not_as_fast_and_the_answer_says_so():
+def test_noisy_results_are_not_equally_fast_and_are_reported():
     """An engine that may take 26 times as long is not taken because it serves more of the fleet."""
     noisy = report.PairedComparison("a", "b", SAME, 0.26, 0.039, 1.737, 12.0)
-    told = recommend([engine("a"), engine("b", 37e-3, covers=FLEET)], [noisy])
-    assert told.unit == "a" and told.ties == ()
-    assert told.reason == "the least median, 1 ms per run; the runs were too noisy to tell whether b may be as fast"
+    advice = recommend([engine("a"), engine("b", 37e-3, covers=FLEET)], [noisy])
+    assert advice.unit == "a" and advice.ties == ()
+    assert advice.reason == "the least median, 1 ms per run; the runs were too noisy to tell whether b may be as fast"
     assert report.describe_pair(noisy).startswith("too noisy to tell: a against b: 0.260 times the time")
     assert report.describe_pair(noisy).endswith("a difference of 1,200 % would have been shown")
 
 
-def test_what_failed_or_is_unproven_is_never_taken_however_fast_or_good():
+def test_failed_and_unproven_engines_are_never_recommended():
     bad = replace(engine("b", 1e-6, covers=FLEET), status="failed", reason="SQNR")
     unproven = replace(engine("c", 1e-6), status="unproven", reason="no sm_89 GPU")
     recommendation = recommend([engine("a"), bad, unproven], [])
@@ -77,7 +72,7 @@ def test_what_failed_or_is_unproven_is_never_taken_however_fast_or_good():
         ),
     ],
 )
-def test_with_nothing_to_take_the_reason_says_why(facts, words):
+def test_without_a_candidate_the_reason_is_given(facts, words):
     recommendation = recommend(facts, [])
     assert recommendation.unit is None and words in recommendation.reason
 
@@ -90,11 +85,11 @@ def test_with_nothing_to_take_the_reason_says_why(facts, words):
         ({"sqnr_db": 100.0}, None),
     ],
 )
-def test_between_engines_that_are_as_fast_targets_decide_and_then_the_sqnr(better, words):
+def test_equally_fast_engines_are_ordered_by_targets_and_then_sqnr(better, words):
     slower = engine("b", 1.02e-3, **better)
-    told = recommend([engine("a"), slower], [pair("a", "b", SAME)])
-    assert (told.unit, told.ties) == (("b", ("a",)) if words else ("a", ("b",)))
-    assert words is None or (words in told.reason and "no difference in speed shown to a" in told.reason)
+    advice = recommend([engine("a"), slower], [pair("a", "b", SAME)])
+    assert (advice.unit, advice.ties) == (("b", ("a",)) if words else ("a", ("b",)))
+    assert words is None or (words in advice.reason and "no difference in speed shown to a" in advice.reason)
 
 
 def test_a_missing_sqnr_is_no_disadvantage():
@@ -104,7 +99,7 @@ def test_a_missing_sqnr_is_no_disadvantage():
 
 def test_an_engine_faster_in_pairs_beats_the_lowest_median():
     engines = [engine("a", 0.9e-3), engine("b", 1e-3), engine("c", 1e-3, covers=FLEET)]
-    told = recommend(engines, [pair("a", "b", "slower", 1.1), pair("a", "c", SAME)])
-    assert told.unit == "b" and told.ties == ()
-    assert told.reason == "1 ms per run; a, with the least median alone, takes 1.1 times as long (95 %: 1.07 to 1.13)"
+    advice = recommend(engines, [pair("a", "b", "slower", 1.1), pair("a", "c", SAME)])
+    assert advice.unit == "b" and advice.ties == ()
+    assert advice.reason == "1 ms per run; a, with the least median alone, takes 1.1 times as long (95 %: 1.07 to 1.13)"
     assert recommend(engines[:2], [pair("a", "b", "faster")]).unit == "a"

@@ -1,5 +1,3 @@
-"""Which models differ in their weights alone, and which units of a run failed."""
-
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -48,18 +46,18 @@ def model_of(folder: Path, name: str, **changes: np.ndarray) -> Path:
             r"'w1' is of another type or shape: float \[8, 16\] and float \[8, 17\]",
         ),
         ({"w1": OLD["w1"].astype(np.float16)}, "'w1' is of another type"),
-        ({"axes": np.array([1, 0])}, "'axes' has other values, and is no weight"),
-        ({"two": np.array(3.0, np.float32)}, "'two' has other values, and is no weight"),
-        ({"sizes": np.full(2, 2, np.float32)}, "'sizes' has other values, and is no weight"),
+        ({"axes": np.array([1, 0])}, "'axes' has other values, and is not a weight"),
+        ({"two": np.array(3.0, np.float32)}, "'two' has other values, and is not a weight"),
+        ({"sizes": np.full(2, 2, np.float32)}, "'sizes' has other values, and is not a weight"),
         ({"more": np.ones(3, np.float32)}, "'more' is in one of them alone"),
     ],
 )
-def test_models_that_differ_in_more_than_weights_are_told_apart(tmp_path, changes, words):
+def test_models_that_differ_in_more_than_weights_are_distinguished(tmp_path, changes, words):
     actual = differs(model_of(tmp_path, "old"), model_of(tmp_path, "new", **changes))
     assert (actual is None) if words is None else re.search(words, str(actual)), actual
 
 
-def test_weights_beside_the_model_are_told_apart_by_their_form_alone(tmp_path: Path) -> None:
+def test_external_weights_are_distinguished_by_their_form(tmp_path: Path) -> None:
     paths = []
     for name, values in (("old", OLD), ("new", NEW)):
         folder = tmp_path / name

@@ -1,5 +1,3 @@
-"""Proving published engines again: under the same limits, and with every trouble as data or as one message."""
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,26 +16,26 @@ from tests.enginesmith.registries import engine, report
 from tests.pipeline.projects import Project
 
 
-def test_a_limit_that_the_spec_left_alone_still_holds_when_the_manifest_is_read_back(project: Project) -> None:
+def test_a_default_limit_still_holds_after_reading_the_manifest(project: Project) -> None:
     project.change_spec(validation={"limits": {"int8": {"engine": {"sqnr_db": 12.0, "cosine": None}}}})
     again = ModelSpec.model_validate(json.loads(json.dumps(resolved_spec(load_spec(project.spec)))))
     assert again.validation.limits_for("int8", "engine") == {"sqnr_db": 12.0, "cosine": None}
     assert again.validation.limits_for("int8", "quantization") == {}
 
 
-def test_a_proof_that_is_made_again_has_as_many_checks_as_the_build_had(store: Store) -> None:
+def test_a_repeated_proof_has_the_builds_number_of_checks(store: Store) -> None:
     """All that is not the engine's own is taken from the published report: also what tasks say of model and graph."""
     places = [("export", "golden"), ("quantization", "edge"), ("engine", "golden"), ("task", "golden, exported model"),
               ("task", "edges, graph"), ("task", "golden, engine"), ("task", "edges, engine")]  # fmt: skip
     checks = tuple(Check(stage, "accuracy", "logits", case, 1.0, None, True) for stage, case in places)
     entry = engine(store)
     stored = store.put_bytes(canonical_json(replace(report(entry), checks=checks).to_json()))
-    kept = published_proof(replace(entry, report=stored), store).checks
-    assert [(check.stage, check.case) for check in kept] == [places[0], places[1], places[3], places[4]]
+    build_checks = published_proof(replace(entry, report=stored), store).checks
+    assert [(check.stage, check.case) for check in build_checks] == [places[0], places[1], places[3], places[4]]
 
 
 @pytest.mark.parametrize(("verdict", "runs"), [("proven", True), (ON_RANDOM, True), ("failed", False)])
-def test_a_whole_is_run_where_the_engines_of_its_graphs_passed(monkeypatch, verdict, runs):
+def test_an_ensemble_runs_if_its_graphs_engines_passed(monkeypatch, verdict, runs):
     part: Any = SimpleNamespace(unit="cpu fp32 onnxruntime", target="cpu", digest="a" * 64)
     proofs: list[str] = []
     monkeypatch.setattr(validating, "ensemble_not_here", lambda *_: None)
@@ -49,5 +47,5 @@ def test_a_whole_is_run_where_the_engines_of_its_graphs_passed(monkeypatch, verd
     monkeypatch.setattr(validating, "attach", lambda *_: Validated("pair@1", "", "proven", ""))
     whole: Any = SimpleNamespace(reference="pair@1")
     entry: Any = SimpleNamespace(unit="cpu fp32 ensemble", status="unproven", reason="", checks={}, sqnr_db=None)
-    result = validating.PublishedEnsemble(whole, whole).validate(entry, SimpleNamespace(store=None))
+    result = validating.PublishedEnsemble(whole, whole).validate(entry, SimpleNamespace(store=None), again=True)
     assert (result.verdict, proofs) == (("proven", [entry.unit]) if runs else ("failed", []))

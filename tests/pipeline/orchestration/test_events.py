@@ -1,5 +1,3 @@
-"""An event counts as told once a server has taken it; what it says is enough to go on, and holds no credentials."""
-
 import json
 import re
 from collections.abc import Iterator
@@ -74,7 +72,7 @@ def api() -> Iterator[Api]:
         yield server
 
 
-def test_an_event_is_about_a_model_and_says_what_the_next_step_needs(api: Api, tmp_path: Path) -> None:
+def test_an_event_names_its_model_and_has_the_next_steps_parameters(api: Api, tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
     message = watch.send_published_once(store, "tiny", "3", "0" * 64)
     watch.send_judged(store, *JUDGED_CANARY, "1" * 64)
@@ -92,7 +90,7 @@ def test_a_missing_server_is_reported() -> None:
         watch.send_event(PUBLISHED, "tiny", {"version": "3", "manifest": "0" * 64, "registry": "r"})
 
 
-def test_a_server_that_does_not_take_it_is_an_error_with_the_remedy(api: Api, tmp_path: Path) -> None:
+def test_a_refusing_server_is_an_error_with_the_remedy(api: Api, tmp_path: Path) -> None:
     api.code = 500
     with pytest.raises(UnavailableError, match=r"did not reach the Prefect server.*PREFECT_API_URL"):
         watch.send_published_once(open_store(tmp_path / "r", create=True), "tiny", "3", "0" * 64)
@@ -101,19 +99,19 @@ def test_a_server_that_does_not_take_it_is_an_error_with_the_remedy(api: Api, tm
 
 
 @pytest.mark.parametrize(
-    ("code", "said"), [(401, "refuses the credentials .401.; set PREFECT_API_AUTH_STRING"), (404, "ends in /api")]
+    ("code", "message"), [(401, "refuses the credentials .401.; set PREFECT_API_AUTH_STRING"), (404, "ends in /api")]
 )
-def test_a_password_that_is_missing_and_a_url_without_api_are_named(api: Api, code: int, said: str) -> None:
+def test_a_missing_password_and_a_url_without_api_are_named(api: Api, code: int, message: str) -> None:
     api.code = code
-    with pytest.raises(UnavailableError, match=f"was not sent: Prefect: http.*{said}"):
+    with pytest.raises(UnavailableError, match=f"was not sent: Prefect: http.*{message}"):
         watch.send_event(PUBLISHED, "tiny", {"version": "3", "manifest": "0" * 64, "registry": "r"})
-    with pytest.raises(UnavailableError, match=said), api_in_reach(), get_client(sync_client=True) as client:
+    with pytest.raises(UnavailableError, match=message), api_in_reach(), get_client(sync_client=True) as client:
         client.request("POST", "/events", json=[])
     with pytest.raises(UnavailableError, match="ends in /api"), api_in_reach():
         json.loads("<!doctype html>")  # what Prefect's UI answers
 
 
-def test_what_was_told_is_remembered_by_what_it_is_about(api: Api, tmp_path: Path) -> None:
+def test_sent_events_are_recorded_by_subject(api: Api, tmp_path: Path) -> None:
     store = open_store(tmp_path / "r", create=True)
     assert not was_sent(store, PUBLISHED, "0" * 64)
     assert watch.send_published_once(store, "tiny", "3", "0" * 64) and not watch.send_published_once(
@@ -165,7 +163,7 @@ def test_the_page_has_the_table_of_events() -> None:
         assert names == [{"model", "registry", *FIELDS[event]}, {*OPTIONAL_FIELDS.get(event, ())}]
 
 
-def test_the_examples_server_sends_the_event_of_drifted_traffic_as_prefect_and_the_trigger_read_it() -> None:
+def test_the_example_sends_the_drift_event_in_prefects_form() -> None:
     from prefect.events import Event
 
     from examples.drifting_server import event

@@ -1,5 +1,3 @@
-"""Several builds of one spec at once: one works, the others wait in sight and find everything on record."""
-
 import re
 import signal
 from dataclasses import asdict
@@ -20,7 +18,7 @@ SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}
 WAITING = re.compile(r"lock: waiting: compiling tiny is running on \S+, process (\d+), since ")
 
 
-def test_three_builds_at_once_make_everything_once(project: Project) -> None:
+def test_three_concurrent_builds_make_everything_once(project: Project) -> None:
     project.change_spec(**SMALL, validation={"latency": {}})
     runs = [start(project) for _ in range(3)]
     messages = [run.communicate(timeout=PATIENCE_S)[1] for run in runs]
@@ -38,7 +36,7 @@ def test_three_builds_at_once_make_everything_once(project: Project) -> None:
     assert project.run("registry", "fsck").code == 0
 
 
-def test_two_builds_of_one_model_that_select_different_units_do_not_run_side_by_side(project: Project) -> None:
+def test_two_builds_of_one_model_do_not_run_in_parallel(project: Project) -> None:
     project.change_spec(precisions=["fp32", "fp16"], targets=["cpu"], calibration=None)
     first = start(project, "--precision", "fp32", stop_at="export ...")  # however late the second starts
     assert first.stderr is not None
@@ -55,7 +53,7 @@ def test_two_builds_of_one_model_that_select_different_units_do_not_run_side_by_
     assert WAITING.search(waiting) and f"process {first.pid}, since" in waiting and "export: cached" in message
 
 
-def test_a_killed_holder_keeps_nobody_waiting(project: Project) -> None:
+def test_a_killed_holder_blocks_nobody(project: Project) -> None:
     project.change_spec(**SMALL)
     killed = start(project, stop_at="export ...")
     interrupt(killed, "export ...", signal.SIGKILL)
@@ -66,7 +64,7 @@ def test_a_killed_holder_keeps_nobody_waiting(project: Project) -> None:
     assert list(project.store.list("locks/")) == []
 
 
-def test_a_run_with_nothing_to_do_waits_for_nobody(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_work_waits_for_nobody(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.change_spec(**SMALL)
     names: list[str] = []
     monkeypatch.setattr(

@@ -1,5 +1,3 @@
-"""What a build of a catalog would do: the same as the plan of each spec says, in one table, from few requests."""
-
 import shutil
 from pathlib import Path
 
@@ -31,7 +29,7 @@ def place(built: Project) -> Path:
     return place
 
 
-def test_what_is_on_record_is_told_for_every_spec(built: Project, place: Path) -> None:
+def test_recorded_units_are_reported_for_every_spec(built: Project, place: Path) -> None:
     rows, units = plan(built, place), built.run("plan", built.spec, "--json").json["units"]
     expected = {action: sum(unit["action"] == action for unit in units) for action in ("cached", "refused")}
     assert rows["there"]["units"] == {action: count for action, count in expected.items() if count}
@@ -39,10 +37,11 @@ def test_what_is_on_record_is_told_for_every_spec(built: Project, place: Path) -
     assert plan(built, place) == rows, "with the copies that the first plan wrote"
     done = built.run("plan", "--all", place / "there")
     assert done.code == 0 and f"1 spec: 1 with nothing to do; {len(units)} units" in done.err
-    assert "missing; add it" in built.run("plan", "--all", place).out  # a cell that may be folded
+    folded = built.run("plan", "--all", place).out  # a cell, which continues on the next line
+    assert "missing; add it" in " ".join(folded.split())
 
 
-def test_a_lost_engine_is_built_and_a_lost_graph_unknown_whatever_the_copies_hold(built: Project, place: Path) -> None:
+def test_a_lost_engine_is_built_and_a_lost_graph_unknown_despite_copies(built: Project, place: Path) -> None:
     before = plan(built, place)["there"]["units"]
     store = built.store
     for key in list(store.list("records/build/"))[:1]:
@@ -54,7 +53,7 @@ def test_a_lost_engine_is_built_and_a_lost_graph_unknown_whatever_the_copies_hol
     assert "unknown" in row["units"] and row["missing"]
 
 
-def test_processes_share_the_specs_and_the_rows_stay_in_order(built, place, monkeypatch):
+def test_processes_share_the_specs_and_rows_keep_their_order(built, place, monkeypatch):
     alone = plan(built, place)
     monkeypatch.setattr(catalog, "LEAST_SHARE", 1)
     assert built.run("plan", "--all", place, "--json", "--jobs", "2").json == [*alone.values()]
@@ -68,18 +67,18 @@ def test_an_ensemble_is_one_row_with_the_units_of_its_graphs(tmp_path: Path) -> 
     assert row.missing[0] == "encoder: golden data of encoder"
 
 
-def test_a_catalog_of_what_is_registered(project: Project) -> None:
+def test_a_catalog_lists_registered_specs(project: Project) -> None:
     done = project.run("build", "--all", "registered")
     assert done.code == 3 or "no spec is registered" in done.err
     project.run("prefect", "register", project.spec, "--no-event")
-    with gather_specs("registered", str(project.registry)) as found:
-        assert [address.partition("@")[0] for address in found] == ["registered:tiny"]
+    with gather_specs("registered", str(project.registry)) as specs:
+        assert [address.partition("@")[0] for address in specs] == ["registered:tiny"]
     project.store.replace(registered_key("another"), b"damaged", None)
-    with gather_specs("registered", str(project.registry)) as found:
-        assert [address.partition("@")[0] for address in found] == ["registered:another", "registered:tiny"]
+    with gather_specs("registered", str(project.registry)) as specs:
+        assert [address.partition("@")[0] for address in specs] == ["registered:another", "registered:tiny"]
 
 
-def test_only_yaml_that_names_a_model_means_to_be_a_spec(project: Project) -> None:
+def test_only_yaml_with_a_model_counts_as_a_spec(project: Project) -> None:
     (project.folder / "other.yaml").write_text(yaml.safe_dump({"deployments": [{"model": 1}]}))
     (project.folder / "broken.yaml").write_text("model: [\n")
     (project.folder / ".hidden.yaml").write_text("model: x\n")

@@ -1,5 +1,3 @@
-"""What is done about drifted traffic: dims grow, buckets are chosen and registered, or it is said why not."""
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +20,8 @@ OPTIONS = BucketOptions(timing_s=0.01, max_profiles=3)
 
 @pytest.fixture(scope="module")
 def executors() -> Iterator[Executors]:
-    with start_executors(RunOptions(), signals=False) as made:
-        yield made
+    with start_executors(RunOptions(), signals=False) as step_executors:
+        yield step_executors
 
 
 @pytest.fixture
@@ -42,13 +40,13 @@ def put_traffic(folder: Path, sizes: np.ndarray) -> str:
     return str(folder)
 
 
-def answer(project: Project, traffic: str | None, executors: Executors, said: list[str] | None = None) -> DriftAnswer:
-    say = (said if said is not None else []).append
+def answer(project: Project, traffic: str | None, executors: Executors, lines: list[str] | None = None) -> DriftAnswer:
+    say = (lines if lines is not None else []).append
     request = DriftRequest("tiny", str(project.registry), traffic, OPTIONS)
     return answer_drift(request, Progress(), executors, say)
 
 
-def test_a_dim_grows_to_hold_what_came_and_the_spec_is_registered_with_buckets(registered, executors, tmp_path):
+def test_a_dim_grows_to_hold_the_traffic_and_the_spec_is_registered_with_buckets(registered, executors, tmp_path):
     sizes = np.random.default_rng(0).choice([1, 2, 20], 400, p=[0.5, 0.3, 0.2])
     output: list[str] = []
     actual = answer(registered, put_traffic(tmp_path / "traffic", sizes), executors, output)
@@ -73,12 +71,12 @@ def test_one_outlier_in_2000_requests_adds_no_bucket(registered: Project, execut
     ("traffic", "reason"),
     [(None, "`enginesmith prefect deploy --traffic LOCATION` names it"), ("empty", "has no traffic of tiny")],
 )
-def test_without_traffic_it_says_so(registered, executors, tmp_path, traffic, reason):
+def test_missing_traffic_is_reported(registered, executors, tmp_path, traffic, reason):
     (tmp_path / "empty").mkdir()
     assert reason in answer(registered, traffic and str(tmp_path / traffic), executors).reason
 
 
-def test_a_model_that_is_not_registered_is_named(project: Project, executors: Executors, tmp_path: Path) -> None:
+def test_an_unregistered_model_is_named(project: Project, executors: Executors, tmp_path: Path) -> None:
     open_store(project.registry, create=True)
     actual = answer(project, put_traffic(tmp_path / "traffic", np.ones(5, int)), executors)
     assert actual.registration is None and "`enginesmith prefect register SPEC` registers it" in actual.reason

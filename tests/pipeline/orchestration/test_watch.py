@@ -1,5 +1,3 @@
-"""Watching a folder and a bucket: new content is told once, by this watcher or the next."""
-
 import os
 from pathlib import Path
 
@@ -32,9 +30,9 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Server:
-    made = Server()
-    monkeypatch.setattr(events, "send_event", made.tell)
-    return made
+    event_server = Server()
+    monkeypatch.setattr(events, "send_event", event_server.tell)
+    return event_server
 
 
 def look(store: Store, place: object, times: int = 1, *, settled: bool = False) -> list[WatchedSpec]:
@@ -46,7 +44,7 @@ def look(store: Store, place: object, times: int = 1, *, settled: bool = False) 
     return output
 
 
-def test_new_content_is_reported_once_also_by_a_watcher_that_starts_again(project, store, server):
+def test_new_content_is_reported_once_also_by_a_restarted_watcher(project, store, server):
     [seen] = look(store, project.folder, 2)
     assert seen.told and seen.spec == "tiny.yaml"
     assert look(store, project.folder) == [] and len(server.heard) == 1
@@ -56,7 +54,7 @@ def test_new_content_is_reported_once_also_by_a_watcher_that_starts_again(projec
     assert look(store, project.folder)[0].told and len(server.heard) == 2
 
 
-def test_a_change_that_was_taken_back_is_reported_again(project: Project, store: Store, server: Server) -> None:
+def test_a_reverted_change_is_reported_again(project: Project, store: Store, server: Server) -> None:
     first = (project.folder / "tiny.onnx").read_bytes()
     output: list[WatchedSpec] = []
     with watch_place(store, str(project.folder), output.append) as watch:
@@ -81,7 +79,7 @@ def test_a_lost_report_is_sent_at_the_next_poll(project: Project, store: Store, 
     assert len(registrations(store, "tiny")) == 1
 
 
-def test_files_that_still_change_are_waited_for(project: Project, store: Store, server: Server) -> None:
+def test_changing_files_are_waited_for(project: Project, store: Store, server: Server) -> None:
     output: list[WatchedSpec] = []
     with watch_place(store, str(project.folder), output.append) as watch:
         watch.look()
@@ -92,19 +90,19 @@ def test_files_that_still_change_are_waited_for(project: Project, store: Store, 
     assert [seen.told for seen in output] == [True]
 
 
-def test_a_spec_that_cannot_be_read_is_reported_once_and_stops_no_other(project, store, server):
+def test_an_unreadable_spec_is_reported_once_and_stops_no_other(project, store, server):
     (project.folder / "a.yaml").write_text("model: a\n")
     result = look(store, project.folder, 3)
     assert [(seen.spec, seen.told) for seen in result] == [("a.yaml", False), ("tiny.yaml", True)]
     assert "a.yaml:1" in result[0].said
 
 
-def test_a_missing_place_is_out_of_reach(store: Store, tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match="make it, or name another one"):
+def test_a_missing_place_is_unreachable(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="create it, or name another folder"):
         look(store, tmp_path / "absent")
 
 
-def test_a_prefix_of_a_bucket(project: Project, store: Store, server: Server, s3_uri: str) -> None:
+def test_a_buckets_prefix_can_be_watched(project: Project, store: Store, server: Server, s3_uri: str) -> None:
     prefix = s3_uri.partition("?")[0].removeprefix(f"s3://{BUCKET}/")
     client = boto3.client("s3", endpoint_url=s3_uri.partition("endpoint=")[2], region_name="us-east-1")
     for path in project.folder.iterdir():
@@ -124,7 +122,7 @@ def test_a_prefix_of_a_bucket(project: Project, store: Store, server: Server, s3
     assert len(server.heard) == 2
 
 
-def test_an_ensemble_is_registered_with_its_graphs_alone(tmp_path: Path, store: Store, server: Server) -> None:
+def test_an_ensemble_is_registered_only_with_its_graphs(tmp_path: Path, store: Store, server: Server) -> None:
     path = write_ensemble(tmp_path / "project")
     [seen] = look(store, path.parent)
     assert seen.told and seen.spec == "pair.yaml"

@@ -1,5 +1,3 @@
-"""The displays, several listeners at once, and `--log-format json`: one JSON object a line."""
-
 import json
 import sys
 from pathlib import Path
@@ -52,18 +50,18 @@ def test_a_broken_listener_gets_no_more_events_and_the_others_do(capsys: pytest.
     assert capsys.readouterr().err.count("it broke") == 1
 
 
-def test_a_display_that_breaks_stops_the_run_as_before() -> None:
+def test_a_broken_display_stops_the_run() -> None:
     with pytest.raises(ValueError, match="it broke"):
         together(Breaks(), Hears()).emit(PhaseEntered("unit", "one"))
 
 
-def test_an_outcome_in_words_is_the_state_with_the_reason_unless_there_are_others() -> None:
+def test_an_outcomes_text_is_the_state_with_its_reason() -> None:
     assert Finished("unit", "failed", "it has: two").outcome == "failed: it has: two"
     assert Finished("unit", "built", words="built in 2.0 s").outcome == "built in 2.0 s"
     assert Finished("unit", "cached").outcome == "cached" and Finished("unit").outcome == "done"
 
 
-def test_a_clock_says_phase_and_prediction() -> None:
+def test_a_clock_shows_phase_and_prediction() -> None:
     clocks = Clocks()
     clocks.follow(Predicted("unit", EXPECTED))
     clocks.start("unit")
@@ -74,7 +72,7 @@ def test_a_clock_says_phase_and_prediction() -> None:
     assert clocks.note_wait("unit", "a slot") and not clocks.note_wait("unit", "a slot")
 
 
-def test_a_countdown_is_reported_seldom_and_a_new_reason_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_countdown_is_reported_rarely_and_a_new_reason_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clocks, now = Clocks(), [100.0]
     monkeypatch.setattr("pipeline.progress.display.time.monotonic", lambda: now[0])
     messages = []
@@ -90,7 +88,7 @@ def test_a_countdown_is_reported_seldom_and_a_new_reason_at_once(monkeypatch: py
     assert clocks.waits() == [(["unit"], "room on the cluster: 2 of 4 nodes can take it")]
 
 
-def test_those_that_wait_for_the_same_are_told_of_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_units_with_the_same_wait_are_reported_once(capsys: pytest.CaptureFixture[str]) -> None:
     shown, why = Lines(), "room on the cluster: 1 of 1 node can take it"
     for number in range(14):
         shown.emit(Waiting(f"unit {number}", why))
@@ -107,7 +105,7 @@ def test_those_that_wait_for_the_same_are_told_of_once(capsys: pytest.CaptureFix
     assert len(log) == 14, "a program wants to know of each"
 
 
-def test_lines_tell_of_waiting_and_retries(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_report_waiting_and_retries(capsys: pytest.CaptureFixture[str]) -> None:
     shown = Lines()
     shown.emit(Waiting("unit", "for a [slot]"))
     shown.emit(Waiting("unit", "for a [slot]"))
@@ -117,7 +115,7 @@ def test_lines_tell_of_waiting_and_retries(capsys: pytest.CaptureFixture[str]) -
     assert err.count("unit: waiting: for a [slot]") == 1 and "unit: once more: killed by SIGSEGV" in err
 
 
-def test_the_table_shows_what_waits_while_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_shows_waiting_units(capsys: pytest.CaptureFixture[str]) -> None:
     shown = LiveTable()
     for number in range(5):
         shown.emit(Waiting(f"unit {number}", f"a node: none yet, 1:0{number} left"))
@@ -140,7 +138,7 @@ def test_the_table_shows_what_waits_while_it_does(capsys: pytest.CaptureFixture[
     assert shown._clocks.waits() == [([f"unit {number}" for number in range(1, 5)], "a node: none yet, 1:01 left")]
 
 
-def test_of_several_models_each_step_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_of_several_models_name_their_model(capsys: pytest.CaptureFixture[str]) -> None:
     shown = by_model(Lines()).of_run("digits", "run-1")
     shown.emit(Waiting("lock", "compiling digits is running on vm"))
     shown.emit(Started("export"))
@@ -217,6 +215,6 @@ def test_an_environment_variable_sets_the_log_format(built: Project, monkeypatch
     assert {event["unit"] for event in events(proven.err)} >= {"prove cpu fp32 onnxruntime"}
 
 
-def test_a_flow_has_its_own_log(built: Project) -> None:
+def test_a_flow_uses_its_own_log(built: Project) -> None:
     result = built.build("--runner", "prefect", "--log-format", "json")
     assert result.code == 2 and "--runner inprocess" in result.err

@@ -1,5 +1,3 @@
-"""Odd models and odd ranges through every scheme: a right model, or a clear error."""
-
 import numpy as np
 import onnx
 import pytest
@@ -47,7 +45,7 @@ def check(model: onnx.ModelProto, data: dict[str, np.ndarray], precision: str, s
         ((np.nan, np.nan), "is not finite"),
     ],
 )
-def test_ranges_that_say_nothing_leave_the_node_in_float(precision, scheme, pair, reason):
+def test_uninformative_ranges_leave_the_node_in_float(precision, scheme, pair, reason):
     ranges = Ranges({"x": (-3.0, 3.0), "a": pair}, "minmax", "0" * 64, 16)
     result, notes = write(two_layers(), precision, scheme, ranges)
     assert notes.quantized == ("MatMul_a",)
@@ -57,18 +55,18 @@ def test_ranges_that_say_nothing_leave_the_node_in_float(precision, scheme, pair
 
 @pytest.mark.parametrize("count", [1, 16])
 @every_scheme
-def test_one_sample_is_enough_to_be_right_on_it(precision: str, scheme: object, count: int) -> None:
+def test_one_sample_is_enough_for_itself(precision: str, scheme: object, count: int) -> None:
     check(two_layers(), inputs(count), precision, scheme, {"int4": 14, "fp8": 22}.get(precision, 25))
 
 
 @pytest.mark.parametrize("opset", range(13, 24))
 @every_scheme
-def test_every_opset_from_13_to_23(precision: str, scheme: object, opset: int) -> None:
+def test_every_opset_from_13_to_23_is_quantized(precision: str, scheme: object, opset: int) -> None:
     check(nets.conv_net(opset), nets.images(), precision, scheme, 22)
 
 
 @every_scheme
-def test_one_weight_read_by_two_nodes(precision: str, scheme: object) -> None:
+def test_one_weight_may_have_two_readers(precision: str, scheme: object) -> None:
     weights = {"w": np.random.default_rng(0).normal(size=(64, 64)) / 8}
     text = "a = MatMul(x, w) r = Relu(a) b = MatMul(r, w) c = Gemm<transB=1>(b, w) y = Add(c, w0)"
     model = nets.build("float[batch,64] x", "float[batch,64] y", text, weights | {"w0": np.zeros(64)})
@@ -96,7 +94,7 @@ def test_an_empty_batch_gives_an_empty_result(precision: str, scheme: object) ->
 
 
 @every_scheme
-def test_an_empty_weight_is_left_alone_and_listed(precision: str, scheme: object) -> None:
+def test_an_empty_weight_is_unchanged_and_listed(precision: str, scheme: object) -> None:
     model = nets.build(
         "float[batch,64] x", "float[batch,0] y", "y = MatMul(x, w)", {"w": np.zeros((64, 0), np.float32)}
     )
@@ -105,7 +103,7 @@ def test_an_empty_weight_is_left_alone_and_listed(precision: str, scheme: object
 
 
 @every_scheme
-def test_a_channel_of_zeros_and_one_of_huge_weights(precision: str, scheme: object) -> None:
+def test_channels_of_zeros_and_huge_weights_are_quantized(precision: str, scheme: object) -> None:
     weights = np.random.default_rng(0).normal(size=(64, 64)) / 8
     weights[:, 0], weights[:, 1] = 0, weights[:, 1] * 1e3
     text = "c = Gemm(x, w, b) y = Relu(c)"
@@ -118,7 +116,7 @@ def test_a_channel_of_zeros_and_one_of_huge_weights(precision: str, scheme: obje
 
 
 @pytest.mark.parametrize("precision", QUANTIZED)
-def test_a_model_with_some_qdq_of_its_own_passes_through_untouched(precision: str) -> None:
+def test_a_partly_quantized_model_stays_unchanged(precision: str) -> None:
     text = "q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) a = MatMul(d, w) y = MatMul(a, v)"
     weights = {"s": np.float32(0.03), "z": np.int8(0), "w": np.eye(64), "v": np.ones((64, 5))}
     model = nets.build("float[batch,64] x", "float[batch,5] y", text, weights)
@@ -127,7 +125,7 @@ def test_a_model_with_some_qdq_of_its_own_passes_through_untouched(precision: st
     assert result.SerializeToString() == model.SerializeToString()
 
 
-def test_an_opset_that_cannot_be_lifted_says_what_to_do() -> None:
+def test_an_opset_that_cannot_be_raised_gives_a_remedy() -> None:
     model = two_layers()
     model.opset_import[0].version = 6
     model.graph.node.append(
@@ -150,7 +148,7 @@ def test_dynamic_shapes_keep_their_names(precision: str, scheme: object) -> None
 
 
 @every_scheme
-def test_what_multiplies_out_of_reach_is_listed(precision: str, scheme: object) -> None:
+def test_unreachable_products_are_listed(precision: str, scheme: object) -> None:
     rng = np.random.default_rng(0)
     weights = {name: rng.normal(size=(64, 64)) / 8 for name in ("w", "v", "u")}
     weights |= {"g": rng.normal(size=(1, 256, 64)) / 8, "h": rng.normal(size=(1, 256, 64)) / 8, "axes": np.array([0])}

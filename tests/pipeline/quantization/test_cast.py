@@ -52,7 +52,7 @@ def test_every_node_of_a_plain_net_is_cast_and_the_edges_stay_fp32(precision: st
     assert nets.of_type(result, "Cast")[0].input[0] == "image" and len(nets.of_type(result, "Cast")) == 2
 
 
-def test_inputs_and_outputs_are_cast_when_asked() -> None:
+def test_inputs_and_outputs_are_cast_on_request() -> None:
     result, _ = cast_float(nets.conv_net(), "fp16", keep_io=False)
     assert [v.type.tensor_type.elem_type for v in (*result.graph.input, *result.graph.output)] == [10, 10]
     assert not nets.of_type(result, "Cast")
@@ -60,7 +60,7 @@ def test_inputs_and_outputs_are_cast_when_asked() -> None:
     assert nets.sqnr_db(nets.run(nets.conv_net(), nets.images()), nets.run(result, half)) > 50
 
 
-def test_nodes_are_kept_by_name() -> None:
+def test_nodes_stay_in_fp32_by_name() -> None:
     result, notes = cast_float(nets.conv_net(), "fp16", keep={"Gemm_logits": "the spec keeps it in fp32"})
     assert [(item.node, item.reason) for item in notes.float_nodes] == [("Gemm_logits", "the spec keeps it in fp32")]
     assert nets.constant(result, "w3").dtype == np.float32
@@ -101,11 +101,11 @@ def test_a_square_stays_in_fp32_until_its_range_is_measured() -> None:
     large = nets.x_values(1000.0)
     measured = nets.ranges_of(model, large, activations(model))
     assert kept_nodes(model, ranges=measured) == {"Pow_q", "ReduceMean_m", "Add_e", "Sqrt_r"}
-    kept, _ = cast_float(model, "fp16", ranges=measured)
-    assert lost_db(model, kept, large) > 55
+    kept_names, _ = cast_float(model, "fp16", ranges=measured)
+    assert lost_db(model, kept_names, large) > 55
 
 
-def test_what_grows_with_the_square_of_the_inputs_needs_room_for_the_largest_that_a_proof_tries() -> None:
+def test_quadratic_growth_needs_room_for_the_proofs_largest_input() -> None:
     text = """
         q = Mul(x, x) m = ReduceMean(q) r = Sqrt(m) i = Reciprocal(r) j = Div(six, r) k = Pow(m, e)
         a = Div(x, r) b = Mul(x, i) c = Mul(x, j) d = Mul(x, k) n = Sum(a, b, c, d) o = Mul(n, n)
@@ -114,19 +114,19 @@ def test_what_grows_with_the_square_of_the_inputs_needs_room_for_the_largest_tha
         K = Mul(x, J) L = Sum(o, h, G, K) y = MatMul(L, w)
     """
     ranges = Ranges(dict.fromkeys("qmrijkabcdnofghlsEFGHIJKL", (0.0, 20.0)), "minmax", "0" * 64, 1)
-    kept = kept_nodes(x_net(text, six=6.0, zero=0.0, large=1e4, e=-0.5), ranges=ranges)
-    assert kept == {"Mul_q", "ReduceMean_m", "Sqrt_r", "Pow_k", "Mul_s"} and max(FACTORS.values()) == LARGEST_FACTOR
+    names = kept_nodes(x_net(text, six=6.0, zero=0.0, large=1e4, e=-0.5), ranges=ranges)
+    assert names == {"Mul_q", "ReduceMean_m", "Sqrt_r", "Pow_k", "Mul_s"} and max(FACTORS.values()) == LARGEST_FACTOR
 
 
-def test_places_and_large_angles_are_computed_in_fp32_up_to_the_layer_that_gives_them() -> None:
+def test_positions_and_large_angles_use_fp32() -> None:
     text = """
         l = MatMul(x, w) a = Mul(l, f) c = Cos(a) s = Sin(l) t = Mul(c, s)
         g = Reshape(l, k) d = Add(g, one) i = Reshape(t, m) h = GridSample(i, d) y = Reshape(h, n)
     """
     constants = {"f": np.float32(9), "one": np.float32(1), "k": np.array([1, -1, 1, 2]), "m": np.array([1, 1, -1, 5])}
     ranges = Ranges({"a": (0.0, 9.0), "l": (0.0, 1.0)}, "minmax", "0" * 64, 1)
-    kept = kept_nodes(x_net(text, **constants, n=np.array([-1, 5])), ranges=ranges)
-    assert kept == {"Mul_a", "Cos_c", "Reshape_g", "Add_d", "GridSample_h"}
+    kept_names = kept_nodes(x_net(text, **constants, n=np.array([-1, 5])), ranges=ranges)
+    assert kept_names == {"Mul_a", "Cos_c", "Reshape_g", "Add_d", "GridSample_h"}
 
 
 def test_measured_ranges_need_headroom() -> None:
@@ -160,7 +160,7 @@ def test_operators_without_a_16_bit_form_stay() -> None:
     assert lost_db(model, result) > 55
 
 
-def test_results_typed_by_an_attribute_follow() -> None:
+def test_result_types_from_an_attribute_follow_the_cast() -> None:
     model = x_net("p = Greater(x, w0) f = Cast<to=1>(p) y = Mul(f, x)", w0=np.zeros(5))
     result, notes = cast_float(model, "fp16")
     assert notes.float_nodes == () and nets.named(result, "Cast_f").attribute[0].i == TensorProto.FLOAT16
@@ -180,14 +180,14 @@ def test_control_flow_keeps_fp32_and_reads_what_it_captures_in_fp32() -> None:
     assert nets.sqnr_db(expected, nets.run(emulate(result), nets.x_values(), False)) > 55
 
 
-def test_a_graph_of_which_only_copies_are_cast_is_no_fp16_graph():
+def test_a_graph_with_only_cast_copies_is_no_fp16_graph():
     """Silero's VAD is an If and an Identity for each output."""
     body = "then_branch = a () => (float[n,5] t) { t = Relu(x) }, else_branch = b () => (float[n,5] e) { e = Neg(x) }"
     _, notes = cast_float(x_net(f"z = If (flag) <{body}> y = Identity(z)", flag=np.array(True)), "fp16")
     assert notes.cast == 0 and "control flow" in notes.idle
 
 
-def test_an_output_that_the_net_reads_on_is_given_out_in_fp32() -> None:
+def test_an_output_that_the_net_also_reads_is_fp32() -> None:
     model = nets.build(
         "float[batch,5] x", "float[batch,5] a, float[batch,5] y", "a = Relu(x) y = MatMul(a, w)", {"w": np.eye(5)}
     )
@@ -218,14 +218,14 @@ def test_unknown_operators_stay_and_are_listed() -> None:
 
 @pytest.mark.parametrize("opset", [13, 15, 17, 18, 19, 21, 22])
 @pytest.mark.parametrize("precision", HALF)
-def test_every_opset_from_13_on(opset: int, precision: str) -> None:
+def test_every_opset_from_13_on_is_cast(opset: int, precision: str) -> None:
     result, _ = cast_float(nets.conv_net(opset), precision)
     assert lost_db(nets.conv_net(opset), result, nets.images()) > 40
 
 
 @pytest.mark.parametrize("precision", HALF)
 @pytest.mark.parametrize("net", nets.NETS)
-def test_the_argument_is_left_alone_and_the_result_repeats(net: str, precision: str) -> None:
+def test_the_argument_is_unchanged_and_the_result_repeats(net: str, precision: str) -> None:
     make = nets.NETS[net][0]
     model = make()
     before = model.SerializeToString()
@@ -237,12 +237,12 @@ def test_the_argument_is_left_alone_and_the_result_repeats(net: str, precision: 
 
 @pytest.mark.parametrize(("precision", "sm"), [("fp16", "SM75"), ("fp16", "SM89"), ("bf16", "SM80"), ("bf16", "SM120")])
 @pytest.mark.parametrize("net", nets.NETS)
-def test_tensorrt_rtx_builds_it(net: str, precision: str, sm: str) -> None:
+def test_tensorrt_rtx_builds_cast_graphs(net: str, precision: str, sm: str) -> None:
     make, _, shapes = nets.NETS[net]
     assert nets.compiles(cast_float(make(), precision)[0], sm, shapes) == ""
 
 
-def test_a_constant_output_is_given_as_it_is() -> None:
+def test_a_constant_output_is_unchanged() -> None:
     outputs, nodes = "float[3] anchors, float[n,5] y", "y = MatMul(x, w) anchors = Identity(k)"
     model = nets.build("float[n,5] x", outputs, nodes, {"w": np.eye(5), "k": [0.1, 0.2, 0.3]})
     result, notes = cast_float(model, "fp16")
@@ -251,19 +251,19 @@ def test_a_constant_output_is_given_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("text", "expected"),
     [
         *((f'ScatterND<reduction="{reduction}">(h, rows, h)', ["ScatterND"]) for reduction in ("add", "max")),
         ('ScatterND<reduction="none">(h, all, h)', []),
         ("MeanVarianceNormalization<axes=[1]>(h)", ["MeanVarianceNormalization"]),
     ],
 )
-def test_what_onnxruntimes_cpu_has_in_fp32_alone_stays(text: str, kept: list[str]) -> None:
+def test_operators_that_onnxruntimes_cpu_has_only_in_fp32_stay(text: str, expected: list[str]) -> None:
     """Of a scatter that reduces, as message passing over edges is made, it has a kernel that raises when it runs."""
     rows = np.arange(16)[:, None]
     model = x_net(f"h = MatMul(x, w)\n y = {text}", rows=rows // 2, all=rows)
     result, notes = cast_float(model, "fp16")
-    assert [item.op_type for item in notes.float_nodes] == kept
+    assert [item.op_type for item in notes.float_nodes] == expected
     assert nets.sqnr_db(nets.run(model, nets.x_values()), nets.run(result, nets.x_values())) > 55
 
 
@@ -290,7 +290,7 @@ def test_every_tensor_is_rounded_once_to_nearest_even(x: np.ndarray, precision: 
     np.testing.assert_array_equal(nets.run(EMULATED[precision], {"x": x}, optimized=False), expected)
 
 
-def test_fp16_overflow_shows_although_onnxruntime_hides_it() -> None:
+def test_fp16_overflow_is_detected_although_onnxruntime_hides_it() -> None:
     model = nets.build("float[N] x", "float[N] y", "b = Identity(x) a = Mul(x, b) y = Sqrt(a)", {})
     half, x = cast_float(model, "fp16")[0], {"x": np.float32([1000])}
     assert np.isposinf(nets.run(emulate(half), x, optimized=False)).all()
@@ -299,7 +299,7 @@ def test_fp16_overflow_shows_although_onnxruntime_hides_it() -> None:
 
 @pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize(("make", "data"), [(nets.conv_net, nets.images), (nets.attention_net, nets.sentences)])
-def test_nothing_but_the_casts_is_16_bit(make: object, data: object, precision: str) -> None:
+def test_only_the_casts_are_16_bit(make: object, data: object, precision: str) -> None:
     result = emulate(cast_float(make(), precision)[0])
     types = element_types(result)
     for node in result.graph.node:
@@ -308,14 +308,14 @@ def test_nothing_but_the_casts_is_16_bit(make: object, data: object, precision: 
     assert nets.run(result, data(), optimized=False).dtype == np.float32
 
 
-def test_16_bit_outputs_become_fp32_and_inputs_still_take_the_data_that_there_is() -> None:
-    half, kept = (cast_float(nets.conv_net(), "fp16", keep_io=keep_io)[0] for keep_io in (False, True))
-    found = nets.run(emulate(half), {"image": nets.images()["image"].astype(np.float16)}, optimized=False)
-    assert found.dtype == np.float32
-    assert np.abs(found - nets.run(emulate(kept), nets.images(), optimized=False)).max() < 2e-3 * np.abs(found).max()
+def test_16_bit_outputs_become_fp32_and_inputs_accept_existing_data() -> None:
+    half, model = (cast_float(nets.conv_net(), "fp16", keep_io=keep_io)[0] for keep_io in (False, True))
+    output = nets.run(emulate(half), {"image": nets.images()["image"].astype(np.float16)}, optimized=False)
+    assert output.dtype == np.float32
+    assert np.abs(output - nets.run(emulate(model), nets.images(), optimized=False)).max() < 2e-3 * np.abs(output).max()
 
 
-def test_only_16_bit_floats_and_constant_nodes_need_it() -> None:
+def test_only_16_bit_floats_and_constant_nodes_need_emulation() -> None:
     plain = nets.build("float[N] x", "float[N] y", "y = Mul(x, k)", {"k": np.float32(0.3)})
     lifted = nets.build("float[N] x", "float[N] y", "k = Constant <value_float = 0.3> () y = Mul(x, k)", {})
     within = nets.build("float[N] x", "float[N] y", "h = Cast <to = 10> (x) y = Cast <to = 1> (h)", {})

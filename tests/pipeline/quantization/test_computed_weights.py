@@ -1,5 +1,3 @@
-"""Weights that nodes compute of constants are quantized like others; one that came stored in int8 stays small."""
-
 import numpy as np
 import onnx
 import pytest
@@ -37,7 +35,7 @@ def test_a_stored_weight_is_quantized_and_an_embedding_stays_in_int8() -> None:
     assert sqnr_db(run(model, ids), run(result, ids)) > 35
 
 
-def test_what_is_no_constant_stays() -> None:
+def test_computed_values_stay() -> None:
     text = f"c = Cast<to={FLOAT}>(m) w = Mul(c, s) y = MatMul(x, w)"
     model = build("float[n,5] x, int8[5,5] m", "float[n,5] y", text, {"s": np.ones((1, 5))})
     onnx.checker.check_model(prepare_model(model))
@@ -66,7 +64,7 @@ def test_a_weight_computed_of_constants_is_quantized(chain: str) -> None:
     assert sqnr_db(run(model, x), run(prepare_model(model), x)) > 120 and sqnr_db(run(model, x), run(result, x)) > 30
 
 
-def test_what_is_drawn_is_no_constant() -> None:
+def test_random_values_are_no_constants() -> None:
     model = build("float[n,5] x", "float[n,5] y", "w = RandomNormal<shape=[5,5]>() y = MatMul(x, w)", {})
     assert [node.op_type for node in prepare_model(model).graph.node] == ["RandomNormal", "MatMul"]
 

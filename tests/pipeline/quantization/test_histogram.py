@@ -13,7 +13,7 @@ FINITE = arrays.arrays(
 
 
 @given(ANY, ANY, ANY)
-def test_merging_is_counting_everything_in_any_order(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
+def test_merging_equals_counting_in_any_order(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> None:
     x, y, z = (LogHistogram.of(part) for part in (a, b, c))
     whole = LogHistogram.of(np.concatenate([c, a, b]))
     assert x.merge(y).merge(z) == whole == z.merge(y.merge(x))
@@ -41,18 +41,18 @@ def test_quantiles_are_right_to_one_part_in_128(share: float) -> None:
     assert LogHistogram.of(values).quantile(share) == pytest.approx(expected, rel=1 / 128, abs=1e-3)
 
 
-def test_the_share_outside_a_range() -> None:
+def test_the_share_outside_a_range_is_computed() -> None:
     histogram = LogHistogram.of(np.array([-4, -1, 0, 0, 1, 1, 2, 8], np.float32))
     assert histogram.share_outside(-2, 4) == pytest.approx(2 / 8) and histogram.share_outside(-8, 16) == 0
     assert histogram.share_outside(0, 0) == pytest.approx(6 / 8)
 
 
-def test_what_is_not_finite_is_counted_apart() -> None:
+def test_non_finite_values_are_counted_separately() -> None:
     infinite = LogHistogram.of(np.array([1, np.inf, -np.inf], np.float32))
     assert infinite.nonfinite == 2 and infinite.bins[2].sum() == 1
 
 
-def test_magnitudes_fold_the_signs() -> None:
+def test_magnitudes_ignore_signs() -> None:
     values = np.array([-3, -1, 0, -0.0, 1, 2], np.float32)
     assert LogHistogram.of(values).magnitudes() == LogHistogram.of(np.abs(values))
 

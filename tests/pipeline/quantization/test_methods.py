@@ -69,7 +69,7 @@ SHAPES = {
 @EVERY
 @BOTH
 @given(arrays.arrays(np.float32, st.integers(1, 30), elements=FLOATS))
-def test_every_range_is_finite_and_within_what_was_seen(chosen, activation, values):
+def test_every_range_is_finite_and_within_the_observed_values(chosen, activation, values):
     actual = ranges(observed(x=seen(values)), chosen, activation)
     low, high = actual.tensors["x"]
     assert values.min() <= low <= high <= values.max()
@@ -82,15 +82,15 @@ def test_mse_is_near_the_best_of_all_bounds(shape: str, activation: Activation) 
     values = SHAPES[shape].astype(np.float32)
     low, high = float(values.min()), float(values.max())
     best = min(
-        error(values, (low * left, high * right), activation)
-        for left in np.geomspace(0.05, 1, 40)
-        for right in ([left] if activation == "int8" else np.geomspace(0.05, 1, 40))
+        error(values, (low * fraction, high * right), activation)
+        for fraction in np.geomspace(0.05, 1, 40)
+        for right in ([fraction] if activation == "int8" else np.geomspace(0.05, 1, 40))
     )
     assert error(values, chosen_range(values, MSE, activation), activation) <= 1.03 * best
 
 
 @given(st.floats(0.01, 100), st.floats(0, 50))
-def test_the_expected_error_is_that_of_values_spread_evenly_in_their_bins(reach: float, clip: float) -> None:
+def test_the_expected_error_assumes_uniform_values_in_each_bin(reach: float, clip: float) -> None:
     assume(clip < reach)
     bound = reach - clip / 2
     bins = LogHistogram.of(np.linspace(-reach, reach, 500).astype(np.float32)).bins
@@ -134,7 +134,7 @@ def test_the_moving_average_is_over_samples() -> None:
     assert ranges(observed(x=result), MOVING_AVERAGE, "int8").tensors["x"] == (-2, 6)
 
 
-def test_masks_and_empty_tensors_have_no_range_and_unwatched_ones_keep_their_extremes() -> None:
+def test_masks_and_empty_tensors_have_no_range_and_unobserved_ones_keep_extremes() -> None:
     tensors = {
         "mask": TensorStatistics().extend_with(-np.inf, 0, 4),
         "empty": TensorStatistics(),
@@ -147,7 +147,7 @@ def test_masks_and_empty_tensors_have_no_range_and_unwatched_ones_keep_their_ext
         MSE.choose(tensors["plain"], "int8")
 
 
-def test_the_scales_file_says_what_the_ranges_were_chosen_from() -> None:
+def test_the_scales_file_names_its_sources() -> None:
     item = seen(SHAPES["outlier"])
     actual = ranges(observed(x=item), MSE, "int8")
     document = actual.to_json()
@@ -171,5 +171,5 @@ def test_methods_are_found_by_name() -> None:
         "minmax", "moving-average", "entropy", "mse"]  # fmt: skip
     with pytest.raises(InputError, match="no calibration method 'max'; known: percentile, entropy"):
         method("max")
-    with pytest.raises(InputError, match="method 'mse' has no percentile"):
+    with pytest.raises(InputError, match="method 'mse' accepts no percentile"):
         method("mse", 99.9)

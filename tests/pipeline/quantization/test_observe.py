@@ -48,14 +48,14 @@ def wide_net() -> onnx.ModelProto:
     return build("float[batch,3,12,12] x", "float[batch,32,8,8] y", text, weights)
 
 
-def test_extremes_and_histograms_are_those_of_every_value(tmp_path: Path) -> None:
+def test_extremes_and_histograms_cover_every_value(tmp_path: Path) -> None:
     model = wide_net()
     arrays = {"x": np.random.default_rng(1).normal(size=(6, 3, 12, 12)).astype(np.float32)}
     opened = saved_samples(tmp_path, arrays, (TensorSpec("x", "float32", ("batch", 3, 12, 12)),))
-    found = observe(saved(model, tmp_path), opened)
-    assert set(found.tensors) == {"x", "a", "c", "s", "y"}
+    observations = observe(saved(model, tmp_path), opened)
+    assert set(observations.tensors) == {"x", "a", "c", "s", "y"}
     values = values_of(model, arrays, ("a", "c", "s", "y")) | arrays
-    for name, seen in found.tensors.items():
+    for name, seen in observations.tensors.items():
         assert seen.elements == seen.histogram.total == values[name].size, name
         assert (seen.low, seen.high) == pytest.approx((values[name].min(), values[name].max()), rel=1e-5), name
         for share in (0.01, 0.5, 0.99):
@@ -95,7 +95,7 @@ def test_parts_of_different_data_or_the_same_part_twice_do_not_merge(tmp_path: P
         part.merge(observe(*conv(tmp_path, list(range(23, -1, -1))), span=(8, 12)))
 
 
-def test_a_file_gives_the_same_observations_back_and_equal_ones_give_equal_bytes(tmp_path: Path) -> None:
+def test_a_file_survives_reading_and_equal_observations_give_equal_bytes(tmp_path: Path) -> None:
     text = "p = Greater(x, zero) m = Where(p, x, fill) y0 = Softmax(m) y = MatMul(y0, w) n = Where(p, y, missing)"
     weights = {"w": np.eye(5), "zero": np.float32(-1), "fill": np.float32(-np.inf), "missing": np.float32(np.nan)}
     model = build("float[batch,5] x", "float[batch,5] n", text, weights)
@@ -133,7 +133,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("text", CASES)
-def test_every_tensor_is_measured_whatever_optimizing_makes_of_it(tmp_path: Path, text: str) -> None:
+def test_every_tensor_is_measured_despite_optimization(tmp_path: Path, text: str) -> None:
     """Merged, moved, renamed, folded or removed: each has the values that the graph has as it is written."""
     body, outputs = CASES[text]
     rng = np.random.default_rng(0)
@@ -143,24 +143,24 @@ def test_every_tensor_is_measured_whatever_optimizing_makes_of_it(tmp_path: Path
     graph = prepare_model(build("float[batch,3,8,8] x", outputs, body, read))
     names, inputs = activations(graph), {"x": rng.normal(size=(2, 3, 8, 8)).astype(np.float32)}
     expected = values_of(graph, inputs, [name for name in names if name != "x"], optimized=False)
-    found = list(open_tapped(graph, names, tmp_path).run(inputs))
-    assert [name for name, _ in found] == list(names)
-    for name, values in found:
+    tensor_names = list(open_tapped(graph, names, tmp_path).run(inputs))
+    assert [name for name, _ in tensor_names] == list(names)
+    for name, values in tensor_names:
         assert np.allclose(np.sort(values, None), np.sort((expected | inputs)[name], None), rtol=1e-4, atol=1e-4), name
 
 
-def test_slices_that_become_one_split_are_measured(tmp_path: Path) -> None:
+def test_slices_fused_to_a_split_are_measured(tmp_path: Path) -> None:
     """The 128 lengths of the Split are 1024 bytes, which shape inference reads from the model alone."""
     count = 128
     weights = {"w": np.eye(count), **{f"i{i}": np.array([i]) for i in range(count + 1)}}
     text = " ".join(f"s{i} = Slice(h, i{i}, i{i + 1}, i1)" for i in range(count))
     joined = f"h = Relu(x) {text} c = Concat<axis=1>({', '.join(f's{i}' for i in range(count))}) y = MatMul(c, w)"
     model = build(f"float[batch,{count}] x", f"float[batch,{count}] y", joined, weights)
-    found = open_tapped(model, ["c"], tmp_path).run({"x": np.eye(count, dtype=np.float32)})
-    assert [(name, values.min(), values.max()) for name, values in found] == [("c", 0.0, 1.0)]
+    tapped = open_tapped(model, ["c"], tmp_path).run({"x": np.eye(count, dtype=np.float32)})
+    assert [(name, values.min(), values.max()) for name, values in tapped] == [("c", 0.0, 1.0)]
 
 
-def test_blocked_layout_is_measured_in_place_only_where_blocks_are_full(tmp_path: Path) -> None:
+def test_blocked_layout_is_measured_in_place_only_with_full_blocks(tmp_path: Path) -> None:
     places = open_tapped(prepare_model(wide_net()), ["a", "c", "y"], tmp_path).places
     optimized = onnx.load(tmp_path / "tapped.onnx", load_external_data=False)
     copies = [node.output[0] for node in optimized.graph.node if node.op_type == "ReorderOutput"]
@@ -180,20 +180,20 @@ def test_large_values_do_not_hide_nan_from_histograms(tmp_path: Path) -> None:
 @pytest.mark.parametrize("histograms", [True, False])
 @pytest.mark.parametrize("at", [0, 1, 2**15 - 1, 2**15, 70_000])
 @pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000, 0x7F800001])
-def test_a_nan_is_found_wherever_it_is_and_whatever_it_looks_like(bits, at, histograms):
+def test_a_nan_is_found_at_any_place_and_with_any_bits(bits, at, histograms):
     """In a tensor of several blocks; one whose payload is in the low bits is counted where an infinity is."""
     values = np.ones(70_001, np.float32)
     values[at] = np.array([bits], np.uint32).view(np.float32)[0]
     assert np.isnan(count_into(empty_counts() if histograms else None, values)).all()
 
 
-def test_an_empty_tensor_and_a_negative_zero_are_measured_the_same_everywhere() -> None:
+def test_empty_tensors_and_negative_zeros_are_measured_equally_everywhere() -> None:
     assert count_into(None, np.empty((0, 3), np.float32)) == (np.inf, -np.inf)
     assert [str(end) for end in count_into(None, np.array([-0.0], np.float32))] == ["0.0", "0.0"]
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=20), st.randoms())
-def test_averages_are_exact_whatever_the_order(values: list[float], shuffled: object) -> None:
+def test_averages_are_exact_in_any_order(values: list[float], shuffled: object) -> None:
     def total(items: list[float]) -> TensorStatistics:
         seen = TensorStatistics()
         for value in items:
@@ -211,6 +211,6 @@ def test_spans_are_joined() -> None:
     assert in_units(2.0**-149) == 1
 
 
-def test_a_model_input_that_is_measured_needs_no_tap(tmp_path: Path) -> None:
-    found = observe(*conv(tmp_path), tensors=["image"])
-    assert found.tensors["image"].histogram == LogHistogram.of(images()["image"])
+def test_a_measured_model_input_needs_no_tap(tmp_path: Path) -> None:
+    observations = observe(*conv(tmp_path), tensors=["image"])
+    assert observations.tensors["image"].histogram == LogHistogram.of(images()["image"])

@@ -1,5 +1,3 @@
-"""Where Q/DQ goes beside the weighted nodes: what stays in integers on the CPU, what TensorRT can fuse."""
-
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +35,7 @@ def residual_net() -> onnx.ModelProto:
     return nets.build(PHOTO, "float[batch,10] y", text, weights)
 
 
-def test_a_sum_between_integer_kernels_takes_the_relu_that_alone_reads_it_with_it() -> None:
+def test_a_sum_between_integer_kernels_includes_its_only_relu() -> None:
     model = prepare_model(residual_net())
     # Not r1: its convolution has that one. Of a result that is an output, or that two nodes read, the Relu stays apart.
     expected = [JoinNode("Add_s1", "r2", "Relu_r2"), JoinNode("Add_s2", "r3", "Relu_r3")]
@@ -53,7 +51,7 @@ def quantized(model: onnx.ModelProto, data: dict[str, np.ndarray], scheme: objec
     return quantize_int8(model, nets.measured(model, data), scheme)[0]
 
 
-def test_a_residual_net_stays_in_integers_from_the_first_to_the_last_convolution(tmp_path: Path) -> None:
+def test_a_residual_net_stays_in_integers_between_its_convolutions(tmp_path: Path) -> None:
     model, held_out = residual_net(), photos(8, 9)
     result = quantized(model, photos(), nets.CPU)
     assert nets.sqnr_db(nets.run(model, held_out), nets.run(result, held_out)) > 25
@@ -64,7 +62,7 @@ def test_a_residual_net_stays_in_integers_from_the_first_to_the_last_convolution
     assert items.count("QuantizeLinear") <= 2 and items.count("DequantizeLinear") <= 1
 
 
-def test_tensorrt_fuses_the_add_into_the_larger_convolution_and_reads_the_other_quantized() -> None:
+def test_tensorrt_fuses_the_add_into_the_larger_convolution() -> None:
     result = quantized(residual_net(), photos(), nets.TENSORRT_FP32)
     projection, identity = nets.named(result, "Add_s1"), nets.named(result, "Add_s2")
     assert nets.maker(result, projection.input[0]).op_type == "Conv"
@@ -88,7 +86,7 @@ def test_tensorrt_rtx_builds_residuals_and_transposed_convolutions(sm: str) -> N
     assert nets.maker(result, nets.of_type(result, "ConvTranspose")[0].input[1]).op_type == "DequantizeLinear"
 
 
-def test_on_the_cpu_a_transposed_convolution_stays_in_float_and_says_why() -> None:
+def test_on_the_cpu_a_transposed_convolution_stays_in_float_with_the_reason() -> None:
     model = nets.build(PHOTO, "float[batch,8,18,18] y", "y = ConvTranspose(photo, w)", {"w": np.ones((3, 8, 3, 3))})
     notes = quantize_int8(model, Ranges({"photo": (-3.0, 3.0)}, "minmax", "0" * 64, 1), nets.CPU)[1]
     assert "no integer kernel" in notes.float_nodes[0].reason
@@ -110,7 +108,7 @@ def test_a_folded_stem_computes_the_same_function(kernel: int, begin: int, end: 
     np.testing.assert_allclose(nets.run(model, photos()), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_blocks_are_made_of_bytes_and_not_of_floats() -> None:
+def test_blocks_consist_of_bytes_not_floats() -> None:
     model, data = residual_net(), photos()
     written = quantized(model, data, nets.CPU)
     (blocks,) = nets.of_type(written, "SpaceToDepth")
@@ -140,7 +138,7 @@ def test_a_residual_override_keeps_the_add_in_float() -> None:
     assert [item.node for item in notes.float_nodes] == ["Add_s2"]
 
 
-def test_shapes_that_only_the_author_knew_survive() -> None:
+def test_declared_shapes_survive() -> None:
     text = "s = Shape(other) r = Reshape(x, s) y = MatMul(r, w)"
     model = nets.build("float[batch,5] x, float[batch,5] other", "float[batch,5] y", text, {"w": np.eye(5)})
     model.graph.value_info.append(onnx.helper.make_tensor_value_info("r", 1, ["batch", 5]))

@@ -40,7 +40,7 @@ def test_tensorrt_scheme_is_symmetric_with_a_pair_on_each_weight_and_float_biase
         assert nets.constant(result, bias).dtype == np.float32
 
 
-def test_tensorrt_scales_are_reach_over_127_and_per_output_channel() -> None:
+def test_tensorrt_scales_are_per_channel_maxima_over_127() -> None:
     model, arrays = nets.conv_net(), nets.images()
     result = quantized(model, arrays, "tensorrt-fp32")
     activation, weight = (nets.maker(result, name) for name in nets.named(result, "Conv_c1").input[:2])
@@ -76,7 +76,7 @@ def test_a_residual_add_reads_the_same_pair_as_the_convolution_so_that_it_fuses(
     assert nets.maker(result, nets.named(result, "Add_sum").input[0]).op_type == "Conv"
 
 
-def test_a_residual_operand_that_was_not_measured_costs_the_fusion_and_not_the_engine() -> None:
+def test_an_unmeasured_residual_operand_costs_only_the_fusion() -> None:
     model = nets.build(
         "float[batch,1,8,8] image, float[batch,4,8,8] side",
         "float[batch,4,8,8] y",
@@ -107,7 +107,7 @@ def test_a_tied_embedding_keeps_its_exact_values() -> None:
 def test_one_weight_read_along_two_axes_gets_two_sets_of_scales(scheme: str) -> None:
     model, arrays = nets.x_net("a = Gemm(x, w) y = Gemm<transB=1>(a, w)"), nets.x_values()
     result = quantized(model, arrays, scheme)
-    assert nets.sqnr_db(nets.run(model, arrays), nets.run(result, arrays)) > 30
+    assert nets.sqnr_db(nets.run(model, arrays), nets.run(result, arrays, optimized=False)) > 30
     first, second = (nets.maker(result, node.input[1]) for node in nets.of_type(result, "Gemm"))
     assert nets.constant(result, first.input[1]).tolist() != nets.constant(result, second.input[1]).tolist()
 
@@ -135,8 +135,8 @@ def test_outputs_and_inputs_keep_their_names_and_types(scheme: str) -> None:
     ],
 )
 def test_candidates_that_cannot_be_quantized_are_listed(text: str, weights: dict[str, object], reason: str) -> None:
-    sites, kept = find_sites(prepare_model(nets.x_net(text, **weights)))
-    assert not sites and reason in kept[0].reason
+    sites, float_nodes = find_sites(prepare_model(nets.x_net(text, **weights)))
+    assert not sites and reason in float_nodes[0].reason
 
 
 def test_gemm_alpha_survives() -> None:
@@ -146,7 +146,7 @@ def test_gemm_alpha_survives() -> None:
 
 
 @pytest.mark.parametrize(("low", "high", "folded"), [(0.0, 6.0, True), (-1.0, 1.0, True), (0.5, 2.0, False)])
-def test_a_clip_is_folded_into_a_cpu_convolution_only_when_saturation_does_its_work(low, high, folded):
+def test_a_clip_is_folded_into_a_cpu_convolution_only_if_saturation_replaces_it(low, high, folded):
     weights = {
         "w": np.random.default_rng(0).normal(size=(4, 1, 3, 3)),
         "low": np.float32(low),
@@ -162,11 +162,11 @@ def test_a_clip_is_folded_into_a_cpu_convolution_only_when_saturation_does_its_w
 
 
 def test_ranges_of_another_model_are_refused() -> None:
-    with pytest.raises(DataError, match="nothing for tensor 'image'; calibrate this very model"):
+    with pytest.raises(DataError, match="lack tensor 'image'; calibrate with this same model"):
         quantize_int8(nets.conv_net(), Ranges({}, "minmax", "0" * 64, 1), nets.CPU)
 
 
-def test_weights_stored_in_8_bits_alone_leave_a_model_to_be_quantized() -> None:
+def test_8_bit_storage_alone_does_not_prevent_quantization() -> None:
     """With DequantizeLinear alone it computes in float, and is no int8 model."""
     net = nets.x_net(
         "f = DequantizeLinear(v, s) a = Mul(x, f) y = MatMul(a, w)", v=np.ones(5, np.int8), s=np.float64(0.5)
@@ -214,7 +214,7 @@ def test_tensorrt_rtx_builds_int8_over_fp16_for_every_generation_and_over_fp32_f
     assert nets.compiles(quantized(make(), data(), scheme), sm, shapes) == ""
 
 
-def test_fp16_scales_that_would_become_zero_are_floored_and_said_so() -> None:
+def test_fp16_scales_that_would_become_zero_are_raised_and_reported() -> None:
     model = nets.x_net("y = MatMul(x, w)", w=np.eye(5) * 1e-6)
     result, notes = quantize_int8(
         model, nets.measured(model, {"x": nets.x_values()["x"] * np.float32(1e-4)}), nets.TENSORRT
@@ -233,7 +233,7 @@ def test_an_old_opset_is_raised_to_one_with_fp16_scales() -> None:
     assert nets.compiles(result, "SM75", nets.IMAGE_SHAPES) == ""
 
 
-def test_int8_over_fp16_computes_everything_but_the_edges_in_fp16() -> None:
+def test_int8_over_fp16_computes_all_but_the_edges_in_fp16() -> None:
     ranges = nets.measured(nets.conv_net(), nets.images())
     result, notes = quantize_int8(nets.conv_net(), ranges, nets.TENSORRT)
     assert notes.cast and not notes.cast.float_nodes

@@ -18,10 +18,10 @@ def test_sorting_puts_every_node_behind_what_it_reads(order: list[int]) -> None:
     del graph.node[:]
     graph.node.extend(nodes[i] for i in order)
     sort_nodes(graph)
-    made = {value.name for value in (*graph.input, *graph.initializer)}
+    available = {value.name for value in (*graph.input, *graph.initializer)}
     for node in graph.node:
-        assert set(node.input) <= made
-        made |= set(node.output)
+        assert set(node.input) <= available
+        available |= set(node.output)
 
 
 def test_a_sorted_graph_stays_unchanged() -> None:
@@ -38,13 +38,13 @@ def test_a_cycle_is_an_error() -> None:
         tidy(model)
 
 
-def test_nodes_get_unique_names_and_keep_those_they_have() -> None:
+def test_nodes_get_unique_names_and_keep_existing_ones() -> None:
     model = build("float[N] x", "float[N] y", "a = Relu(x) b = Relu(a) y = Relu(b)", {})
     model.graph.node[0].name = model.graph.node[1].name = "same"
     assert [node.name for node in tidy(model).graph.node] == ["same", "same_2", "Relu_y"]
 
 
-def test_types_are_known_behind_operators_that_onnx_does_not_have() -> None:
+def test_types_are_known_behind_unknown_operators() -> None:
     text = "e, mask = com.microsoft.EmbedLayerNormalization(i, , w, w, , g, g) a, b = Split(e) y = Add(a, b)"
     weights = {"w": np.ones((8, 4), "f4"), "g": np.ones(4, "f4")}
     model = build("int32[N,4] i", "float[N,4,2] y", text, weights)
@@ -72,13 +72,13 @@ def test_constant_nodes_become_initializers() -> None:
     assert constant(result, "k").tolist() == [1.0, 2.0]
 
 
-def test_initializers_are_no_inputs() -> None:
+def test_initializers_are_not_inputs() -> None:
     model = conv_net()
     model.graph.input.append(helper.make_tensor_value_info("w1", TensorProto.FLOAT, [8, 1, 3, 3]))
     assert [value.name for value in tidy(model).graph.input] == ["image"]
 
 
-def test_a_transposed_constant_is_seen_as_a_weight() -> None:
+def test_a_transposed_constant_counts_as_a_weight() -> None:
     model = build(
         "float[N,3] x", "float[N,2] y", "t = Transpose(w) i = Identity(t) y = MatMul(x, i)", {"w": np.ones((2, 3))}
     )

@@ -1,5 +1,3 @@
-"""The pipeline keeps a record of what quantizing did, publishes it, and shows it: in the page and in the terminal."""
-
 import json
 from dataclasses import replace
 
@@ -7,16 +5,15 @@ import pytest
 
 from enginesmith.core.errors import IntegrityError
 from enginesmith.registry.evidence.canaries import quantization_records
-from tests.pipeline.projects import Project
+from tests.pipeline.projects import CPU_INT8, Project
 
-CPU = "int8 (uint8 activations, fp32 elsewhere)"
 GPU = "int8 (int8 activations, fp16 elsewhere)"
 
 
 def test_each_int8_graph_has_a_record_that_is_published_with_it(built: Project) -> None:
     store, manifest = built.published()
     records = quantization_records(store, manifest)
-    assert {CPU, GPU} <= records.keys()
+    assert {CPU_INT8, GPU} <= records.keys()
     assert all(manifest.sources[f"quantization {name}"] in manifest.blobs() for name in records)
     for record in records.values():
         assert record.quantized == 2 and record.macs_share == 1.0 and record.samples == 64
@@ -24,19 +21,19 @@ def test_each_int8_graph_has_a_record_that_is_published_with_it(built: Project) 
     assert built.run("registry", "fsck").code == 0
 
 
-def test_the_page_shows_it(built: Project) -> None:
+def test_the_page_shows_the_record(built: Project) -> None:
     text = built.page()
     assert "<h2>Quantization</h2>" in text and '<svg class="picture histogram"' in text
-    assert CPU in text and GPU in text
+    assert CPU_INT8 in text and GPU in text
 
 
-def test_the_command_shows_it(built: Project) -> None:
+def test_the_command_shows_the_record(built: Project) -> None:
     shown = built.run("show", "tiny", "--quantization")
     assert shown.code == 0, shown.err
     assert "100.0 % of the multiplications with weights in int8" in shown.out
     assert "activation, uint8" in shown.out and "weight, int8" in shown.out
     message = built.run("show", "tiny", "--quantization", "--json").json
-    assert message[CPU]["tensors"][0]["sqnr_db"] <= message[CPU]["tensors"][-1]["sqnr_db"]
+    assert message[CPU_INT8]["tensors"][0]["sqnr_db"] <= message[CPU_INT8]["tensors"][-1]["sqnr_db"]
 
 
 def test_without_calibration_there_is_nothing_to_show(project: Project) -> None:

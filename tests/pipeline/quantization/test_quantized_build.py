@@ -1,5 +1,3 @@
-"""Calibration and precisions in the main job: where data may come from, and exactly what a change makes anew."""
-
 import json
 from pathlib import Path
 
@@ -8,7 +6,7 @@ import onnx
 
 from pipeline.quantization.insertion_points import count_integer_nodes
 from pipeline.quantization.schemes.write import quantize_dynamic
-from tests.pipeline.projects import Project, arrays, rebuilt, units
+from tests.pipeline.projects import CPU_INT8, Project, arrays, rebuilt, units
 
 
 def test_a_changed_calibration_sample_rebuilds_only_int8(built: Project) -> None:
@@ -23,7 +21,7 @@ def test_a_changed_calibration_sample_rebuilds_only_int8(built: Project) -> None
 def test_calibration_data_that_gives_the_same_ranges_writes_no_graph_again(built: Project) -> None:
     np.savez_compressed(built.folder / "calibration.npz", **arrays(built.folder / "calibration.npz"))
     result = built.build()
-    assert "calibrate: done" in result.err and "write int8 (uint8 activations, fp32 elsewhere): cached" in result.err
+    assert "calibrate: done" in result.err and f"write {CPU_INT8}: cached" in result.err
 
 
 def test_another_method_changes_the_scales_without_running_inference_again(built: Project) -> None:
@@ -55,7 +53,7 @@ def test_calibration_data_may_come_from_a_generator(built: Project) -> None:
     assert built.build().json["cached"] is True
 
 
-def test_calibration_in_parts_sees_what_one_pass_sees_and_keeps_what_is_done(built: Project) -> None:
+def test_calibration_in_parts_equals_one_pass_and_keeps_finished_parts(built: Project) -> None:
     built.change_spec(targets=["cpu"], precisions=["int8"], calibration={"data": "calibration.npz", "parts": 3})
     result = built.build()
     assert all(f"calibrate {part}/3: done" in result.err for part in (1, 2, 3))
@@ -84,7 +82,7 @@ def test_int8_without_calibration_data_is_an_error_with_the_remedy(built: Projec
     assert "add calibration.data" in next(row["reason"] for row in result.json["engines"] if row["precision"] == "int8")
 
 
-def test_fp8_int4_dynamic_int8_and_block_floats_go_the_whole_way(built: Project) -> None:
+def test_fp8_int4_dynamic_int8_and_block_floats_pass_the_whole_build(built: Project) -> None:
     built.change_spec(precisions=["fp8", "int8-dynamic", "int4", "nvfp4"], targets=["cpu", "sm_80", "sm_89"])
     result = built.build()
     assert result.code == 0, result.err
@@ -101,7 +99,7 @@ def test_fp8_int4_dynamic_int8_and_block_floats_go_the_whole_way(built: Project)
         **{f"{target} nvfp4": "refused" for target in ("cpu", "sm_80", "sm_89")},
     }
     reason = next(row["reason"] for row in result.json["engines"] if row["precision"] == "int4")
-    assert reason.startswith("0 nodes compute in int4") and "no multiple of the block" in reason
+    assert reason.startswith("0 nodes compute in int4") and "not a multiple of the block" in reason
 
 
 def test_an_override_changes_the_graph_and_a_wrong_one_names_the_nearest_node(built: Project) -> None:
@@ -130,7 +128,7 @@ def quantize_source(project: Project) -> onnx.ModelProto:
     return onnx.load(path)
 
 
-def test_what_computes_in_int8_itself_says_so_everywhere(project: Project) -> None:
+def test_a_model_with_int8_of_its_own_is_marked_everywhere(project: Project) -> None:
     model = quantize_source(project)
     assert count_integer_nodes(model) and {name for name, _ in count_integer_nodes(model)} == {"MatMulInteger"}
     project.change_spec(targets=["cpu"], precisions=["fp32", "int8-dynamic"], backends={"onnxruntime": {}})

@@ -1,5 +1,3 @@
-"""int8 weights within -64..64: in graphs, in what a search rounds, in records; and their engines on any CPU."""
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,7 +42,7 @@ def largest(model: ModelProto) -> int:
 
 
 @given(st.integers(0, 1000), st.integers(2, 16), st.sampled_from([1e-30, 1.0, 1e30]), st.sampled_from([64, 127]))
-def test_no_weight_goes_beyond_its_levels_and_one_reaches_them(seed, depth, spread, levels):
+def test_no_weight_exceeds_its_levels_and_one_reaches_them(seed, depth, spread, levels):
     model, scheme = deep_net(seed, depth, spread), replace(CPU, weight_levels=levels)
     ranges = measured(model, loud(depth))
     for precision in ("int8", "int8-dynamic"):
@@ -52,12 +50,12 @@ def test_no_weight_goes_beyond_its_levels_and_one_reaches_them(seed, depth, spre
 
 
 @pytest.mark.parametrize("scheme", [REDUCED, replace(REDUCED, quantize_bias=False)])
-def test_convolutions_keep_to_the_levels_too(scheme: QuantizationScheme):
+def test_convolutions_keep_the_levels_too(scheme: QuantizationScheme):
     graph, _ = write(conv_net(), "int8", scheme, measured(conv_net(), images()))
     assert largest(graph) == 64
 
 
-def test_pairs_of_tensorrt_take_scales_over_64():
+def test_tensorrts_pairs_have_scales_over_64():
     ranges = measured(conv_net(), images())
     for scheme in (TENSORRT_FP32, replace(TENSORRT_FP32, weight_levels=64)):
         scale = nets.constant(write(conv_net(), "int8", scheme, ranges)[0], "w1_scale")
@@ -65,7 +63,7 @@ def test_pairs_of_tensorrt_take_scales_over_64():
         assert np.allclose(scale * scheme.weight_levels, reach)
 
 
-def test_a_search_rounds_to_the_levels_that_are_written():
+def test_a_search_rounds_to_the_written_levels():
     """Were its steps those of 127 levels, writing would round again."""
     model, data = deep_net(), loud()
     result = choose(model, measured(model, data), REDUCED, [(32, data)])
@@ -77,7 +75,7 @@ def test_a_search_rounds_to_the_levels_that_are_written():
     assert len(read) == 2 and largest(write(result.model, "int8", REDUCED, result.ranges)[0]) == 64
 
 
-def test_names_tell_the_graphs_apart():
+def test_names_distinguish_the_graphs():
     assert GraphVariant("int8", REDUCED).name == "int8 (uint8 activations, 7-bit weights, fp32 elsewhere)"
     assert GraphVariant("int8-dynamic", REDUCED).name == "int8-dynamic (7-bit weights, fp32 elsewhere)"
     assert GraphVariant("int4", REDUCED).name == GraphVariant("int4", CPU).name
@@ -93,7 +91,7 @@ def compiled(how: str, precision: str, folder: Path, target: str = "cpu") -> tup
 
 @pytest.mark.parametrize("precision", ["int8", "int8-dynamic"])
 @pytest.mark.parametrize("how", ["where-needed", "always", "never"])
-def test_an_int8_engine_is_exact_here_opened_as_anybody_would(tmp_path: Path, how: str, precision: str):
+def test_an_int8_engine_is_exact_here_with_onnxruntime_alone(tmp_path: Path, how: str, precision: str):
     """Without options; `test_cpu_kinds` runs this with the kernels of other CPUs, too."""
     graph, engine = compiled(how, precision, tmp_path)
     session = ort.InferenceSession(str(engine.path), providers=["CPUExecutionProvider"])
@@ -114,9 +112,7 @@ def test_an_int8_engine_is_exact_here_opened_as_anybody_would(tmp_path: Path, ho
         ("always", "x86-64-v4-vnni", 64, False),
     ],
 )
-def test_an_engine_is_right_on_the_kind_of_cpu_that_it_is_for_or_says_what_it_needs(
-    tmp_path, how, target, stored, needs
-):
+def test_an_engine_is_right_on_its_kind_of_cpu_or_states_its_requirement(tmp_path, how, target, stored, needs):
     """Wherever it is built. stored: the largest int8 weight; 0: none, they are uint8."""
     _, engine = compiled(how, "int8", tmp_path, target)
     weights = [item for item in onnx.load(engine.path).graph.initializer if item.dims and "zero_point" not in item.name]

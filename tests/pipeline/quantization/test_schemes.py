@@ -1,5 +1,3 @@
-"""fp8, int4 and int8-dynamic: what the graphs hold, what they lose, and which compilers take them."""
-
 import itertools
 from pathlib import Path
 
@@ -66,7 +64,7 @@ def test_tensorrt_rtx_builds_int4_from_ampere_on(sm: str, builds: bool) -> None:
     assert builds or "int4" in message
 
 
-def test_int4_takes_blocks_that_divide_the_depth_and_leaves_the_rest() -> None:
+def test_int4_uses_blocks_that_divide_the_depth() -> None:
     result, notes = quantize_int4(nets.wide_net(), nets.CPU)
     shapes = {
         node.output[0]: (nets.constant(result, node.input[1]).shape, node.attribute)
@@ -77,9 +75,9 @@ def test_int4_takes_blocks_that_divide_the_depth_and_leaves_the_rest() -> None:
     assert {nets.constant(result, node.input[0]).dtype for node in nets.of_type(result, "DequantizeLinear")} == {
         np.dtype(ml_dtypes.int4)
     }
-    kept = quantize_int4(nets.conv_net(), nets.CPU)[1].float_nodes
-    assert ["MatMul and Gemm" in item.reason for item in kept] == [True, True, False]
-    assert "no multiple" in kept[2].reason and len(notes.quantized) == 2
+    float_nodes = quantize_int4(nets.conv_net(), nets.CPU)[1].float_nodes
+    assert ["MatMul and Gemm" in item.reason for item in float_nodes] == [True, True, False]
+    assert "not a multiple" in float_nodes[2].reason and len(notes.quantized) == 2
 
 
 def test_int4_computes_the_same_function_on_both_backends() -> None:
@@ -94,7 +92,7 @@ def test_onnxruntime_multiplies_int4_weights_in_one_kernel(tmp_path: Path) -> No
     assert "MatMulNBits" in {node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node}
 
 
-def test_searched_scales_beat_the_ones_that_reach_the_largest_weight() -> None:
+def test_searched_scales_beat_maximum_scales() -> None:
     weights = np.random.default_rng(6).normal(size=(256, 32)).astype(np.float32)
     stored, scales = blocks_of(weights, 64)
     result = stored.astype(np.float32).reshape(4, 64, 32) * scales[:, None]
@@ -105,7 +103,7 @@ def test_searched_scales_beat_the_ones_that_reach_the_largest_weight() -> None:
     assert (scales >= full[:, 0] * SHARES[-1] * 0.999).all()
 
 
-def test_a_weight_is_quantized_in_parts_as_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_quantized_in_parts_equals_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = np.random.default_rng(7).normal(size=(192, 50)).astype(np.float32)
     whole = blocks_of(weights, 64)
     monkeypatch.setattr("pipeline.quantization.schemes.write._AT_ONCE", 64 * 7)
@@ -132,7 +130,7 @@ def test_dynamic_int8_computes_the_same_function_without_calibration(net: str, t
     assert not nets.of_type(result, "QuantizeLinear") and isinstance(notes, QuantizationNotes)
 
 
-def test_dynamic_int8_leaves_what_reaches_as_far_as_a_mask() -> None:
+def test_dynamic_int8_omits_tensors_with_masks() -> None:
     ranges = Ranges({"x": (-LARGEST_REACH, 0.0), "r": (0.0, 1.0)}, "minmax", "0" * 64, 1)
     notes = write(nets.wide_net(), "int8-dynamic", nets.CPU, ranges)[1]
     assert [item.node for item in notes.float_nodes] == ["MatMul_h"]
@@ -147,7 +145,7 @@ def test_every_scheme_repeats_and_leaves_its_argument_alone(precision: str) -> N
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8", "nvfp4"])
-def test_a_calibrated_precision_without_ranges_says_what_to_add(precision: str) -> None:
+def test_a_calibrated_precision_without_ranges_names_the_remedy(precision: str) -> None:
     with pytest.raises(DataError, match=f"{precision} needs calibrated ranges.*calibration.data"):
         write(nets.wide_net(), precision, nets.TENSORRT)
 
@@ -162,7 +160,7 @@ def test_overrides_leave_a_node_in_float_by_type_name_or_glob(precision: str, ma
     assert nets.named(result, "Gemm_y").input[1] == "w2"
 
 
-def test_fp32_overrides_hold_against_the_cast_and_fp16_ones_do_not() -> None:
+def test_fp32_overrides_apply_to_the_cast_and_fp16_ones_do_not() -> None:
     ranges = Ranges({"x": (-4.0, 4.0), "r": (0.0, 4.0)}, "minmax", "0" * 64, 1)
     for precision, scheme, expected in (("fp32", nets.TENSORRT, 1), ("fp16", nets.TENSORRT, 10)):
         result = write(nets.wide_net(), "int8", scheme, ranges, [Override("Gemm", precision)])[0]
@@ -174,10 +172,10 @@ def test_fp32_overrides_hold_against_the_cast_and_fp16_ones_do_not() -> None:
     assert write(nets.wide_net(), "fp16", None, None, [Override("Gemm_y", "fp32")])[1].float_nodes[0].node == "Gemm_y"
 
 
-def test_the_last_override_counts_and_int8_takes_back() -> None:
+def test_the_last_override_counts_and_int8_reverts() -> None:
     graph = prepare_model(nets.wide_net())
     rules = [Override("*", "fp32"), Override("MatMul", "int8"), Override("Relu*", "fp16")]
-    assert resolve(graph, rules) == {"MatMul_h": "int8", "Relu_r": "fp16", "Gemm_y": "fp32"}
+    assert resolve(graph, rules) == {"MatMul_h": "own", "Relu_r": "fp16", "Gemm_y": "fp32"}
 
 
 def test_an_override_that_matches_nothing_names_the_nearest() -> None:
@@ -198,7 +196,7 @@ def test_flavours_of_one_name_are_one_graph(precision: str) -> None:
     assert precision != "int8" or len(set.union(*entries.values())) == 12
 
 
-def test_a_scheme_says_whether_biases_are_quantized() -> None:
+def test_a_scheme_states_whether_biases_are_quantized() -> None:
     scheme = QuantizationScheme("uint8", quantize_bias=False, float_precision="fp32")
     ranges = nets.measured(nets.conv_net(), nets.images())
     result, held_out = write(nets.conv_net(), "int8", scheme, ranges)[0], nets.images(16, 99)
@@ -210,17 +208,17 @@ def test_a_scheme_says_whether_biases_are_quantized() -> None:
 
 
 def test_reasons_are_listed_once_by_number_of_nodes() -> None:
-    reasons = ["it multiplies two activations"] * 2 + ["K=32 is no multiple of the block"] * 9
-    kept = tuple(FloatNode(f"/{index}", "MatMul", why) for index, why in enumerate(reasons))
-    idle = str(QuantizationNotes(float_nodes=kept, precision="int4 weights").idle)
-    assert idle.count("it multiplies two activations") == idle.count("no multiple of the block") == 1
-    assert idle.index("no multiple of the block") < idle.index("it multiplies two activations") and "..." not in idle
+    reasons = ["it multiplies two activations"] * 2 + ["K=32 is not a multiple of the block"] * 9
+    float_nodes = tuple(FloatNode(f"/{index}", "MatMul", why) for index, why in enumerate(reasons))
+    idle = str(QuantizationNotes(float_nodes=float_nodes, precision="int4 weights").idle)
+    assert idle.count("it multiplies two activations") == idle.count("not a multiple of the block") == 1
+    assert idle.index("not a multiple of the block") < idle.index("it multiplies two activations") and "..." not in idle
 
 
 @pytest.mark.parametrize("precision", ["int4", "int8-dynamic"])
-def test_where_nothing_is_searched_the_reasons_are_those_of_the_scheme(precision: str) -> None:
+def test_without_a_search_the_reasons_are_the_schemes(precision: str) -> None:
     net, ranges = nets.conv_net(), nets.measured(nets.conv_net(), nets.images())
     alone, beside = (
-        write(net, precision, nets.CPU, ranges, float_nodes=left)[1] for left in ({}, {"Conv_c1": "search"})
+        write(net, precision, nets.CPU, ranges, float_nodes=nodes)[1] for nodes in ({}, {"Conv_c1": "search"})
     )
     assert "Conv_c1" in [node.node for node in alone.float_nodes] and alone == beside

@@ -1,5 +1,3 @@
-"""What share of the multiplications with weights is narrow, and that too little of it is no precision of that name."""
-
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +57,10 @@ BODY = """
          + BODY.format(more=", float[n,64] c", inside="b = MatMul(a, w) c = Identity(b)") + "> y = Relu(y0)", [1]),
     ],
 )  # fmt: skip
-def test_each_product_with_a_weight_counts_as_often_as_it_is_made(text: str, expected: list[int]) -> None:
+def test_each_product_with_a_weight_counts_per_execution(text: str, expected: list[int]) -> None:
     constants = {"yes": np.array(True), "three": np.array(3)}
-    held = {name: value for name, value in constants.items() if name in text}
-    assert [count / (5 * 64 * 64) for count in counts(net(text, **held), x=(5, 64))] == expected
+    weights = {name: value for name, value in constants.items() if name in text}
+    assert [count / (5 * 64 * 64) for count in counts(net(text, **weights), x=(5, 64))] == expected
 
 
 def test_a_scan_multiplies_at_each_step() -> None:
@@ -81,7 +79,7 @@ def test_recurrent_layers_multiply_with_both_weights_at_each_step(kind: str, gat
     assert counts(model, x=(7, 5, 64)) == [7 * 5 * directions * gates * 32 * (64 + 32)]
 
 
-def test_what_samples_showed_counts_in_place_of_what_shapes_do_not_say() -> None:
+def test_observed_shapes_replace_unknown_ones() -> None:
     """Behind a NonZero the number of rows follows from the data."""
     text = "n = NonZero(x) t = Transpose(n) f = Cast<to=1>(t) a = MatMul(f, u) b = MatMul(x, w) y = Relu(b)"
     model = net(text, "float[batch,64] y, float[k,9] a", u=np.ones((2, 9)))
@@ -90,14 +88,14 @@ def test_what_samples_showed_counts_in_place_of_what_shapes_do_not_say() -> None
     assert list(multiplications.values()) == [100 * 2, 2 * 3 * 64 * 64]
 
 
-def test_where_shapes_contradict_each_other_a_weight_counts_once() -> None:
+def test_with_contradictory_shapes_a_weight_counts_once() -> None:
     model = net("y = MatMul(x, w)")
     assert counts(model, x=(5, 3)) == [64 * 64]
     model.graph.node[0].input.pop()
     assert counts(model, x=(5, 64)) == [], "no weight, and no crash either"
 
 
-def test_a_model_that_came_quantized_has_the_share_that_it_came_with() -> None:
+def test_a_quantized_model_has_its_original_share() -> None:
     ranges = measured(conv_net(), images())
     first, second, last = 8 * 64 * 9, 8 * 64 * 8 * 9, 80
     shapes = {"image": (3, 1, 8, 8)}
@@ -111,7 +109,7 @@ def test_a_model_that_came_quantized_has_the_share_that_it_came_with() -> None:
 
 
 @pytest.mark.parametrize(("share", "refused"), [(None, False), (0.0999, True), (0.1, False), (1.0, False)])
-def test_hardly_any_of_a_format_is_none(share: float | None, refused: bool) -> None:
+def test_a_tiny_share_of_a_format_counts_as_none(share: float | None, refused: bool) -> None:
     reason = refuse_share(share, "int4", "left in float: all")
     assert (reason is not None) is refused
     assert not reason or reason.startswith("only 9.9 % of the multiplications would be in int4 (minimum 10 %); left")
@@ -131,9 +129,7 @@ def recurrent_net(hidden: int) -> ModelProto:
 
 @pytest.mark.parametrize("precision", HEAD)
 @pytest.mark.parametrize(("hidden", "idle"), [(64, False), (1024, True)])
-def test_a_graph_with_hardly_any_of_its_format_is_refused_whether_or_not_it_was_searched(
-    tmp_path, precision, hidden, idle
-):
+def test_a_graph_with_a_tiny_share_of_its_format_is_refused(tmp_path, precision, hidden, idle):
     result = written(tmp_path, recurrent_net(hidden), precision, HEAD[precision])
     share = hidden * 256 / (hidden * 256 + 3 * hidden * (64 + hidden))
     assert result.share == pytest.approx(share) and (result.share < 0.1) is idle and (result.idle is not None) is idle

@@ -1,5 +1,3 @@
-"""What fp16 would make zero stays in fp32 where that shows, and only there."""
-
 import numpy as np
 import onnx
 import pytest
@@ -31,7 +29,7 @@ NETS = {
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_what_underflows_stays_in_fp32_and_no_nan_comes_of_it(name: str) -> None:
+def test_underflowing_values_stay_in_fp32_without_nan(name: str) -> None:
     text, constants, data = NETS[name]
     model = x_net(text, **constants)
     result, notes = cast_float(model, "fp16")
@@ -41,24 +39,24 @@ def test_what_underflows_stays_in_fp32_and_no_nan_comes_of_it(name: str) -> None
     assert not cast_float(model, "bf16")[1].underflowed
 
 
-def test_what_nobody_would_notice_is_cast() -> None:
+def test_negligible_underflow_is_cast() -> None:
     assert not cast_float(x_net("y = MatMul(x, w)", w=(np.eye(5) + 1e-9)), "fp16")[1].float_nodes
     assert not cast_float(x_net("m = MatMul(x, w) y = Add(m, b)", b=np.full(5, 1e-9)), "fp16")[1].float_nodes
     assert not cast_float(x_net("y = Gemm(x, w, b)", b=np.full(5, 1e-9)), "fp16")[1].float_nodes
 
 
-def test_a_tensor_that_was_measured_as_tiny_stays_and_one_that_was_not_is_cast() -> None:
+def test_a_tensor_measured_as_tiny_stays_and_an_unmeasured_one_is_cast() -> None:
     model = x_net("a = Relu(x) y = Div(a, a)")
-    kept = cast_float(model, "fp16", ranges=Ranges({"a": (0.0, 3e-9)}, "minmax", "0" * 64, 1))[1].float_nodes
-    assert {item.node for item in kept} == {"Relu_a", "Div_y"}
-    assert "reached only 3e-09 in calibration" in kept[0].reason
+    float_nodes = cast_float(model, "fp16", ranges=Ranges({"a": (0.0, 3e-9)}, "minmax", "0" * 64, 1))[1].float_nodes
+    assert {item.node for item in float_nodes} == {"Relu_a", "Div_y"}
+    assert "reached only 3e-09 in calibration" in float_nodes[0].reason
     # An epsilon that is added to what never comes near zero does not matter.
     model = x_net("a = Abs(x) e = Add(a, eps) y = Div(x, e)", **EPS)
     far = Ranges({"e": (0.5, 3.0)}, "minmax", "0" * 64, 1)
     assert not cast_float(model, "fp16", ranges=far)[1].float_nodes and cast_float(model, "fp16")[1].float_nodes
 
 
-def test_what_a_logarithm_is_taken_of_stays_in_fp32_unless_it_is_never_near_zero() -> None:
+def test_inputs_of_a_logarithm_stay_in_fp32_unless_far_from_zero() -> None:
     net = onnx.parser.parse_model(
         '<ir_version: 9, opset_import: ["" : 17]> g (float[n, 4] x) => (float[n, 4] y) { p = Softmax(x) y = Log(p) }'
     )
@@ -66,8 +64,8 @@ def test_what_a_logarithm_is_taken_of_stays_in_fp32_unless_it_is_never_near_zero
     def reached(low: float) -> Ranges:
         return Ranges({"p": (low, 1.0)}, "minmax", "0" * 64, 16)
 
-    for known in (None, reached(1e-9)):
-        notes = cast_float(net, "fp16", ranges=known)[1]
+    for ranges in (None, reached(1e-9)):
+        notes = cast_float(net, "fp16", ranges=ranges)[1]
         assert {item.op_type for item in notes.float_nodes} == {"Softmax", "Log"}
         assert all("a logarithm is taken of 'p'" in item.reason for item in notes.float_nodes)
     assert not cast_float(net, "fp16", ranges=reached(0.01))[1].float_nodes

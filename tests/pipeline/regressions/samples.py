@@ -8,8 +8,8 @@ MACHINE = MachineKind("a CPU", "x86-64-v3", 2, "Linux", ())
 
 
 def times(low: float | None, ratio: float | None, high: float | None, **more: object) -> BucketTimes:
-    known = {"bucket": "batch=8", "new_s": 2e-4, "served_s": 1e-4, "detectable": 0.02, "runs": 900} | more
-    return BucketTimes(ratio=ratio, low=low, high=high, **known)
+    fields = {"bucket": "batch=8", "new_s": 2e-4, "served_s": 1e-4, "detectable": 0.02, "runs": 900} | more
+    return BucketTimes(ratio=ratio, low=low, high=high, **fields)
 
 
 def pair(**parts: object) -> EnginePair:
@@ -17,7 +17,7 @@ def pair(**parts: object) -> EnginePair:
 
 
 def sample(spec: str = "digits.yaml", findings: tuple[Finding, ...] | None = None) -> RegressionCheck:
-    known = (
+    all_findings = (
         Finding("latency", "error", "200 µs, served version 100 µs: 2.0 times | 100 % [slower]", UNIT, "batch=8", 17),
         Finding("too-noisy", "warning", "neither shown nor ruled out", UNIT, "batch=32", 17),
         Finding(
@@ -40,5 +40,5 @@ def sample(spec: str = "digits.yaml", findings: tuple[Finding, ...] | None = Non
         seconds=2.0,
         statuses={UNIT: "proven"},
         pairs=(measured,),
-        findings=known if findings is None else findings,
+        findings=all_findings if findings is None else findings,
     )

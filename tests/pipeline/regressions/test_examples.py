@@ -1,5 +1,3 @@
-"""The worked examples for continuous integration keep the published schemas, and call the command as it is."""
-
 import re
 import shlex
 import subprocess
@@ -45,5 +43,5 @@ def _texts(value: object) -> list[str]:
     return [value] if isinstance(value, str) else []
 
 
-def test_every_example_is_looked_at() -> None:
+def test_every_example_is_tested() -> None:
     assert {path.name for path in FOLDER.iterdir()} == set(SCHEMAS)

@@ -1,5 +1,3 @@
-"""What is a regression, what is a warning, and what is neither."""
-
 import pytest
 
 from pipeline.regressions.check import judge_coverage, judge_pair
@@ -8,8 +6,8 @@ from pipeline.regressions.pairs import CheckOptions, drift_budget
 from tests.pipeline.regressions.samples import UNIT, pair, times
 
 
-def rules(found: EnginePair, options: CheckOptions | None = None, judged_by_metric: bool = True) -> list[str]:
-    return [f"{item.level} {item.rule}" for item in judge_pair(found, options or CheckOptions(), judged_by_metric)]
+def rules(engines: EnginePair, options: CheckOptions | None = None, judged_by_metric: bool = True) -> list[str]:
+    return [f"{item.level} {item.rule}" for item in judge_pair(engines, options or CheckOptions(), judged_by_metric)]
 
 
 @pytest.mark.parametrize(
@@ -23,7 +21,7 @@ def rules(found: EnginePair, options: CheckOptions | None = None, judged_by_metr
         (None, None, None, ["warning too-noisy"]),
     ],
 )
-def test_a_slowdown_must_be_shown(low: float, ratio: float, high: float, expected: list[str]) -> None:
+def test_a_slowdown_must_be_significant(low: float, ratio: float, high: float, expected: list[str]) -> None:
     assert rules(pair(times=(times(low, ratio, high),))) == expected
 
 
@@ -49,7 +47,7 @@ def test_the_threshold_of_slowdowns_is_the_option() -> None:
         ("si_sdr_db of out", 12.6, 13.0, False),
     ],
 )
-def test_a_task_metric_may_be_worse_by_so_much(name: str, new: float, served: float, lost: bool) -> None:
+def test_a_task_metric_may_lose_its_allowed_amount(name: str, new: float, served: float, lost: bool) -> None:
     allowed = CheckOptions().allowed_loss(name, served or 0.0)
     assert rules(pair(metrics=(MetricPair(name, new, served, allowed),))) == (["error metric"] if lost else [])
 
@@ -60,12 +58,12 @@ def test_a_lost_metric_is_reported_with_both_values() -> None:
     assert "accuracy 0.9000, served version 0.9500" in result.text and result.text.endswith("the limit is 0.01 worse")
 
 
-def test_the_allowed_loss_of_a_metric_comes_before_that_of_all() -> None:
+def test_a_metrics_own_allowed_loss_precedes_the_general_one() -> None:
     options = CheckOptions(worse={"accuracy": 0.1, "": 0.2})
     assert options.allowed_loss("accuracy of logits", 1.0) == 0.1 and options.allowed_loss("r2", 1.0) == 0.2
 
 
-def test_other_answers_are_a_regression_where_nothing_else_judges() -> None:
+def test_other_answers_are_a_regression_without_another_judge() -> None:
     drifted = pair(drift=(AnswerDrift("golden", "logits", "sqnr_db", 3.0, 15.0, False),))
     assert rules(drifted, judged_by_metric=False) == ["error drift"]
     assert rules(drifted, judged_by_metric=True) == ["note drift"]
@@ -90,7 +88,7 @@ def test_a_target_without_an_engine_is_a_regression_and_a_precision_a_note() -> 
     assert not list(judge_coverage(served[2:], [], ["cpu"], "digits@3"))
 
 
-def test_two_precisions_are_held_to_the_limits_of_the_one_that_rounds_more() -> None:
+def test_two_precisions_use_the_limits_of_the_coarser_one() -> None:
     assert drift_budget(("fp32", "int8"), {}).sqnr_db == drift_budget(("int8", "fp32"), {}).sqnr_db == 15.0
     assert drift_budget(("fp32", "fp32"), {}).sqnr_db == 80.0
     assert drift_budget(("int8", "int8"), {"sqnr_db": 30.0}).sqnr_db == 30.0

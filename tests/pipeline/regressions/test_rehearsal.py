@@ -1,5 +1,3 @@
-"""Verdicts of a rehearsal: what moves, what stays and why, what a build alone leaves unknown, and where units run."""
-
 import json
 import sys
 from dataclasses import replace
@@ -43,7 +41,7 @@ EQUAL = BucketTimes("batch=4", 1e-3, 1e-3, 1.0, 0.99, 1.01, 0.02, 400)
         (replace(OLD, status="unproven", reason="no GPU"), None, [], "unknown", "no GPU"),
     ],
 )
-def test_a_unit_moves_only_where_it_is_proven_and_shown_to_be_no_worse(new, times, remarks, verdict, why):
+def test_a_unit_moves_only_if_proven_and_not_worse(new, times, remarks, verdict, why):
     actual = judge_trials("cpu fp32 onnxruntime", OLD, new, times, remarks)
     assert actual[0] == verdict and why in actual[1]
 
@@ -59,7 +57,7 @@ def test_a_unit_moves_only_where_it_is_proven_and_shown_to_be_no_worse(new, time
         (["moves", "unproven"], {}, "unknown"),
     ],
 )
-def test_a_version_moves_with_all_its_units_that_channels_serve_or_has_no_commands(verdicts, channels, plan, tmp_path):
+def test_a_version_moves_with_all_served_units_or_has_no_commands(verdicts, channels, plan, tmp_path):
     old = {"unproven": replace(OLD, status="unproven")}
     new = replace(OLD, toolchain={"onnxruntime": "2"})
     units = [UnitRehearsal("m@1", "cpu", old.get(verdict, OLD), new, verdict) for verdict in verdicts]
@@ -74,7 +72,7 @@ def test_a_version_moves_with_all_its_units_that_channels_serve_or_has_no_comman
     assert (same.verdict, same.commands, same.busy_channels) == (plan, (), ()), "nothing to publish"
 
 
-def test_a_worker_rehearses_a_unit_and_what_it_measured_counts_where_no_machine_is_at_hand(built, monkeypatch):
+def test_a_worker_rehearses_a_unit_without_a_local_machine(built, monkeypatch):
     _, manifest = built.published()
     entry, slow = manifest.engines[0], replace(EQUAL, ratio=1.2, low=1.1, high=1.3)
     trial = replace(OLD, digest=entry.digest, report=entry.report, toolchain=entry.toolchain)
@@ -93,6 +91,10 @@ def test_a_worker_rehearses_a_unit_and_what_it_measured_counts_where_no_machine_
         return Rehearser(Upgrade({"onnxruntime": pin}, slower=slower), context, remote).rehearse(manifest, entry)
 
     monkeypatch.setattr(rehearsal.discovery, "configure", lambda *_: SimpleNamespace(runs=lambda _: "no GPU here"))
+    with monkeypatch.context() as patched:  # as a release that builds nothing without a GPU
+        patched.setattr(rehearsal._Unit, "_read_toolchain", lambda _: ())
+        patched.setattr(rehearsal._Unit, "_run", raising(StepError("it needs a GPU", "no-node")))
+        assert (rehearse().verdict, rehearse().why) == ("unknown", "not built here: it needs a GPU")
     monkeypatch.setattr(rehearsal.discovery, "capabilities_of", lambda _: SimpleNamespace(tunes_on_target=True))
     assert rehearse().why == "neither built nor run here: no GPU here"
     nobody, lost = (raising(StepError("tiny@1: no node with sm_90; start one", kind)) for kind in ("no-node", "crash"))
@@ -110,7 +112,7 @@ def test_a_worker_rehearses_a_unit_and_what_it_measured_counts_where_no_machine_
         assert rehearse().machine is None, "the engine that was measured is gone: it is measured again"
 
 
-def test_each_side_runs_with_its_versions_here_or_in_an_environment(built, monkeypatch, tmp_path):
+def test_each_side_runs_with_its_versions_in_place_or_in_an_environment(built, monkeypatch, tmp_path):
     monkeypatch.setattr(rehearsal, "make_environment", lambda pins, *_: tmp_path / "-".join(pins.values()))
     (tmp_path / "1.30.0").touch()
     rehearser = Rehearser(Upgrade({"onnxruntime": "2"}), RunContext(built.store, LocalExecutor(), LocalExecutor()))
@@ -126,12 +128,12 @@ def test_each_side_runs_with_its_versions_here_or_in_an_environment(built, monke
     assert rehearsal.rehearse([], other).python == "", "no environment is made for its name"
 
 
-def test_what_another_machine_measured_counts_for_the_engine_that_is_built_here(built, monkeypatch):
+def test_measurements_of_another_machine_count_for_the_local_engine(built, monkeypatch):
     """As of an ensemble, of which a graph may have been built again since."""
     measured = UnitRehearsal("tiny@1", "cpu fp32 ensemble", OLD, OLD, "moves")
     monkeypatch.setattr(Rehearser, "recall", lambda *_: measured)
     rehearser = Rehearser(Upgrade({}), RunContext(built.store, LocalExecutor(), LocalExecutor()))
     manifest = built.published()[1]
     for digest, verdict in ((None, "moves"), (OLD.digest, "moves"), ("b" * 64, "unknown")):
-        trial = replace(OLD, digest=digest)
-        assert rehearser.without_run(manifest, manifest.engines[0], trial, "no GPU").verdict == verdict
+        result = rehearser.without_run(manifest, manifest.engines[0], replace(OLD, digest=digest), "no GPU")
+        assert result.verdict == verdict

@@ -1,5 +1,3 @@
-"""What a check is compared with: what a channel serves to this machine, and the remedy where that is nothing."""
-
 import pytest
 
 from enginesmith.core.errors import InputError, UnknownNameError

@@ -1,5 +1,3 @@
-"""A change point names the version, toolchain or driver that came with it; the picture has all of it."""
-
 import json
 import re
 import sys
@@ -24,22 +22,20 @@ def stepped(at: int, count: int = 60, **after: object) -> LatencySeries:
     return replace(SERIES, reference="1", points=tuple(points))
 
 
-def test_a_change_comes_with_what_differs_there() -> None:
+def test_a_change_lists_the_differences_at_that_point() -> None:
     (change,) = find_trend(stepped(40, version="2", toolchain={"onnxruntime": "1.31"}, driver="580.1")).changes
     assert change.index == 40 and change.value == "relative" and change.ratio == pytest.approx(1.05, abs=0.01)
     assert change.came_with == ("version 1 -> 2", "onnxruntime 1.30 -> 1.31", "driver none -> 580.1")
     assert " % slower, with version 1 -> 2" in describe_change(change)
 
 
-def test_a_change_with_nothing_that_is_recorded_says_so() -> None:
+def test_a_change_without_recorded_differences_says_so() -> None:
     (change,) = find_trend(stepped(40)).changes
     assert describe_change(change).endswith("with nothing that is recorded")
     assert list_differences(point(1), replace(point(2), engine="f" * 64)) == ["engine rebuilt"]
 
 
-def test_without_the_package_that_finds_changes_the_series_is_shown_and_what_is_missing_said(
-    store, monkeypatch, capsys
-):
+def test_without_the_changes_package_the_series_is_shown_with_a_note(store, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ruptures", None)
     for bucket in ("batch=32", "batch=8"):
         series = replace(stepped(10, 20), bucket=bucket)
@@ -52,7 +48,7 @@ def test_without_the_package_that_finds_changes_the_series_is_shown_and_what_is_
     assert [item.bucket for item in list_series(store, "digits")] == ["batch=8", "batch=32"]
 
 
-def test_medians_count_from_quiet_machines_alone() -> None:
+def test_only_medians_of_quiet_machines_count() -> None:
     series = stepped(40)
     slow = [
         replace(item, relative=None, median_s=item.median_s * (1.5 if day >= 30 else 1.0))
@@ -64,7 +60,7 @@ def test_medians_count_from_quiet_machines_alone() -> None:
     assert find_trend(replace(series, points=loaded)).changes == ()
 
 
-def test_the_picture_has_points_levels_and_what_came_with_a_change() -> None:
+def test_the_picture_has_points_levels_and_the_changes_causes() -> None:
     trend = find_trend(stepped(40, version="2"))
     picture = draw_trend(trend)
     assert picture.startswith("<svg") and "60 points" in picture

@@ -78,13 +78,13 @@ def registry() -> tuple[Any, Manifest, Manifest]:
     return store, one, publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
 
 
-def begin(store: Any, manifest: Manifest, wanted: RolloutPlan, seconds: float = 0, by: str = "ada") -> Rollout:
-    return start(store, manifest, "stable", wanted, Operator(by, at(seconds), "a better one"))
+def begin(store: Any, manifest: Manifest, plan: RolloutPlan, seconds: float = 0, by: str = "ada") -> Rollout:
+    return start(store, manifest, "stable", plan, Operator(by, at(seconds), "a better one"))
 
 
-def begin_and_look(store: Any, manifest: Manifest, wanted: RolloutPlan) -> Rollout:
+def begin_and_look(store: Any, manifest: Manifest, plan: RolloutPlan) -> Rollout:
     """A rollout whose first wave's time has begun."""
-    rollout = begin(store, manifest, wanted)
+    rollout = begin(store, manifest, plan)
     look(store, 0)
     return rollout
 
@@ -176,9 +176,9 @@ class Fleet:
     _parsed: tuple[bytes, Channel] | None = None
 
     @classmethod
-    def of(cls, store: Any, count: int, regions: int = 1, **given: Any) -> "Fleet":
+    def of(cls, store: Any, count: int, regions: int = 1, **options: Any) -> "Fleet":
         nodes = (ServingNode(f"node-{number}", f"region-{number % regions}") for number in range(count))
-        return cls(store, [Watcher(node) for node in nodes], **given)
+        return cls(store, [Watcher(node) for node in nodes], **options)
 
     def read_channel(self) -> Channel:
         data = self.store.objects[channel_key(*WHERE)]

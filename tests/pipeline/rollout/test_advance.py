@@ -1,5 +1,3 @@
-"""The controller: waves and gates in time, and what is halted."""
-
 from dataclasses import replace
 
 import pytest
@@ -23,7 +21,7 @@ from tests.enginesmith.registry.memory import MemoryStore
 from tests.pipeline.rollout import fleet
 
 
-def test_the_waves_come_in_their_time_and_the_last_promotes_the_channel():
+def test_waves_open_in_time_and_the_last_promotes_the_channel():
     store, rollout = fleet.running(soak=600)
     assert running_rollouts(store) == [fleet.WHERE]
     actions = [fleet.look(store, seconds).action for seconds in range(0, 2401, 300)]
@@ -38,7 +36,7 @@ def test_the_waves_come_in_their_time_and_the_last_promotes_the_channel():
 
 
 @pytest.mark.parametrize("share", [0.1, 1.0])
-def test_nodes_that_fail_halt_it_at_the_first_look_that_shows_it(share):
+def test_failing_nodes_halt_it_at_the_first_poll(share):
     store, rollout = fleet.running("50%", "100%", health_ppm=950_000)
     nodes = fleet.reached(rollout)
     assert fleet.look(store, 10).gates[0].why.startswith("no reports")
@@ -52,7 +50,7 @@ def test_nodes_that_fail_halt_it_at_the_first_look_that_shows_it(share):
     assert all(fleet.served(store, node) == "1" for node in fleet.NODES[:20]) and not running_rollouts(store)
 
 
-def test_one_node_that_fails_early_halts_nothing():
+def test_one_early_failing_node_halts_nothing():
     store, rollout = fleet.running("50%", "100%", health_ppm=950_000)
     fleet.tell(store, rollout, 30, fleet.reached(rollout)[:1], "pull")
     assert fleet.look(store, 31).action == "waiting"
@@ -70,7 +68,7 @@ def test_without_reports_health_does_not_pass():
     assert "went silent" in fleet.look(store, 20_000).why and fleet.look(store, 10_000).action == "wave"
 
 
-def test_a_person_lets_a_wave_pass_that_reaches_nobody_who_reports():
+def test_a_person_may_waive_a_wave_without_reports():
     store, rollout = fleet.running("1%", "50%", "100%", health_ppm=950_000, approve=True)
     assert "resume digits:stable --without-data` ends the wave" in fleet.look(store, 700).why
     operations.resume(store, *fleet.WHERE, Operator("bob", fleet.at(701), "three nodes"), without_data=True)
@@ -84,7 +82,7 @@ def test_a_person_lets_a_wave_pass_that_reaches_nobody_who_reports():
     assert fleet.look(store, 2003).action == "halted"
 
 
-def test_requests_that_fail_halt_it_and_those_of_one_node_count_as_one():
+def test_failed_requests_halt_it_and_one_nodes_count_once():
     store, rollout = fleet.running("50%", "100%", errors_ppm=10_000)
     nodes = fleet.reached(rollout)[:50]
     assert "no node says" in fleet.look(store, 10).gates[0].why
@@ -100,12 +98,12 @@ def test_a_person_ends_each_wave():
     store, _ = fleet.running("5%", "100%", approve=True)
     assert "waits for `enginesmith rollout resume" in fleet.look(store, 700).why
     operations.resume(store, *fleet.WHERE, Operator("bob", fleet.at(702), "looks good"))
-    with pytest.raises(InputError, match="waits for nobody"):
+    with pytest.raises(InputError, match="waits for no approval"):
         operations.resume(store, *fleet.WHERE, Operator("eve", fleet.at(702)))
     assert fleet.look(store, 703).action == "wave" and "waits for" in fleet.look(store, 1400).why
 
 
-def test_a_pause_is_no_part_of_a_waves_time():
+def test_a_pause_does_not_count_for_a_waves_time():
     store, _ = fleet.running("5%", "100%")
     operations.pause(store, *fleet.WHERE, Operator("ada", fleet.at(500)))
     with pytest.raises(InputError, match="is paused, not running"):
@@ -115,7 +113,7 @@ def test_a_pause_is_no_part_of_a_waves_time():
     assert [fleet.look(store, seconds).action for seconds in (1500, 1599, 1600)] == ["waiting", "waiting", "wave"]
 
 
-def test_a_wave_opens_in_steps_of_which_one_comes_at_each_look():
+def test_a_wave_opens_by_one_step_per_poll():
     store, rollout = fleet.running("5%", "100%", step=20_000)
     assert [state for _, _, state in operations.list_wave_states(rollout)] == ["opening", "to come"]
     shares = [fleet.look(store, seconds).rollout.reach[0].share_ppm for seconds in (0, 29, 30, 31, 200, 201)]
@@ -124,14 +122,14 @@ def test_a_wave_opens_in_steps_of_which_one_comes_at_each_look():
     assert fleet.look(store, 829).rollout.reach == (Slice(70_000),)
 
 
-def test_beside_a_rollout_no_version_comes_at_once():
+def test_during_a_rollout_no_version_is_promoted_at_once():
     store, _, two = fleet.registry()
     fleet.begin_and_look(store, two, fleet.plan("100%"))
     with pytest.raises(InputError, match=r"a rollout of 2 to digits:stable is running \(wave 1 of 1\).*rollout abort"):
         channels.promote(store, two, "stable")
 
 
-def test_what_was_decided_before_another_moved_the_channel_changes_nothing(monkeypatch):
+def test_a_decision_before_another_move_changes_nothing(monkeypatch):
     store, one, two = fleet.registry()
     seen = position_of(read_channel(store, *fleet.WHERE))
     operations.start(store, two, "stable", fleet.plan("100%"), Operator("ada", fleet.at(0)))
@@ -150,7 +148,7 @@ def test_what_was_decided_before_another_moved_the_channel_changes_nothing(monke
         operations.start(store, one, "stable", fleet.plan(), Operator("ada", fleet.at(2)), decided_on=seen)
 
 
-def test_whoever_moves_the_channel_all_the_same_ends_the_rollout():
+def test_a_forced_move_ends_the_rollout():
     store, one, two = fleet.registry()
     channels.promote(store, two, "stable")
     fleet.begin_and_look(store, one, fleet.plan("100%"))
@@ -168,11 +166,11 @@ def test_whoever_moves_the_channel_all_the_same_ends_the_rollout():
     assert [item.state for item in read_history(store, read_channel(store, *fleet.WHERE)).rollouts] == ["aborted"]
 
 
-def test_what_may_not_start():
+def test_invalid_rollouts_cannot_start():
     store, one, two = fleet.registry()
     with pytest.raises(InputError, match="serves 1 already"):
         fleet.begin(store, one, fleet.plan())
-    with pytest.raises(InputError, match="serves nothing that nodes could return to"):
+    with pytest.raises(InputError, match="serves no version to which nodes could return"):
         operations.start(store, two, "beta", fleet.plan(), Operator("ada", fleet.at(0)))
     policies.write(store, "digits", "stable", ChannelPolicy(canary=True))
     with pytest.raises(InputError, match="needs a canary's PASS"):
@@ -180,7 +178,7 @@ def test_what_may_not_start():
     assert read_rollout(store, *fleet.WHERE) is None and not running_rollouts(store)
 
 
-def test_a_policy_with_waves_takes_nothing_at_once_and_its_own_waves_alone():
+def test_a_policy_with_waves_accepts_only_its_own_waves():
     store, _, two = fleet.registry()
     ruled = fleet.plan("10%", "100%")
     policies.write(store, "digits", "stable", ChannelPolicy(rollout=ruled))
@@ -188,13 +186,13 @@ def test_a_policy_with_waves_takes_nothing_at_once_and_its_own_waves_alone():
     with pytest.raises(InputError, match=r"come in waves \(10%, 100%\): `enginesmith rollout start digits@2 digits:st"):
         channels.promote(store, two, "stable")
     assert operations.plan_of(store, *fleet.WHERE, None) == ruled == operations.plan_of(store, *fleet.WHERE, ruled)
-    with pytest.raises(InputError, match="says how versions come to it"):
+    with pytest.raises(InputError, match="sets another plan"):
         operations.plan_of(store, *fleet.WHERE, fleet.plan("100%"))
     fleet.begin_and_look(store, two, ruled)
     assert [fleet.look(store, seconds).action for seconds in (600, 1200)] == ["wave", "done"]
 
 
-def test_a_version_that_the_policy_refuses_by_then_is_halted_and_not_promoted():
+def test_a_version_that_the_policy_refuses_meanwhile_is_halted():
     store, _ = fleet.running("100%")
     policies.write(store, "digits", "stable", ChannelPolicy(canary=True))
     result = fleet.look(store, 600)
@@ -202,7 +200,7 @@ def test_a_version_that_the_policy_refuses_by_then_is_halted_and_not_promoted():
     assert read_channel(store, *fleet.WHERE).version == "1" and fleet.served(store, fleet.NODES[0]) == "1"
 
 
-def test_too_many_reports_make_fewer_nodes_report(monkeypatch):
+def test_too_many_reports_lower_the_reporting_share(monkeypatch):
     for module in ("pipeline.rollout.advance", "enginesmith.registry.rollouts.reports"):
         monkeypatch.setattr(f"{module}.MOST_REPORTERS", 100)
     store, rollout = fleet.running("50%", "100%")
@@ -213,7 +211,7 @@ def test_too_many_reports_make_fewer_nodes_report(monkeypatch):
     assert 70 < step.heard.nodes < 130 and step.rollout.reporters_ppm == int(666_666 * 100 / (2 * step.heard.nodes))
 
 
-def test_nodes_that_are_asked_no_longer_are_neither_counted_nor_silent():
+def test_deselected_nodes_are_neither_counted_nor_silent():
     store, rollout = fleet.running("50%", "100%", health_ppm=950_000)
     nodes = fleet.reached(rollout)
     fleet.tell(store, rollout, 0, nodes)
@@ -223,7 +221,7 @@ def test_nodes_that_are_asked_no_longer_are_neither_counted_nor_silent():
     assert sorted(report.node for report in heard.reports) == sorted(asked) and heard.nodes == len(asked) < len(nodes)
 
 
-def test_the_same_state_in_other_words_can_be_changed():
+def test_an_equivalent_state_can_be_changed():
     store, _, two = fleet.registry()
     fleet.begin_and_look(store, two, fleet.plan("100%"))
     key = channel_key(*fleet.WHERE)
@@ -235,7 +233,7 @@ def test_the_same_state_in_other_words_can_be_changed():
     assert fleet.begin(store, two, fleet.plan("100%"), 2).state == "running"
 
 
-def test_proofs_on_random_inputs_are_accepted_as_a_promotion_accepts_them_and_recorded():
+def test_accepted_proofs_on_random_inputs_are_recorded():
     store, *_ = fleet.registry()
     drawn = publish_engines(store, [engine(store, status="proven on random inputs")], "three", channel=None).manifest
     with pytest.raises(InputError, match=r"proven on random inputs: .*--accept-random-inputs"):

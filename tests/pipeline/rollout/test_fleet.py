@@ -22,7 +22,7 @@ def same_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "secrets", SimpleNamespace(token_hex=lambda _: next(names)))
 
 
-def test_a_bad_engine_reaches_the_first_wave_alone_and_everybody_returns():
+def test_a_bad_engine_reaches_only_the_first_wave():
     store, _, two = registry()
     begin(store, two, plan("5%", "100%", nodes=NODES, health_ppm=950_000))
     fleet = Fleet.of(store, NODES, is_bad=lambda node: True)
@@ -42,7 +42,7 @@ def test_in_steps_a_bad_engine_reaches_a_part_of_the_first_wave():
     assert fleet.run(3600) == "halted" and fleet.most["2"] < 0.08 * NODES
 
 
-def test_a_good_engine_is_everywhere_in_the_time_that_the_waves_say():
+def test_a_good_engine_reaches_all_nodes_in_the_planned_time():
     store, _, two = registry()
     begin(store, two, plan("2%", "10%", "100%", soak=120, health_ppm=950_000))
     fleet = Fleet.of(store, NODES)
@@ -52,7 +52,7 @@ def test_a_good_engine_is_everywhere_in_the_time_that_the_waves_say():
     assert fleet.second <= 3 * 120 + 4 * 15 + 40
 
 
-def test_swaps_within_a_look_stay_near_the_share_that_was_asked_for():
+def test_swaps_per_poll_stay_near_the_requested_share():
     store, _, two = registry()
     begin(store, two, plan("100%", soak=0, step=50_000))
     fleet = Fleet.of(store, NODES)
@@ -62,7 +62,7 @@ def test_swaps_within_a_look_stay_near_the_share_that_was_asked_for():
     assert most <= 50 + 4 * math.sqrt(50)
 
 
-def test_a_region_that_is_cut_off_serves_what_it_has_and_catches_up():
+def test_a_disconnected_region_serves_its_version_and_catches_up():
     store, _, two = registry()
     begin(store, two, plan("10%", "100%", soak=120, health_ppm=850_000))
     fleet = Fleet.of(store, NODES, regions=10)
@@ -78,7 +78,7 @@ def test_a_region_that_is_cut_off_serves_what_it_has_and_catches_up():
 
 
 @pytest.mark.parametrize("gone_s", [200, 2000])
-def test_without_a_controller_nothing_moves_and_the_next_one_goes_on(gone_s):
+def test_without_a_controller_nothing_moves_and_the_next_one_continues(gone_s):
     store, _, two = registry()
     begin(store, two, plan("10%", "100%", soak=120))
     fleet = Fleet.of(store, NODES, controller_s=1e9)

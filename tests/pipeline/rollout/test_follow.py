@@ -1,5 +1,3 @@
-"""The controller's loop: by whose clock it decides, and what it says."""
-
 from datetime import UTC, datetime, timedelta
 
 from enginesmith.core.errors import UnavailableError
@@ -14,7 +12,7 @@ from tests.pipeline.rollout.fleet import NODES, WHERE, at, begin, begin_and_look
 SOAK_S = 6 * 3600
 
 
-def test_a_soak_begins_and_ends_by_the_stores_clock_whatever_a_controllers_says():
+def test_a_soak_uses_only_the_stores_clock():
     store, _, two = registry()
     begin(store, two, plan("5%", "100%", soak=SOAK_S))
     assert datetime.now(UTC) > at(SOAK_S)  # this machine's clock is ahead of the store's, which stands still in 2026
@@ -26,7 +24,7 @@ def test_a_soak_begins_and_ends_by_the_stores_clock_whatever_a_controllers_says(
     assert datetime.fromisoformat(read_rollout(store, *WHERE).opened) == at(SOAK_S + 60)
 
 
-def test_a_writer_that_stands_still_before_its_write_takes_nothing_from_a_soak():
+def test_a_suspended_writer_shortens_no_soak():
     """The start, and the step to the next wave, are written an hour after their writers asked for the time."""
     store, _, two = registry()
     store.clock.now = at(3600)
@@ -47,7 +45,7 @@ def test_a_writer_that_stands_still_before_its_write_takes_nothing_from_a_soak()
     assert [look(store, seconds).action for seconds in (4830, 4831)] == ["waiting", "done"]
 
 
-def test_a_node_whose_clock_is_wrong_is_neither_silent_nor_alive_for_ever():
+def test_a_node_with_a_wrong_clock_is_neither_silent_nor_alive_for_ever():
     for wrong_s in (-7 * 3600, 7 * 3600):
         store, rollout = running("100%", health_ppm=950_000, soak=SOAK_S)
         tell(store, rollout, wrong_s, NODES[:20])  # by their clocks
@@ -55,7 +53,7 @@ def test_a_node_whose_clock_is_wrong_is_neither_silent_nor_alive_for_ever():
         assert look(store, 60).gates[0].verdict == "pass" and "went silent" in look(store, 900).gates[0].why
 
 
-def test_a_mark_that_could_not_be_removed_is_removed_by_the_next_look():
+def test_the_next_poll_removes_a_leftover_mark():
     store, _, two = registry()
     tell(store, begin(store, two, plan("100%", health_ppm=950_000)), 10, NODES, "unhealthy")
     steps = []
@@ -72,7 +70,7 @@ def test_a_mark_that_could_not_be_removed_is_removed_by_the_next_look():
     assert not follower.look() and running_rollouts(store) == [] and len(steps) == 1
 
 
-def test_a_mark_of_a_rollout_that_never_began_goes_and_begins_none_later():
+def test_a_mark_of_an_unstarted_rollout_is_removed_and_starts_none():
     store, _, two = registry()
     store.create("rollouts/digits/stable/dead.json", b"{}")
     store.create("rollouts/gone/stable/dead.json", b"{}")

@@ -1,5 +1,3 @@
-"""What gates say of reports: never that a share over its limit passes."""
-
 import pytest
 
 from enginesmith.registry.rollouts.reports import Heard, NodeReport
@@ -23,7 +21,7 @@ def report(node: str, second: float, fails: bool):
 
 
 @pytest.mark.parametrize("health_ppm", [950_000, 900_000, 800_000, 500_000])
-def test_where_all_that_report_fail_it_fails_at_once(health_ppm):
+def test_if_all_reporting_nodes_fail_it_fails_at_once(health_ppm):
     verdicts = judge(8, 8, health_ppm)
     assert verdicts.verdict == "fail" and "8 of 8 reporting nodes failed" in verdicts.why
     assert judge(8, 8, health_ppm, least_reports=100).verdict == "fail"

@@ -1,5 +1,3 @@
-"""Waves as limits: no fleet of at least so many nodes has more than the share in a wave, but once in a million."""
-
 import math
 from dataclasses import replace
 
@@ -28,13 +26,13 @@ def tail(most: int, nodes: int, share: float) -> float:
 @example(10_000, 10_000, 0)
 @example(10_000, 10_000, 99)
 @given(st.integers(20, 200_000), st.integers(1_000, 500_000), st.integers(0, 300_000))
-def test_no_more_than_the_share_of_these_nodes_or_of_more(nodes, share_ppm, more):
+def test_the_share_of_the_given_or_more_nodes_is_kept(nodes, share_ppm, more):
     result = limit_share(share_ppm, nodes)
     for total in (nodes, nodes + more):
         assert not result or tail(share_ppm * total // WHOLE, total, result / WHOLE) <= LEVEL * 1.001
 
 
-def test_the_limit_is_the_greatest_that_keeps_within_it():
+def test_the_limit_is_the_largest_that_keeps_the_share():
     result = limit_share(10_000, 10_000)
     assert 0.0058 < result / WHOLE < 0.0061
     assert tail(100, 10_099, (result + 1) / WHOLE) > LEVEL
@@ -59,7 +57,7 @@ def test_no_first_wave_of_forty_rollouts_has_more_than_its_share():
     assert 0 < min(limited) <= max(limited) <= 40 < max(average)
 
 
-def test_a_rollout_opens_its_waves_by_their_limits_and_grows():
+def test_a_rollout_opens_its_waves_within_their_limits():
     store, _, two = registry()
     rollout = begin(store, two, plan("1%", "5%", "100%", nodes=10_000))
     assert (rollout.nodes, rollout.shares_ppm[-1]) == (10_000, WHOLE)
@@ -74,7 +72,7 @@ def test_waves_of_a_region_or_label_keep_their_share(wave):
 
 def test_a_fleet_that_is_too_small_for_a_limit_is_refused_with_the_remedy():
     store, _, two = registry()
-    with pytest.raises(InputError, match=r"wave 1% of 300 nodes: at most 3 by a hash are .* name the first nodes by a"):
+    with pytest.raises(InputError, match=r"wave 1% of 300 nodes: at most 3, picked by a hash, means .* name the first"):
         begin(store, two, plan("1%", "100%", nodes=300))
 
 
@@ -86,7 +84,7 @@ def _report(store, rollout, count, seconds=0, start=0):
         write_report(store, report_key("digits", "stable", rollout.id, name), report, None)
 
 
-def test_reports_of_the_rollout_before_say_how_many_nodes_there_are_at_least():
+def test_reports_of_the_last_rollout_give_the_least_number_of_nodes():
     store, _, two = registry()
     rollout = begin(store, two, plan("100%"))
     assert count_nodes(store, None) == count_nodes(store, rollout) == 0
@@ -105,7 +103,7 @@ def test_a_sample_of_reports_gives_a_lower_bound():
     assert count_nodes(store, replace(rollout, reach=(parse_wave("label=canary"),))) == 0
 
 
-def test_the_next_rollout_keeps_within_what_was_reported_and_a_small_fleet_within_the_average():
+def test_the_next_rollout_keeps_the_reported_number_and_a_small_fleet_the_average():
     for count, wave, limited in ((600, "10%", True), (100, "1%", False)):
         store, _, two = registry()
         _report(store, begin(store, two, plan("100%", soak=0)), count)

@@ -1,10 +1,12 @@
 """A request that fails, at any position of what is done to a rollout: nodes get what the channel's state says, at once,
 and after one look everything else says so too."""
 
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
 from typing import Any
 from unittest.mock import Mock
 
@@ -35,6 +37,13 @@ NOBODY, SOME, ALL = {"1"}, {"1", "2"}, {"2"}
 def manifests_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two manifests are read thousands of times."""
     monkeypatch.setattr(manifest, "_read", cache(manifest._read))
+
+
+@pytest.fixture(autouse=True)
+def ids_are_numbered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its id, a rollout chooses the nodes of a wave: one random id in some thousand chooses none of these nodes."""
+    numbers = count()
+    monkeypatch.setattr(secrets, "token_hex", lambda size: f"{next(numbers):0{2 * size}x}")
 
 
 @dataclass
@@ -150,7 +159,7 @@ def state(store: Any) -> Channel:
 
 @pytest.mark.parametrize("how", ["refused", "lost", "undecided", "killed"])
 @pytest.mark.parametrize("make", CASES)
-def test_one_request_that_fails_anywhere(make: Callable[[], Case], how: str) -> None:
+def test_a_request_that_fails_anywhere_is_safe(make: Callable[[], Case], how: str) -> None:
     case = make()
     assert seen(case.store) == case.before
     for store, acknowledged in failing(case, how):
@@ -176,7 +185,7 @@ def test_one_request_that_fails_anywhere(make: Callable[[], Case], how: str) -> 
 
 
 @pytest.mark.parametrize("end", [UnavailableError("503"), KeyboardInterrupt()])
-def test_evidence_that_comes_while_a_rollout_begins_reaches_its_nodes_after_an_outage(monkeypatch, end):
+def test_evidence_at_a_rollouts_start_reaches_its_nodes_after_an_outage(monkeypatch, end):
     """Whoever attached it saw that no node gets the version; whoever began the rollout saw no evidence of it."""
     store, _, two = registry()
     late = [report(two.engines[0], "failed", host="late")]
@@ -193,7 +202,7 @@ def test_evidence_that_comes_while_a_rollout_begins_reaches_its_nodes_after_an_o
     assert not [item for item in verify(store).problems if item.fault]
 
 
-def test_what_an_aborted_rollout_brought_has_its_whole_grace_period() -> None:
+def test_an_aborted_rollouts_version_has_its_whole_grace_period() -> None:
     store, _ = running("50%", "100%")
     is_marked = mark_late(store, "digits@2")
     operations.abort(store, *WHERE, Operator("ada", at(60)))

@@ -1,5 +1,3 @@
-"""Who wins of an operator and a controller at once."""
-
 from itertools import product
 
 from enginesmith.registry.versions.channel_state import read_channel
@@ -10,7 +8,7 @@ from tests.enginesmith.registry.memory import Actor, after, interleave
 from tests.pipeline.rollout.fleet import NODES, WHERE, at, look, running, served
 
 
-def test_an_abort_and_a_controller_at_once_agree():
+def test_a_concurrent_abort_and_controller_agree():
     for steps, waves in product(range(0, 40, 3), (("100%",), ("10%", "100%"))):
         store, _ = running(*waves, soak=60)
         one, two_ = Actor("controller"), Actor("ada")

@@ -90,7 +90,7 @@ def broken_links(root: Path, among: Collection[Path] | None = None) -> list[str]
     ]
 
 
-def _leads(root: Path, page: Path, link: str, found: dict[Path, Seen]) -> bool:
+def _leads(root: Path, page: Path, link: str, pages: dict[Path, Seen]) -> bool:
     if link == "data:,":  # no icon
         return True
     parts = urlsplit(link)
@@ -99,7 +99,7 @@ def _leads(root: Path, page: Path, link: str, found: dict[Path, Seen]) -> bool:
     target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
     if not target.is_file() or not target.is_relative_to(root.resolve()):
         return False
-    return not parts.fragment or target not in found or parts.fragment in found[target].ids
+    return not parts.fragment or target not in pages or parts.fragment in pages[target].ids
 
 
 def linked(root: Path) -> set[Path]:

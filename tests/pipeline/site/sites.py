@@ -40,9 +40,9 @@ def publish_small(store: Store, model: str = "digits", content: object = "a", te
 def publish_hostile(store: Store, model: str = "hostile") -> Manifest:
     """A version in which every text that somebody can write is hostile."""
     entries = [_hostile_engine(store, "cpu"), _hostile_engine(store, "sm_89", "unproven")]
-    made = draft(store, HOSTILE_TEXT, model)
-    made = replace(
-        made,
+    manifest = draft(store, HOSTILE_TEXT, model)
+    manifest = replace(
+        manifest,
         spec={HOSTILE[0]: {HOSTILE[1]: HOSTILE_TEXT}},
         host={"name": HOSTILE_TEXT, HOSTILE[2]: HOSTILE[1]},
         toolchain={HOSTILE[0]: HOSTILE_TEXT},
@@ -51,7 +51,7 @@ def publish_hostile(store: Store, model: str = "hostile") -> Manifest:
     )
     pairs = [(entry, approval(entry)) for entry in entries]
     others = [replace(refusal(), reason=HOSTILE_TEXT)]
-    result = publish.publish(store, made, pairs, others, channel=None).manifest
+    result = publish.publish(store, manifest, pairs, others, channel=None).manifest
     channels.promote(store, result, "stable", by=HOSTILE_TEXT, why=HOSTILE_TEXT, proven_only=True)
     _add_run(store, model)
     return result

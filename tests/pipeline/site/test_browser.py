@@ -46,12 +46,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
-    with chromium(tmp_path_factory.mktemp("chromium")) as found:
-        yield found
+    with chromium(tmp_path_factory.mktemp("chromium")) as browser:
+        yield browser
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_page_fits_its_width_and_asks_for_its_own_files_alone(tab: Tab, site: Path, page: str) -> None:
+def test_every_page_fits_its_width_and_loads_only_its_own_files(tab: Tab, site: Path, page: str) -> None:
     for width in (360, 1600):
         tab.resize(width, dark=width == 360)
         tab.open(f"{site.as_uri()}/{page}")
@@ -63,7 +63,7 @@ def test_every_page_fits_its_width_and_asks_for_its_own_files_alone(tab: Tab, si
         assert tab.complaints() == []
 
 
-def test_models_are_searched_and_filtered_from_a_folder_and_the_address_keeps_it(tab: Tab, site: Path) -> None:
+def test_search_and_filter_work_from_a_folder_and_stay_in_the_address(tab: Tab, site: Path) -> None:
     tab.resize(1600)
     tab.open(f"{site.as_uri()}/index.html")
     names = "[...document.querySelectorAll('.models tbody th')].map(item => item.textContent)"
@@ -80,7 +80,7 @@ def test_models_are_searched_and_filtered_from_a_folder_and_the_address_keeps_it
     assert tab.evaluate(names) == ["digits", "hostile"] and tab.complaints() == []
 
 
-def test_a_keyboard_is_enough(tab: Tab, site: Path) -> None:
+def test_all_functions_work_with_a_keyboard(tab: Tab, site: Path) -> None:
     tab.resize(1600)
     tab.open(f"{site.as_uri()}/models/digits/versions/2/index.html")
     tab.press("Tab", 9)
@@ -106,7 +106,7 @@ def test_a_deep_link_shows_its_engine(tab: Tab, site: Path) -> None:
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.skipif(not AXE.is_file(), reason="no axe-core here: make site-check")
-def test_axe_finds_nothing(tab: Tab, site: Path, dark: bool) -> None:
+def test_axe_finds_no_problem(tab: Tab, site: Path, dark: bool) -> None:
     script = AXE.read_text()
     entries: dict[str, list[str]] = {}
     for page in PAGES:

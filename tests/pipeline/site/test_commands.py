@@ -1,5 +1,3 @@
-"""`enginesmith site write` and `enginesmith site serve` as they are called."""
-
 import json
 import re
 import signal
@@ -18,14 +16,14 @@ from tests.pipeline.site.sites import publish_small
 from tests.waiting import PATIENCE_S, until
 
 
-def test_site_says_what_it_wrote(store: Store, out: Path) -> None:
+def test_site_lists_the_written_files(store: Store, out: Path) -> None:
     publish_small(store)
     first, second = (run("site", "write", out, "--registry", store.uri, "--json") for _ in range(2))
     assert json.loads(first.stdout)["written"] > 5 and json.loads(second.stdout)["written"] <= 1
     assert run("site", "write", out, "--registry", store.uri).stdout == f"{out}/index.html\n"
 
 
-def test_serve_shows_what_changes_and_ends_with_ctrl_c(store: Store) -> None:
+def test_serve_shows_changes_and_ends_with_ctrl_c(store: Store) -> None:
     publish_small(store)
     command = [sys.executable, "-m", "enginesmith", "site", "serve", "--registry", store.uri]
     words = ["--listen", "127.0.0.1:0", "--every", "1", "--prefix", "/registry"]
@@ -57,10 +55,10 @@ def wait_for(url: str, text: str) -> str:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--listen", "8080x"], "is no address"),
-        (["--listen", "127.0.0.1:70000"], "is no address"),
-        (["--prefix", "//evil.example"], "is no path"),
-        (["--prefix", "registry"], "is no path"),
+        (["--listen", "8080x"], "is not an address"),
+        (["--listen", "127.0.0.1:70000"], "is not an address"),
+        (["--prefix", "//evil.example"], "is not a path"),
+        (["--prefix", "registry"], "is not a path"),
         (["--trust", "missing.yaml"], "missing.yaml"),
     ],
 )

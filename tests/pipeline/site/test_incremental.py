@@ -1,5 +1,3 @@
-"""A second run writes what changed; a killed run leaves a site that works and is finished by the next."""
-
 from pathlib import Path
 
 import pytest
@@ -46,12 +44,12 @@ ALWAYS_DRAWN = 4 + 2
 
 
 @on_each_store
-def test_only_what_changed_is_read_and_written(store: Store, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_changes_are_read_and_written(store: Store, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_two_of_each(store, out)
     before = times(out)
     read: list[str] = []
-    known = generate.model_pages
-    monkeypatch.setattr("pipeline.site.generate.model_pages", lambda site: read.append(site.model) or known(site))
+    write_pages = generate.model_pages
+    monkeypatch.setattr("pipeline.site.generate.model_pages", lambda site: read.append(site.model) or write_pages(site))
     write(store, out)
     assert changed(before, out) <= ALWAYS and read == []
     move(store, "digits", "1")
@@ -63,7 +61,7 @@ def test_only_what_changed_is_read_and_written(store: Store, out: Path, monkeypa
 
 
 @pytest.mark.parametrize("model", [None, "digits"])
-def test_a_policy_is_seen_though_its_size_is_the_same(store: Store, out: Path, model: str | None) -> None:
+def test_a_policy_change_is_noticed_at_equal_size(store: Store, out: Path, model: str | None) -> None:
     publish_small(store)
     for target in ("sm_75", "sm_80"):
         policies.write(store, model, "candidate", ChannelPolicy(proven=(target,)))
@@ -71,18 +69,18 @@ def test_a_policy_is_seen_though_its_size_is_the_same(store: Store, out: Path, m
         assert f"proven on {target}" in (out / "models/digits/index.html").read_text()
 
 
-def test_a_killed_run_is_finished_by_the_next(store: Store, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_run_finishes_a_killed_one(store: Store, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_small(store)
     write(store, out)
     before = times(out)
     publish_small(store, content="b")
     publish_small(store, "other")
-    known = generate._model
+    write_model = generate._model
 
     def die(site: generate.ModelSite, path: str) -> bytes:
         if site.model == "other":
             raise KeyboardInterrupt
-        return known(site, path)
+        return write_model(site, path)
 
     with monkeypatch.context() as patched:
         patched.setattr(generate, "_model", die)
@@ -94,7 +92,7 @@ def test_a_killed_run_is_finished_by_the_next(store: Store, out: Path, monkeypat
     assert (out / "models" / "other" / "index.html").exists() and not broken_links(out)
 
 
-def test_pages_that_a_killed_run_did_not_delete_are_deleted_by_the_next(store, out, monkeypatch):
+def test_the_next_run_deletes_pages_that_a_killed_one_left(store, out, monkeypatch):
     write_two_of_each(store, out)
     remove_half(store)
     with monkeypatch.context() as patched:
@@ -108,7 +106,7 @@ def test_pages_that_a_killed_run_did_not_delete_are_deleted_by_the_next(store, o
     assert write(store, out).drawn == ALWAYS_DRAWN
 
 
-def test_pages_are_synced_together_and_before_anything_is_noted_of_them(store, out, monkeypatch):
+def test_pages_are_synced_together_before_they_are_recorded(store, out, monkeypatch):
     seen: list[str] = []
     folder = SiteFolder(out)
     monkeypatch.setattr("os.fsync", lambda _: seen.append("one"))
@@ -123,16 +121,16 @@ def test_pages_are_synced_together_and_before_anything_is_noted_of_them(store, o
     assert seen == ["all", "one", "one"]
 
 
-def test_what_a_killed_run_wrote_in_part_is_no_file_of_the_site_and_goes(store: Store, out: Path) -> None:
+def test_partial_files_of_a_killed_run_are_deleted(store: Store, out: Path) -> None:
     publish_small(store)
-    left = out / STATE / "new" / f"{PREFIX}00"
-    left.parent.mkdir(parents=True)
-    left.write_text("<html")
+    partial_path = out / STATE / "new" / f"{PREFIX}00"
+    partial_path.parent.mkdir(parents=True)
+    partial_path.write_text("<html")
     write(store, out)
-    assert not left.exists() and not list(out.rglob(f"{PREFIX}*"))
+    assert not partial_path.exists() and not list(out.rglob(f"{PREFIX}*"))
 
 
-def test_a_version_that_comes_while_the_site_is_made_waits_for_the_next_time(store, out, monkeypatch):
+def test_a_version_published_during_a_run_waits_for_the_next_one(store, out, monkeypatch):
     publish_small(store)
     publish_small(store, "gone")
     models = read_models(store, "")
@@ -149,12 +147,12 @@ def test_a_version_that_comes_while_the_site_is_made_waits_for_the_next_time(sto
     assert not (out / "models/gone").exists()
 
 
-def test_a_folder_with_other_things_is_not_changed(store: Store, out: Path) -> None:
+def test_a_folder_with_other_files_is_not_changed(store: Store, out: Path) -> None:
     out.mkdir()
     (out / "thesis.txt").write_text("all of it")
-    with pytest.raises(InputError, match="holds other files"):
+    with pytest.raises(InputError, match="holds other files, not a site of Enginesmith"):
         write(store, out)
-    with pytest.raises(InputError, match="is no folder"):
+    with pytest.raises(InputError, match="is not a folder"):
         write(store, out / "thesis.txt")
 
 
@@ -166,7 +164,7 @@ def test_a_folder_with_other_things_is_not_changed(store: Store, out: Path) -> N
         b'{"format": 1, "models": {"digits": {"key": "of another release"}, "gone": {"key": ""}}}',
     ],
 )  # fmt: skip
-def test_a_damaged_state_costs_time_and_nothing_else(store: Store, out: Path, state: bytes) -> None:
+def test_a_damaged_state_costs_only_time(store: Store, out: Path, state: bytes) -> None:
     publish_small(store)
     write(store, out)
     for path in (out / ".enginesmith-site").rglob("*.json"):

@@ -24,7 +24,7 @@ def words(out: Path, *parts: str) -> str:
     return Seen(out.joinpath(*parts)).words
 
 
-def test_a_built_version_answers_what_people_ask(built: Project, out: Path) -> None:
+def test_a_versions_page_answers_common_questions(built: Project, out: Path) -> None:
     store = built.store
     write(store, out)
     version = words(out, "models", "tiny", "versions", "1", "index.html")
@@ -42,7 +42,7 @@ def test_a_built_version_answers_what_people_ask(built: Project, out: Path) -> N
     }
 
 
-def test_channels_say_who_moved_them_why_and_on_which_canary(store: Store, out: Path, tmp_path: Path) -> None:
+def test_channels_show_who_moved_them_why_and_on_which_canary(store: Store, out: Path, tmp_path: Path) -> None:
     one, two = (publish_engines(store, [engine(store, data=c.encode())], c).manifest for c in "ab")
     move(store, "digits", "1")
     paths = write_observations(tmp_path / "canary", two, one)
@@ -61,7 +61,7 @@ def test_channels_say_who_moved_them_why_and_on_which_canary(store: Store, out: 
     assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
 
 
-def test_a_damaged_version_is_reported_and_the_others_are_there(store: Store, out: Path) -> None:
+def test_a_damaged_version_is_reported_beside_the_others(store: Store, out: Path) -> None:
     for content in "ab":
         publish_small(store, content=content)
     overwrite(store, layout.manifest_key("digits", "1"), b"{")
@@ -107,7 +107,7 @@ def test_pages_show_signatures_and_trust_policy_results(store: Store, out: Path,
     assert "not trusted digits@2 has 0 of the 1 signatures" in words(out, *place, "2", "index.html")
 
 
-def test_an_ensemble_leads_to_its_graphs_and_has_their_size(store: Store, out: Path) -> None:
+def test_an_ensemble_links_to_its_graphs_and_has_their_size(store: Store, out: Path) -> None:
     graphs = publish_graphs(store)
     whole = publish_whole(store, graphs)
     write(store, out)
@@ -118,10 +118,10 @@ def test_an_ensemble_leads_to_its_graphs_and_has_their_size(store: Store, out: P
     # What is found out about a graph is seen on the page of the whole.
     store.remove(layout.manifest_key("pair-encoder", "1"))
     write(store, out)
-    assert "pair-encoder@1 not there" in words(out, "models/pair/versions/1/index.html") and not broken_links(out)
+    assert "pair-encoder@1 missing" in words(out, "models/pair/versions/1/index.html") and not broken_links(out)
 
 
-def test_hostile_texts_are_shown_and_nothing_of_them_is_markup(store: Store, out: Path) -> None:
+def test_hostile_texts_are_escaped(store: Store, out: Path) -> None:
     manifest = publish_hostile(store)
     write(store, out)
     seen = {str(result.path.relative_to(out)): result for result in pages(out)}
@@ -141,7 +141,7 @@ def test_hostile_texts_are_shown_and_nothing_of_them_is_markup(store: Store, out
     assert data.isascii() and data.startswith("registryModels([[") and data.endswith("]);\n"), "plain JSON"
 
 
-def test_a_report_is_copied_beneath_a_policy_without_scripts(store: Store, out: Path) -> None:
+def test_a_copied_report_has_a_policy_without_scripts(store: Store, out: Path) -> None:
     manifest = publish_hostile(store)
     key = layout.page_key(manifest.model, manifest.version)
     store.create(key, b"<script>alert(1)</script>")
@@ -151,7 +151,7 @@ def test_a_report_is_copied_beneath_a_policy_without_scripts(store: Store, out: 
     assert copied == copy_report(store.read(key) or b"")
 
 
-def test_of_an_engine_that_one_version_has_its_status_alone_is_compared(store: Store) -> None:
+def test_an_engine_of_only_one_version_is_compared_by_status(store: Store) -> None:
     publish_engines(store, [engine(store), engine(store, "sm_80", "fp16", "unproven")], "a")
     publish_engines(store, [engine(store, data=b"other" * 100)], "b")
     documents = (read_version(store, "digits", version).document for version in "12")

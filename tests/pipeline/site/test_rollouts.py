@@ -1,5 +1,3 @@
-"""Rollouts on the pages, and that a change of one is seen."""
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +26,7 @@ def words(out: Path, path: str = PAGE) -> str:
     return Seen(out / path).words
 
 
-def test_a_rollout_says_who_gets_what_and_who_started_it(store: Store, out: Path) -> None:
+def test_a_rollout_shows_its_nodes_and_its_author(store: Store, out: Path) -> None:
     roll_out(store)
     write(store, out)
     model = words(out)
@@ -39,7 +37,7 @@ def test_a_rollout_says_who_gets_what_and_who_started_it(store: Store, out: Path
     assert not broken_links(out) and not [seen.wrong for seen in pages(out) if seen.wrong]
 
 
-def test_a_step_of_a_rollout_is_seen_though_its_document_has_the_same_size(store: Store, out: Path) -> None:
+def test_a_rollouts_step_is_noticed_at_equal_size(store: Store, out: Path) -> None:
     result = roll_out(store)
     write(store, out)
     size = len(store.read(channel_key("digits", "stable")) or b"")
@@ -49,7 +47,7 @@ def test_a_step_of_a_rollout_is_seen_though_its_document_has_the_same_size(store
     assert "6% of the nodes get 2" in words(out)
 
 
-def test_a_rollout_that_a_move_has_ended_reaches_nobody(store: Store, out: Path) -> None:
+def test_a_rollout_ended_by_a_move_reaches_nobody(store: Store, out: Path) -> None:
     roll_out(store)
     with hold_lease(store, "a promotion by force") as guard:
         channels.point(guard, lookup.load(store, "digits", "2"), "stable", "eve")
@@ -58,7 +56,7 @@ def test_a_rollout_that_a_move_has_ended_reaches_nobody(store: Store, out: Path)
     assert "→" not in words(out, "index.html")
 
 
-def test_a_finished_and_a_damaged_rollout(store: Store, out: Path) -> None:
+def test_finished_and_damaged_rollouts_are_shown(store: Store, out: Path) -> None:
     result = roll_out(store)
     change_rollout(store, result, result.decide(BEGIN, "halted", "rule", "1 of 1 nodes fail", state="halted"))
     assert read_rollout(store, "digits", "stable")

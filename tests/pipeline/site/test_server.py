@@ -1,5 +1,3 @@
-"""The server: the site's own files for GET and HEAD, and nothing else."""
-
 import gzip
 import http.client
 from collections.abc import Iterator
@@ -38,7 +36,7 @@ def site(store: Store, out: Path) -> Path:
     return out
 
 
-def test_the_same_bytes_as_the_static_site(site: Path) -> None:
+def test_the_server_sends_the_static_sites_bytes(site: Path) -> None:
     with serving(site) as server:
         for path in ("index.html", "site.css", "site.js", "models.js", "models/digits/versions/1/index.html"):
             answer, data = ask(server, f"/{path}")
@@ -62,7 +60,7 @@ def test_answers_are_protected_compressed_and_conditional(site: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT"])
-def test_nothing_but_get_and_head(site: Path, method: str) -> None:
+def test_only_get_and_head_are_allowed(site: Path, method: str) -> None:
     with serving(site) as server:
         answer, data = ask(server, "/", method)
         assert answer.status == 405 and (site / "index.html").read_bytes() not in data
@@ -83,14 +81,14 @@ def test_no_path_leads_out_or_to_hidden_files(site: Path, path: str) -> None:
         assert answer.status in (404, 414) and b"secret" not in data and "Location" not in answer.headers
 
 
-def test_a_page_of_elsewhere_cannot_read_it_through_a_name_that_points_here(site: Path) -> None:
+def test_foreign_pages_cannot_read_it_through_dns_rebinding(site: Path) -> None:
     with serving(site) as server:
         port = server.address.port
         assert ask(server, "/", Host=f"evil.example:{port}")[0].status == 421
         assert ask(server, "/", Host=f"localhost:{port}")[0].status == 200
 
 
-def test_below_a_path_of_an_ingress(site: Path) -> None:
+def test_the_server_works_below_an_ingress_path(site: Path) -> None:
     with serving(site, "/registry/") as server:
         assert ask(server, "/registry/")[0].status == 200
         assert ask(server, "/registry")[0].headers["Location"] == "/registry/"
@@ -98,13 +96,13 @@ def test_below_a_path_of_an_ingress(site: Path) -> None:
         assert ask(server, "/")[0].status == ask(server, "/registryx/")[0].status == 404
 
 
-def test_while_the_first_site_is_written(tmp_path: Path) -> None:
+def test_requests_before_the_first_site_are_answered(tmp_path: Path) -> None:
     with serving(tmp_path / "empty") as server:
         answer, data = ask(server, "/")
         assert answer.status == 503 and b"is being written" in data
 
 
-def test_a_registry_out_of_reach_is_reported_once_and_the_site_stays() -> None:
+def test_an_unreachable_registry_is_reported_once_and_the_site_stays() -> None:
     output: list[str] = []
     fails = [True, True, False, True]
 

@@ -1,5 +1,3 @@
-"""`source.arguments` of an ONNX model: an input with a value is a constant, and the If that it decides is gone."""
-
 import re
 from pathlib import Path
 
@@ -26,7 +24,7 @@ def two_networks(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rate", "factor"), [(16000, 2.0), (8000, 3.0)])
-def test_the_branch_that_an_argument_chooses_is_built(rate: int, factor: float, tmp_path: Path) -> None:
+def test_the_branch_of_an_argument_is_built(rate: int, factor: float, tmp_path: Path) -> None:
     two_networks(tmp_path / "m.onnx")
     x, batch = TensorSpec("x", "float32", ("n", 3)), Dim("n", 1, 2, 4)
     workdir = tmp_path / "work"
@@ -41,24 +39,24 @@ def test_the_branch_that_an_argument_chooses_is_built(rate: int, factor: float, 
 
 
 @pytest.mark.parametrize(
-    ("given", "arguments", "words"),
+    ("tensor", "arguments", "words"),
     [
         (RATE, {"rates": 1}, "no such input; its inputs are rate"),
-        (RATE, {"rate": 0.5}, "0.5 is no int64"),
-        (RATE, {"rate": "16000"}, "'16000' is no int64"),
-        (HeaderTensor("rate", "uint8", ()), {"rate": 256}, "256 is no uint8"),
+        (RATE, {"rate": 0.5}, "0.5 is not int64"),
+        (RATE, {"rate": "16000"}, "'16000' is not int64"),
+        (HeaderTensor("rate", "uint8", ()), {"rate": 256}, "256 is not uint8"),
         (HeaderTensor("rate", "int64", ("n",)), {"rate": 1}, r"is \[n\] in the model; only an input"),
         (HeaderTensor("rate", "int64", None), {"rate": 1}, "of unknown rank"),
     ],
 )
-def test_an_argument_that_does_not_fit_is_reported(given: HeaderTensor, arguments: dict[str, int], words: str) -> None:
-    ((_, text),) = wrong_arguments([given], arguments)
+def test_an_argument_that_does_not_fit_is_reported(tensor: HeaderTensor, arguments: dict[str, int], words: str) -> None:
+    ((_, text),) = wrong_arguments([tensor], arguments)
     assert re.search(words, text)
 
 
-def test_an_input_of_one_fixed_size_takes_a_value(tmp_path: Path) -> None:
+def test_an_input_of_fixed_size_may_have_a_value(tmp_path: Path) -> None:
     assert not list(wrong_arguments([HeaderTensor("rate", "float32", (1, 1))], {"rate": 0.5}))
     two_networks(tmp_path / "m.onnx")
     request = ExportRequest("onnx", tmp_path, "m.onnx", (), arguments={"rate": 0.5})
-    with pytest.raises(ModelError, match=r"source.arguments.rate: 0.5 is no int64"):
+    with pytest.raises(ModelError, match=r"source.arguments.rate: 0.5 is not int64"):
         export(request, None, None, tmp_path)

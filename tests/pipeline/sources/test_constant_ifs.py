@@ -1,5 +1,3 @@
-"""An If whose condition is settled by constants and shapes is gone from the canonical model; others stay."""
-
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +77,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_branch_that_is_taken_stands_in_its_place(case: str, tmp_path) -> None:
+def test_the_taken_branch_replaces_the_if(case: str, tmp_path) -> None:
     condition, constants, taken = CASES[case]
     model = model_of(condition, ["n", 3], constants)
     result = canonical(model)
@@ -88,7 +86,7 @@ def test_the_branch_that_is_taken_stands_in_its_place(case: str, tmp_path) -> No
     np.testing.assert_array_equal(answer(model, tmp_path), answer(result, tmp_path))
 
 
-def test_what_the_inputs_decide_stays() -> None:
+def test_data_dependent_ifs_stay() -> None:
     nodes, constants = ask_dim(0)
     assert count_ifs(canonical(model_of(nodes, ["n", 3], constants))) == 1, "the dim is not known"
     assert count_ifs(canonical(model_of(nodes, [3, 3], constants))) == 0
@@ -96,7 +94,7 @@ def test_what_the_inputs_decide_stays() -> None:
     assert count_ifs(canonical(model_of(asked, [3, 3], {"zero": np.float32(0)}))) == 1
 
 
-def test_a_wrong_shape_that_a_branch_states_for_its_output_is_found_again() -> None:
+def test_a_branchs_wrong_output_shape_is_corrected() -> None:
     """As Paddle's exporter writes for SLANet."""
     model = model_of([helper.make_node("Greater", ["first", "k"], ["c"])], ["n", 3], {"k": np.float32(1)})
     model.graph.input.append(value("first", []))
@@ -105,7 +103,7 @@ def test_a_wrong_shape_that_a_branch_states_for_its_output_is_found_again() -> N
     assert count_ifs(canonical(model)) == 1
 
 
-def test_a_branch_that_gives_what_it_captures_or_a_constant_is_copied() -> None:
+def test_a_branch_of_captured_values_or_constants_is_copied() -> None:
     model = model_of([], ["n", 3], {"c": np.array(True)})
     body = next(item.g for item in model.graph.node[0].attribute if item.name == "then_branch")
     del body.node[:]
@@ -134,10 +132,10 @@ PADS = """
 """
 
 
-@pytest.mark.parametrize(("width", "kept"), [("4", "Relu"), ("7", "Neg")])
-def test_pads_that_are_computed_of_a_rank_tell_the_size_behind_them(tmp_path, width: str, kept: str) -> None:
+@pytest.mark.parametrize(("width", "expected"), [("4", "Relu"), ("7", "Neg")])
+def test_pads_computed_from_a_rank_determine_the_size(tmp_path, width: str, expected: str) -> None:
     """As PyTorch's exporter writes a pad: of 2 axes [[0, 1], [0, 0]], its rows turned and read by columns."""
     model = onnx.parser.parse_model(PADS.replace("width = {7}", f"width = {{{width}}}"))
     result = canonical(model)
-    assert count_ifs(result) == 0 and [node.op_type for node in result.graph.node] == [kept, "Abs"]
+    assert count_ifs(result) == 0 and [node.op_type for node in result.graph.node] == [expected, "Abs"]
     np.testing.assert_array_equal(answer(model, tmp_path), answer(result, tmp_path))

@@ -1,5 +1,3 @@
-"""A source becomes one ONNX model with the same function and the same bytes every time, or an error that says where."""
-
 import json
 import os
 import subprocess
@@ -36,15 +34,15 @@ class TestCapture:
         case = GoldenSet.load(exported.golden).cases[0]
         assert np.allclose(case.expected["output"], case.inputs["x"] - 2 * case.inputs["y"])
 
-    def test_inputs_that_forward_does_not_take_are_told(self, tmp_path):
+    def test_inputs_that_forward_does_not_take_are_named(self, tmp_path):
         y = TensorSpec("y", "float32", ("batch", 3))
         fails(torch_request(tmp_path, net("return x"), inputs=(X, y)), r"forward\(x\): y does not match")
         fails(torch_request(tmp_path, net("return x + z", ", z")), r"forward\(x, z\): z does not match")
 
-    def test_a_dim_that_the_code_fixes_is_told_in_torchs_words(self, tmp_path):
+    def test_a_dim_that_the_code_fixes_is_reported_with_torchs_message(self, tmp_path):
         fails(torch_request(tmp_path, net("return x + torch.ones(4, 3)")), r"batch as dynamic.*constant \(4\)")
 
-    def test_a_dim_of_multiples_is_exported_where_torch_asks_for_them(self, tmp_path):
+    def test_a_dim_of_multiples_is_exported_if_torch_requires_it(self, tmp_path):
         body = "y = x.reshape(-1, 4, 3); return (y * 2).reshape(-1, 3) + x, y[:, 0], y[:, :2].reshape(-1, 3)"
         request = torch_request(tmp_path, net(body))
         fails(request, r"Constraints violated \(batch\)|divisible|4\*_batch")
@@ -54,7 +52,7 @@ class TestCapture:
         shapes = [spec.shape for specs in specs_of(graph) for spec in specs]
         assert shapes == [("batch", 3), ("batch", 3), ("(batch//4)", 3), ("2*(batch//4)", 3)]
 
-    def test_a_branch_on_values_is_told_with_its_line(self, tmp_path):
+    def test_a_branch_on_values_is_reported_with_its_line(self, tmp_path):
         fails(
             torch_request(tmp_path, net("return x if x.sum() > 0 else -x")),
             r"model\.py:5: the model cannot be captured",
@@ -65,7 +63,7 @@ class TestCapture:
         square = ExportRequest(**{**vars(request), "inputs": (TensorSpec("x", "float32", (3, 3)),), "dims": ()})
         fails(square, "no ONNX form.*linalg_eig")
 
-    def test_a_model_that_fails_at_a_bucket_edge_is_told_with_the_shape(self, tmp_path):
+    def test_a_model_that_fails_at_a_bucket_edge_is_reported_with_the_shape(self, tmp_path):
         body = "return torch.nn.functional.embedding((x * 0 + x.shape[0]).long(), torch.ones(8, 2))"
         fails(torch_request(tmp_path, net(body)), r"failed on x \[8, 3\]: IndexError")
 
@@ -86,7 +84,7 @@ class TestOutputs:
             ("y = x * 2; return y, y", ["output_0", "output_1"]),
         ],
     )
-    def test_they_have_the_models_own_names(self, tmp_path, body, names):
+    def test_outputs_have_the_models_own_names(self, tmp_path, body, names):
         exported = run(torch_request(tmp_path, net(body)))
         assert [spec.name for spec in specs_of(onnx.load(exported.onnx))[1]] == names
         assert set(GoldenSet.load(exported.golden).cases[0].expected) == set(names)
@@ -99,7 +97,7 @@ class TestOutputs:
         case = GoldenSet.load(exported.golden).cases[0]
         assert np.array_equal(case.expected["add"], np.maximum(case.inputs["x"], 0) * 3)
 
-    def test_as_many_names_as_tensors(self, tmp_path):
+    def test_the_number_of_names_equals_that_of_tensors(self, tmp_path):
         fails(torch_request(tmp_path, net("return x, x * 2"), outputs=("a",)), "returns 2 tensors, the spec names 1")
 
 
@@ -122,28 +120,28 @@ class TestGolden:
             request, "out of bounds.*; its inputs were random, of the sizes in dims: correct these, or add golden.data"
         )
 
-    def test_without_samples_random_ones_stand_in_and_it_says_so(self, tmp_path):
+    def test_without_samples_random_ones_are_used_with_a_note(self, tmp_path):
         exported = run(torch_request(tmp_path, LINEAR))
         assert "no golden data: 8 groups of random inputs" in exported.notes[-1]
         assert run(torch_request(tmp_path, LINEAR)).golden_digest == exported.golden_digest
 
-    def test_random_places_in_a_table_are_anywhere_in_it(self, tmp_path):
+    def test_random_indices_cover_a_whole_table(self, tmp_path):
         ids = TensorSpec("x", "int64", ("batch", 30))
         table = LINEAR.replace("Sequential", "Embedding").replace("torch.nn.Linear(3, width), torch.nn.ReLU()", "45, 2")
         case = GoldenSet.load(run(torch_request(tmp_path, table, inputs=(ids,))).golden).cases[0]
         assert case.inputs["x"].min() == 0 and case.inputs["x"].max() == 44
 
-    def test_random_masks_leave_something_of_each_row_and_nan_of_the_model_itself_is_said(self, tmp_path):
+    def test_random_masks_keep_a_part_of_each_row_and_a_models_own_nan_is_reported(self, tmp_path):
         mask, dims = TensorSpec("mask", "bool", ("batch", "n")), (BATCH, Dim("n", 1, 4, 8))
         body = net("return x / mask.sum(1, keepdim=True), x.log()", ", mask")
         checks = run(torch_request(tmp_path, body, inputs=(X, mask), dims=dims, outputs=("y", "z"))).checks
-        found = [(check.output, "the model itself answers NaN" in check.note) for check in checks if not check.passed]
-        assert set(found) == {("z", True)}
+        flaws = [(check.output, "the model itself answers NaN" in check.note) for check in checks if not check.passed]
+        assert set(flaws) == {("z", True)}
 
-    def test_a_known_model_is_used_as_it_is_when_only_the_golden_set_is_new(self, tmp_path):
-        known = run(torch_request(tmp_path, LINEAR)).onnx.rename(tmp_path / "known.onnx")
-        digest = digest_of_file(known)
-        second = run(torch_request(tmp_path, LINEAR.replace("ReLU", "Tanh")), known_model=known)
+    def test_a_known_model_is_reused_for_a_new_golden_set(self, tmp_path):
+        known_model = run(torch_request(tmp_path, LINEAR)).onnx.rename(tmp_path / "known.onnx")
+        digest = digest_of_file(known_model)
+        second = run(torch_request(tmp_path, LINEAR.replace("ReLU", "Tanh")), known_model=known_model)
         assert digest_of_file(second.onnx) == digest
         assert "sqnr_db" in failed(second)
 
@@ -169,13 +167,13 @@ class TestPt2:
     def request(self, root: Path, name: str = "input", dims: tuple = (BATCH,)) -> ExportRequest:
         return ExportRequest("pt2", root, "m.pt2", (TensorSpec(name, "float32", ("batch", 3)),), dims)
 
-    def test_it_is_exported_and_proven_like_a_module(self, tmp_path):
+    def test_a_saved_program_is_exported_and_proven_like_a_module(self, tmp_path):
         self.save(tmp_path)
         exported = run(self.request(tmp_path))
         assert failed(exported) == []
         assert specs_of(onnx.load(exported.onnx))[1] == (TensorSpec("output", "float32", ("batch", 2)),)
 
-    def test_inputs_with_other_names_are_matched_by_position_and_it_says_so(self, tmp_path):
+    def test_inputs_with_other_names_are_matched_by_position_with_a_note(self, tmp_path):
         self.save(tmp_path)
         exported = run(self.request(tmp_path, "pixels"))
         assert exported.notes[0] == "inputs matched by position: input are called pixels"
@@ -211,7 +209,7 @@ class TestOnnx:
     def request(self, root: Path, outputs: tuple[str, ...] | None = None) -> ExportRequest:
         return ExportRequest("onnx", root, "source.onnx", (X,), (BATCH,), outputs)
 
-    def test_it_is_made_canonical_and_compared_with_the_file_as_given(self, tmp_path):
+    def test_an_onnx_file_becomes_canonical_and_is_compared_with_the_original(self, tmp_path):
         self.save(tmp_path)
         exported = run(self.request(tmp_path))
         assert specs_of(onnx.load(exported.onnx))[1] == tuple(TensorSpec(n, "float32", ("batch", 3)) for n in "yz")
@@ -222,7 +220,7 @@ class TestOnnx:
     @pytest.mark.parametrize(
         ("multiple", "y_shape"), [(1, ("batch", 1, "v")), (2, ("batch", 1, "width"))], ids=["rounded", "equal"]
     )
-    def test_axes_without_a_size_are_named_by_the_dims_that_they_always_equal(self, tmp_path, multiple, y_shape):
+    def test_axes_without_a_size_get_the_dims_they_always_equal(self, tmp_path, multiple, y_shape):
         halved_and_doubled = 'p = AveragePool<kernel_shape=[2], strides=[2]>(x) y = Resize<mode="nearest">(p, , s)'
         by_values = "m = ReduceMax<keepdims=0>(x, a) n = NonZero(m)"  # random values are all there
         by_values += " c = Equal(x, x) i = Cast<to=7>(c) r = ReduceSum<keepdims=0>(i, b) e = ReduceMax(r, f) "
@@ -239,7 +237,30 @@ class TestOnnx:
         request = BuildRequest("", "fp32", Target("cpu"), "onnxruntime", (x,), (y,), tuple(profiles((x,), dims)))
         assert largest_batch(request) == BATCH.max  # Triton's max_batch_size
 
-    def test_a_file_is_run_as_it_lies_there_unless_something_of_it_is_changed(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize(
+        ("first", "dims", "shape"), [(2, (), (2, 3, 12)), ("batch", (BATCH,), ("batch", 3, 12))], ids=["fixed", "batch"]
+    )
+    def test_axes_that_always_have_one_size_get_it(self, tmp_path, first, dims, shape):
+        weights = {"k": np.array([1.0, 1.0, 3.0])}
+        text = "h = Cast<to=7>(k) y = Tile(x, h)"
+        save_onnx(build(f"float[{first},3,4] x", "float[u,v,w] y", text, weights), tmp_path / "source.onnx")
+        exported = run(replace(self.request(tmp_path), inputs=(TensorSpec("x", "float32", (first, 3, 4)),), dims=dims))
+        assert specs_of(onnx.load(exported.onnx))[1][0].shape == shape
+
+    @pytest.mark.parametrize("text", ["y, z = Split(x, c)", "y = com.microsoft.CropAndResize(x, r, i, c)"])
+    def test_axes_without_dims_whose_size_is_a_value_stay_open(self, tmp_path, text):
+        weights = {"k": np.array([4]), "r": np.array([[0, 0, 1, 1.0]]), "i": np.zeros(1, np.int32)}
+        text = (
+            f"s = Mul(n, n) t = Sub(k, s) h = Concat<axis=0>(s, t) c = Cast<to={6 if 'Crop' in text else 7}>(h) {text}"
+        )
+        model = build("float[4,1,3,3] x, int64[1] n", "float[u,v,w,q] y", text, weights)
+        model.opset_import.add(domain="com.microsoft", version=1)
+        save_onnx(model, tmp_path / "source.onnx")
+        inputs = TensorSpec("x", "float32", (4, 1, 3, 3)), TensorSpec("n", "int64", (1,))
+        exported = run(replace(self.request(tmp_path), inputs=inputs, dims=()))
+        assert isinstance(specs_of(onnx.load(exported.onnx))[1][0].shape[2 if "Crop" in text else 0], str)
+
+    def test_an_unchanged_file_is_run_in_place(self, tmp_path, monkeypatch):
         self.save(tmp_path)
         opened = list[Path]()
 
@@ -257,11 +278,11 @@ class TestOnnx:
         model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "?"
         onnx.save(model, tmp_path / "source.onnx")
         run(self.request(tmp_path))
-        given, saved = tmp_path / "source.onnx", tmp_path / "work" / "source.onnx"
-        assert [path for path in opened if path.name == "source.onnx"] == [given, given, saved, saved]
+        source_path, saved = tmp_path / "source.onnx", tmp_path / "work" / "source.onnx"
+        assert [path for path in opened if path.name == "source.onnx"] == [source_path, source_path, saved, saved]
         assert not saved.exists()
 
-    def test_weights_in_a_folder_beside_it_are_taken_in(self, tmp_path):
+    def test_external_weights_in_a_folder_are_embedded(self, tmp_path):
         model = build("float[N,3] x", "float[N,3] y", "y = MatMul(x, w)", {"w": np.eye(3)})
         (tmp_path / "weights").mkdir()
         onnx.save(model, tmp_path / "source.onnx", save_as_external_data=True, location="weights/w", size_threshold=0)
@@ -274,7 +295,7 @@ class TestOnnx:
         model = onnx.load(run(self.request(tmp_path, ("z", "y"))).onnx)
         assert [output.name for output in model.graph.output] == ["z", "y"]
 
-    def test_an_output_that_is_not_there_is_named_with_those_that_are(self, tmp_path):
+    def test_a_missing_output_is_named_with_the_existing_ones(self, tmp_path):
         self.save(tmp_path)
         fails(self.request(tmp_path, ("logits",)), "output 'logits' is not in the model; its outputs are y, z")
 

@@ -1,5 +1,3 @@
-"""NaN and infinities in weights are blamed on the weight, and no sample."""
-
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +50,7 @@ def spoiled(shape: tuple[int, ...], value: float) -> np.ndarray:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("text", ["{ y = MatMul(x, w) }", "{ h = Identity(x)  y = Gemm(h, w, b) }"])
-def test_a_weight_that_is_not_finite_is_named(text: str, value: float) -> None:
+def test_a_non_finite_weight_is_named(text: str, value: float) -> None:
     with pytest.raises(ModelError, match=rf"weight 'w' holds {value} at \[3, 3\]; repair it"):
         check_weights(model(text, w=spoiled((4, 4), value), b=np.ones(4)))
 
@@ -75,7 +73,7 @@ def test_a_constant_inside_a_node_is_named() -> None:
         ("<bool[1] m = {1}> { y = Where(m, x, c) }", np.array(np.nan)),
     ],
 )
-def test_masks_bounds_and_marks_are_meant(text: str, constant: np.ndarray) -> None:
+def test_masks_bounds_and_marks_are_allowed(text: str, constant: np.ndarray) -> None:
     check_weights(model(text, c=constant))
 
 
@@ -86,7 +84,7 @@ def test_masks_bounds_and_marks_are_meant(text: str, constant: np.ndarray) -> No
         ("self.norm.running_var[2] = float('nan')", r"weight 'norm.running_var' holds nan at \[2\]"),
     ],
 )
-def test_a_weight_of_a_module_has_the_name_that_the_module_gives_it(tmp_path: Path, spoil: str, words: str) -> None:
+def test_a_modules_weight_has_its_name_in_the_module(tmp_path: Path, spoil: str, words: str) -> None:
     (tmp_path / "model.py").write_text(NORMALIZED.format(spoil=spoil))
     request = ExportRequest("torch", tmp_path, "model.py", (X,), (BATCH,), function="build")
     with pytest.raises(ModelError, match=words):

@@ -1,5 +1,3 @@
-"""ONNX files that were made to harm: a ModelError that says something, and nothing read, kept or allocated besides."""
-
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,11 +55,11 @@ def taken(folder: Path, data: bytes) -> onnx.ModelProto:
     return tidy
 
 
-def test_the_model_that_is_attacked_is_sound(folder: Path) -> None:
+def test_the_attacked_model_is_sound(folder: Path) -> None:
     assert specs_of(taken(folder, valid_model().SerializeToString()))[0] == (X,)
 
 
-def test_hostile_models_end_in_an_error_that_says_something(folder: Path) -> None:
+def test_hostile_models_give_a_clear_error(folder: Path) -> None:
     before = {path.name for path in folder.iterdir()} | {"model.onnx"}
 
     @FEW
@@ -103,7 +101,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("location", "words"), PLACES)
-def test_data_elsewhere_is_refused_wherever_the_tensor_is(folder: Path, location: str, words: str) -> None:
+def test_data_elsewhere_is_refused_for_every_tensor(folder: Path, location: str, words: str) -> None:
     def graph_inside(model: onnx.ModelProto) -> TensorProto:
         return model.graph.node[3].attribute[0].g.initializer.add(name="z", data_type=1, dims=[1])
 
@@ -125,25 +123,25 @@ def test_data_elsewhere_is_refused_wherever_the_tensor_is(folder: Path, location
 @pytest.mark.parametrize(
     ("numbers", "words"),
     [
-        ({"length": -1}, "no number of bytes"),
-        ({"offset": -5, "length": 4}, "no number of bytes"),
-        ({"length": 10**30}, "no number of bytes"),
+        ({"length": -1}, "not a number of bytes"),
+        ({"offset": -5, "length": 4}, "not a number of bytes"),
+        ({"length": 10**30}, "not a number of bytes"),
         ({"length": "4" * 5000}, "broken external data entry"),
         ({"offset": 40, "length": 40}, "ends at byte 80 of weights.bin, which has 48"),
     ],
 )
-def test_numbers_of_external_data(folder: Path, numbers: dict[str, object], words: str) -> None:
+def test_hostile_external_data_numbers_are_refused(folder: Path, numbers: dict[str, object], words: str) -> None:
     model = valid_model()
     far(model.graph.initializer[0], "weights.bin", **numbers)
     refused(folder, model, words)
 
 
 @pytest.mark.parametrize("dims", [[2**62] * 3000, [-3, 4], [3, 2**31]])
-def test_dims_that_no_tensor_has(folder: Path, dims: list[int]) -> None:
+def test_impossible_dims_are_refused(folder: Path, dims: list[int]) -> None:
     model = valid_model()
     far(model.graph.initializer[0], "weights.bin")
     model.graph.initializer[0].dims[:] = dims
-    refused(folder, model, "its dims are|which has 48|no number of bytes")
+    refused(folder, model, "its dims are|which has 48|not a number of bytes")
 
 
 def overlapping(count: int, step: int) -> onnx.ModelProto:
@@ -158,7 +156,7 @@ def overlapping(count: int, step: int) -> onnx.ModelProto:
     return model
 
 
-def test_shards_are_no_larger_than_the_files_they_are_made_of(folder: Path) -> None:
+def test_shards_are_no_larger_than_their_source_files(folder: Path) -> None:
     path = folder / "model.onnx"
     path.write_bytes(overlapping(30, 0).SerializeToString())
     load_onnx(path, folder, most_embedded_bytes=0)  # all are the same tensor: written once
@@ -187,7 +185,7 @@ def calling(bodies: Sequence[Sequence[onnx.NodeProto]], called: str) -> onnx.Mod
     return helper.make_model(graph, opset_imports=opsets, functions=functions, ir_version=10)
 
 
-def test_functions_that_stand_for_more_than_there_is_memory(folder: Path) -> None:
+def test_functions_that_expand_beyond_memory_are_refused(folder: Path) -> None:
     last = [node("Relu", ["a"], ["b"])]
     doubling = [[node(f"f{i}", ["a"], ["t"], domain="f"), node(f"f{i}", ["t"], ["b"], domain="f")] for i in range(200)]
     refused(folder, calling([last, *doubling], "f60"), "1000000000000000000 nodes or more")
@@ -201,7 +199,7 @@ def test_functions_that_stand_for_more_than_there_is_memory(folder: Path) -> Non
     refused(folder, calling([last, *([node(f"f{i}", ["a"], ["b"], domain="f")] for i in range(150))], "f150"), "depth")
 
 
-def test_functions_inside_branches_inside_functions(folder: Path) -> None:
+def test_functions_inside_branches_inside_functions_are_refused(folder: Path) -> None:
     def nested(count: int) -> onnx.ModelProto:
         bodies = [[node("Relu", ["a"], ["b"])]]
         for index in range(count):
@@ -222,7 +220,7 @@ def job_with_little_memory(path: str, workdir: Path) -> None:
     canonical(load_onnx(Path(path), Path(path).parent), [X])
 
 
-def test_a_long_list_that_shape_inference_works_out_takes_no_memory_but_the_jobs_own(folder, tmp_path):
+def test_a_long_inferred_list_uses_only_the_jobs_memory(folder, tmp_path):
     model = valid_model()
     del model.graph.node[:], model.graph.output[:]
     concats = [node("Concat", [f"s{i}", f"s{i}"], [f"s{i + 1}"], axis=0) for i in range(40)]
@@ -232,23 +230,23 @@ def test_a_long_list_that_shape_inference_works_out_takes_no_memory_but_the_jobs
     function = f"{__name__}:{job_with_little_memory.__name__}"
     limits = ProcessLimits(timeout_s=120, memory_mib=2000)
     job = call_job("export", function, {"path": str(folder / "model.onnx")}, limits=limits)
-    with pytest.raises(EnginesmithError) as told:
+    with pytest.raises(EnginesmithError) as err:
         run_job(job, tmp_path)
     # The library is not made for memory that ends: it may die of it, alone.
-    died = isinstance(told.value, StepError) and told.value.kind in ("crash", "error") and "held" not in str(told.value)
-    assert died or "comes from a very long list" in str(told.value)
+    died = isinstance(err.value, StepError) and err.value.kind in ("crash", "error") and "held" not in str(err.value)
+    assert died or "comes from a very long list" in str(err.value)
 
 
 @pytest.mark.parametrize("name", [b"matmul", b"mine", b"weights.bin", b"hidden", b"Relu", b"shape", b"location", b"b"])
-def test_names_that_are_no_text(folder: Path, name: bytes) -> None:
+def test_non_text_names_are_refused(folder: Path, name: bytes) -> None:
     data = valid_model().SerializeToString()
     damaged = data.replace(name, name[:-1] + b"\xff")
     assert damaged != data
-    with pytest.raises(ModelError, match=r"is no UTF-8|is truncated"):
+    with pytest.raises(ModelError, match=r"is not UTF-8|is truncated"):
         taken(folder, damaged)
 
 
-def test_what_is_not_read_is_refused_or_dropped(folder: Path) -> None:
+def test_unread_parts_are_refused_or_dropped(folder: Path) -> None:
     model = valid_model()
     few = helper.make_sparse_tensor(
         helper.make_tensor("few", 1, [1], [2.0]), helper.make_tensor("at", 7, [1], [1]), [4]
@@ -266,7 +264,7 @@ def test_what_is_not_read_is_refused_or_dropped(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [0, 8, 99])
-def test_types_that_numpy_does_not_know(folder: Path, kind: int) -> None:
+def test_types_without_a_numpy_type_are_refused(folder: Path, kind: int) -> None:
     model = valid_model()
     model.graph.input[0].type.tensor_type.elem_type = kind
     refused(folder, model, "input 'x' is|malformed")

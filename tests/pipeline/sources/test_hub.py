@@ -111,8 +111,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 def spec_in(folder: Path, source: dict[str, Any]) -> Path:
     folder.mkdir(exist_ok=True)
-    kept = ("model", "inputs", "outputs", "dims", "validation")
-    document = {key: SPEC[key] for key in kept} | {
+    keys = ("model", "inputs", "outputs", "dims", "validation")
+    document = {key: SPEC[key] for key in keys} | {
         "targets": ["cpu"],
         "backends": {"onnxruntime": {}},
         "source": source,
@@ -125,7 +125,7 @@ HF = {"hf": "org/model", "revision": REVISION, "file": "onnx/model.onnx"}
 
 
 @pytest.mark.slow
-def test_a_model_of_the_hub_is_built(tmp_path: Path, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hub_model_is_built(tmp_path: Path, hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     project = Project(tmp_path / "tiny", capsys)
     spec_in(project.folder, HF)
     built = project.build()
@@ -133,7 +133,7 @@ def test_a_model_of_the_hub_is_built(tmp_path: Path, hub: Hub, capsys: pytest.Ca
     assert any(REVISION in path.read_text() for path in project.registry.glob("models/**/*.json"))
 
 
-def test_an_onnx_file_comes_with_its_external_data_and_all_is_in_the_keys(tmp_path: Path, hub: Hub) -> None:
+def test_an_onnx_files_external_data_is_downloaded_and_in_the_keys(tmp_path: Path, hub: Hub) -> None:
     spec = load_spec(spec_in(tmp_path / "tiny", HF))
     folder = spec.folder / ".hub/org/model" / REVISION / "onnx"
     assert (folder / "model.onnx_data").read_bytes() == hub.files["onnx/model.onnx_data"]
@@ -144,20 +144,20 @@ def test_an_onnx_file_comes_with_its_external_data_and_all_is_in_the_keys(tmp_pa
     assert reads["files"] == files and reads["spec"]["revision"] == REVISION
 
 
-def test_without_the_hub_its_cache_is_enough_and_a_lost_one_says_what_to_run(
+def test_without_the_hub_its_cache_suffices_and_a_lost_one_names_the_command(
     tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load_spec(spec_in(tmp_path / "one", HF))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    asked = len(hub.seen)
+    request_count = len(hub.seen)
     load_spec(spec_in(tmp_path / "two", HF))
-    assert len(hub.seen) == asked
+    assert len(hub.seen) == request_count
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "other"))
     with pytest.raises(UnavailableError, match=f"hf download org/model onnx/model.onnx --revision {REVISION}"):
         load_spec(spec_in(tmp_path / "three", HF))
 
 
-def test_init_of_a_file_in_the_cache_writes_where_the_hub_has_it_and_nothing_into_the_cache(tmp_path, hub, monkeypatch):
+def test_init_of_a_cached_file_writes_its_hub_address_and_not_into_the_cache(tmp_path, hub, monkeypatch):
     fetch(ONNX, tmp_path / "one")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "other"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
@@ -183,7 +183,7 @@ def test_init_of_a_file_in_the_cache_writes_where_the_hub_has_it_and_nothing_int
 
 
 @pytest.mark.parametrize("damaged", ["onnx/model.onnx", "onnx/model.onnx_data"])
-def test_a_damaged_cache_is_not_built_from(tmp_path: Path, hub: Hub, damaged: str) -> None:
+def test_a_damaged_cache_is_not_used(tmp_path: Path, hub: Hub, damaged: str) -> None:
     fetch(ONNX, tmp_path / "one")
     cached = tmp_path / "cache/models--org--model/snapshots" / REVISION / damaged
     blob = cached.resolve()
@@ -203,7 +203,7 @@ def test_a_damaged_cache_is_not_built_from(tmp_path: Path, hub: Hub, damaged: st
         ("GatedRepo", {}, "accept its terms on its page, and set HF_TOKEN"),
     ],
 )
-def test_what_the_hub_refuses_has_its_reason_and_remedy(
+def test_a_refusal_of_the_hub_has_its_reason_and_remedy(
     tmp_path: Path, hub: Hub, refused: str, changed: dict[str, str], message: str
 ) -> None:
     hub.refused = refused
@@ -223,7 +223,7 @@ def test_external_data_elsewhere_is_refused_before_it_is_fetched(tmp_path: Path,
     assert not any("secret" in request or "passwd" in request for request in hub.seen)
 
 
-def test_weights_of_the_hub_fill_the_module_of_the_users_code(tmp_path: Path, hub: Hub) -> None:
+def test_hub_weights_load_into_the_users_module(tmp_path: Path, hub: Hub) -> None:
     hub.files["model.safetensors"] = save({"weight": np.eye(3, 8, dtype=np.float32), "bias": np.zeros(3, np.float32)})
     path = spec_in(tmp_path / "tiny", {**HF, "torch": "net.py:make", "file": "model.safetensors"})
     (path.parent / "net.py").write_text("import torch\n\n\ndef make():\n    return torch.nn.Linear(8, 3)\n")
@@ -235,33 +235,33 @@ def test_weights_of_the_hub_fill_the_module_of_the_users_code(tmp_path: Path, hu
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"revision": "main"}, "'main' is no commit of 40 hexadecimal digits; a branch or tag moves"),
-        ({"revision": REVISION.upper()}, "no commit of 40"),
+        ({"revision": "main"}, "'main' is not a commit of 40 hexadecimal digits; a branch or tag moves"),
+        ({"revision": REVISION.upper()}, "not a commit of 40"),
         ({"revision": None}, "hf, revision and file belong together; add revision"),
         ({"file": "../../model.onnx"}, "file: .* must be a relative path"),
         ({"file": "/etc/model.onnx"}, "file: .* must be a relative path"),
         ({"hf": "../model"}, "hf"),
         ({"hf": "https://huggingface.co/org/model"}, "hf"),
-        ({"file": "pytorch_model.bin"}, "no ONNX file; name one, or beside weights the function"),
+        ({"file": "pytorch_model.bin"}, "not an ONNX file; name one, or beside weights the function"),
         ({"onnx": "own.onnx"}, "onnx is the file of hf; remove one of the two"),
         ({"pt2": "own.pt2"}, "exactly one of torch, pt2, onnx"),
     ],
 )
-def test_a_spec_with_another_address_is_refused_before_anything_is_asked(
+def test_a_spec_with_another_address_is_refused_before_any_request(
     tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SpecError, match=message):
         load_spec(spec_in(tmp_path, {**HF, **changed}))
 
 
-def test_a_specs_dump_is_read_back_and_others_have_no_new_keys(tmp_path: Path, hub: Hub) -> None:
+def test_a_specs_dump_survives_json_and_others_have_no_new_keys(tmp_path: Path, hub: Hub) -> None:
     spec = load_spec(spec_in(tmp_path / "tiny", HF))
     dump = spec.model_dump(mode="json")
     assert ModelSpec.model_validate(dump).model_dump(mode="json") == dump and dump["source"]["revision"] == REVISION
     assert not {"hf", "revision", "file"} & set(ModelSpec.model_validate(SPEC).model_dump()["source"])
 
 
-def test_locations_are_those_that_the_whole_model_names(tmp_path: Path) -> None:
+def test_locations_are_those_in_the_whole_model(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(external("a/b.data")[0])
     assert list_locations(path) == ["a/b.data"]

@@ -36,7 +36,7 @@ def test_an_onnx_file_is_exported_with_its_weights_in_shards(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_torch_model_is_the_same_in_shards(tmp_path):
+def test_a_sharded_torch_model_is_the_same(tmp_path):
     code = LINEAR.replace("width=4", "width=400")
     (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
     whole = run(torch_request(tmp_path / "a", code))
@@ -51,12 +51,12 @@ def test_a_torch_model_is_the_same_in_shards(tmp_path):
     assert not list(sharded.onnx.parent.glob("*.weights"))
 
 
-def test_nan_in_a_weight_outside_is_found(tmp_path):
+def test_nan_in_an_external_weight_is_found(tmp_path):
     with pytest.raises(ModelError, match="'w'"):
         run(large_onnx(tmp_path, value=np.nan))
 
 
-def test_a_length_that_the_shape_does_not_have_is_refused(tmp_path):
+def test_a_length_that_contradicts_the_shape_is_refused(tmp_path):
     request = large_onnx(tmp_path)
     model = onnx.load(tmp_path / "m.onnx", load_external_data=False)
     next(entry for entry in model.graph.initializer[0].external_data if entry.key == "length").value = "6000"

@@ -1,5 +1,3 @@
-"""The noise floor of an export: what is measured, and that nothing about it ends an export."""
-
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +32,7 @@ def exported(folder: Path, body: str) -> ExportResult:
 
 
 @pytest.mark.parametrize("body", ODD.values(), ids=ODD)
-def test_a_model_that_cannot_be_run_in_float64_is_exported_with_a_note(tmp_path: Path, body: str) -> None:
+def test_a_model_without_a_float64_run_is_exported_with_a_note(tmp_path: Path, body: str) -> None:
     result = exported(tmp_path, body)
     assert all(check.passed for check in result.checks)
     (note,) = [note for note in result.notes if "noise floor" in note]
@@ -42,18 +40,18 @@ def test_a_model_that_cannot_be_run_in_float64_is_exported_with_a_note(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
         ("MOST_S", 0.01, "the float64 run was ended after 0.01 s"),
         ("BASE_MIB", 1, "the float64 run needs more than 1 MiB of memory"),
     ],
 )
-def test_its_time_and_memory_are_bounded(tmp_path, monkeypatch, name, value, told):
+def test_the_noise_run_is_bounded_in_time_and_memory(tmp_path, monkeypatch, name, value, message):
     monkeypatch.setattr(noise, name, value)
     result = exported(tmp_path, "y = Relu(x)")
-    assert result.checks and any(told in note for note in result.notes)
+    assert result.checks and any(message in note for note in result.notes)
     actual = GoldenSet.load(result.golden).noise
-    assert actual == Noise(reason=told)  # without figures of this run: it is part of the golden set's digest
+    assert actual == Noise(reason=message)  # without figures of this run: it is part of the golden set's digest
 
 
 def test_a_model_is_allowed_memory_by_its_weights(tmp_path: Path) -> None:
@@ -62,7 +60,7 @@ def test_a_model_is_allowed_memory_by_its_weights(tmp_path: Path) -> None:
     assert noise.noise_memory_mib(tmp_path / "model.onnx") == noise.BASE_MIB + 800
 
 
-def test_it_is_measured_at_the_least_and_at_the_greatest_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_is_measured_at_the_smallest_and_largest_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, list[tuple[int, ...]]] = {}
 
     def run_job(job: Job[Noise], _folder: Path, start: Start) -> Noise:

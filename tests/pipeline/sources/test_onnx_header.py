@@ -1,5 +1,3 @@
-"""The header of an ONNX file says what parsing the whole file says, without reading it."""
-
 from pathlib import Path
 
 import onnx
@@ -19,7 +17,7 @@ TYPES = st.sampled_from([1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12, 13, 16])
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 @given(st.lists(st.tuples(TYPES, st.lists(SIZES, max_size=5)), min_size=1, max_size=5))
-def test_it_says_what_parsing_says(tmp_path: Path, inputs: list[tuple[int, list[int | str | None]]]) -> None:
+def test_the_header_gives_the_parsers_result(tmp_path: Path, inputs: list[tuple[int, list[int | str | None]]]) -> None:
     values = [helper.make_tensor_value_info(f"x{i}", kind, shape) for i, (kind, shape) in enumerate(inputs)]
     values.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [200]))
     weight = helper.make_tensor("w", TensorProto.FLOAT, [200], [1.0] * 200)
@@ -38,7 +36,7 @@ def test_it_says_what_parsing_says(tmp_path: Path, inputs: list[tuple[int, list[
 
 
 @given(st.binary(max_size=200))
-def test_any_other_bytes_are_refused_or_read(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_any_other_bytes_are_refused_or_parsed(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     path = tmp_path_factory.mktemp("any") / "m.onnx"
     path.write_bytes(data)
     try:
@@ -47,7 +45,7 @@ def test_any_other_bytes_are_refused_or_read(tmp_path_factory: pytest.TempPathFa
         assert "truncated or not an ONNX file" in str(error)
 
 
-def test_a_file_that_ends_early_is_refused(tmp_path: Path) -> None:
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     onnx.save(build("float[3] x", "float[3] y", "y = Identity(x)", {}), tmp_path / "m.onnx")
     whole = (tmp_path / "m.onnx").read_bytes()
     for size in (0, 5, len(whole) // 2, len(whole) - 1):

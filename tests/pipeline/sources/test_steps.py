@@ -1,5 +1,3 @@
-"""Which sequences a model with state is run through with its own states."""
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,9 +28,9 @@ class Steps:
             yield at + 1, {"x": np.full((1, 1, 2), at, np.float32)}
 
 
-def run(given):
-    total = given["h"] + given["x"][0] + given["count"]
-    return {"y": total, "hn": total, "counted": given["count"] + 1}
+def run(inputs):
+    total = inputs["h"] + inputs["x"][0] + inputs["count"]
+    return {"y": total, "hn": total, "counted": inputs["count"] + 1}
 
 
 def model(most):
@@ -44,7 +42,7 @@ def cases(most, count, order):
     return {case.name: case for case in model(most).sequences(Steps(count), order, ()).golden.cases}
 
 
-def test_sequences_are_run_alone_and_side_by_side_as_streams_of_a_batch():
+def test_sequences_run_alone_and_together_as_streams_of_a_batch():
     actual = cases(4, 8, np.array([0, 0, 0, 1, 1, 2, 2, 2]))
     assert [*actual] == ["sequence 0", "sequence 1", "sequence 2", "sequences side by side"]
     together = actual["sequences side by side"]
@@ -66,19 +64,19 @@ def prompted(begins, order, count=8):
             for at in range(self.count):
                 yield at + 1, {"x": np.full((1, 1), at, np.float32)}
 
-    def total(given):
-        summed = given["h"][:, None] + np.cumsum(given["x"], 1)
+    def total(inputs):
+        summed = inputs["h"][:, None] + np.cumsum(inputs["x"], 1)
         return {"y": summed, "hn": summed[:, -1]}
 
-    held = TensorSpec("h", "float32", ("rows",))
+    state_spec = TensorSpec("h", "float32", ("rows",))
     joined = Joined(np.array(begins, bool), "tokens", (TOKENS,))
     sums = StateModel(
-        total, (TOKENS, held), (Dim("rows", 1, 1, 4), Dim("tokens", 1, 1, 4)), (State("h", "hn"),), joined
+        total, (TOKENS, state_spec), (Dim("rows", 1, 1, 4), Dim("tokens", 1, 1, 4)), (State("h", "hn"),), joined
     )
     return sums.sequences(Samples(count), np.array(order), ())
 
 
-def test_outputs_of_unequal_steps_are_laid_out_place_by_place():
+def test_outputs_of_unequal_steps_are_stored_place_by_place():
     result = prompted([1, 0, 0, 1, 1, 1, 0, 1], [0, 0, 0, 0, 0, 1, 1, 1])
     cases = {case.name: case for case in result.golden.cases}
     assert result.lengths == (3, 2, 2), "steps; side by side up to the shortest sequence's end"
@@ -89,17 +87,17 @@ def test_outputs_of_unequal_steps_are_laid_out_place_by_place():
     np.testing.assert_array_equal(cases["sequence 0"].expected["hn"], [[10]])
 
 
-def test_a_prompt_alone_hands_no_state_on():
+def test_a_single_prompt_carries_no_state():
     with pytest.raises(DataError, match="one step each"):
         prompted([1, 0, 0, 0, 1, 0, 0, 0], [0] * 4 + [1] * 4)
 
 
-def test_sequences_are_cut_behind_a_whole_step(monkeypatch):
+def test_sequences_are_cut_after_whole_steps(monkeypatch):
     monkeypatch.setattr("pipeline.sources.steps.MOST_STEPS", 2)
     assert len(prompted([1, 0, 0, 1, 0, 1, 1, 1], [0] * 8).golden.cases[0].inputs["x"]) == 5
 
 
-def test_a_batch_that_holds_no_two_streams_has_none_side_by_side():
+def test_a_batch_of_less_than_two_streams_runs_none_together():
     assert [*cases(1, 4, None)] == ["sequence 0"]
 
 
@@ -109,7 +107,7 @@ def test_sequences_of_one_step_are_refused():
 
 
 @pytest.mark.parametrize(("most", "taken"), [(9, 4), (2, 2), (1, None)])
-def test_random_steps_end_at_a_caches_bound_if_two_fit(most, taken):
+def test_random_steps_end_at_a_caches_limit_if_two_fit(most, taken):
     inputs, past = TensorSpec("x", "float32", ("rows", "tokens")), TensorSpec("past", "float32", ("rows", "past"))
     dims = Dim("rows", 1, 1, 1), Dim("tokens", 1, 2, 2), Dim("past", 0, 0, most)
     grow = StateModel(
@@ -117,7 +115,7 @@ def test_random_steps_end_at_a_caches_bound_if_two_fit(most, taken):
     )
     groups = [{"x": np.ones((1, 2), np.float32)}] * 4
     if taken is None:
-        with pytest.raises(DataError, match="has come to past=2"):
+        with pytest.raises(DataError, match="has reached past=2"):
             grow.complete_random(groups)
     else:
         assert [step["past"].shape[1] for step in grow.complete_random(groups)] == [0, 2, 4, 6][:taken]

@@ -1,5 +1,3 @@
-"""Entry points of torch sources and their weights: found, called and filled, or an error that says where."""
-
 import sys
 from pathlib import Path
 
@@ -73,7 +71,7 @@ class TestEntryPoint:
         case = GoldenSet.load(run(request).golden).cases[0]
         assert np.array_equal(case.expected["output"], case.inputs["x"] * 3)
 
-    def test_a_dotted_module_may_have_the_name_of_enginesmiths_own(self, tmp_path):
+    def test_a_dotted_module_may_have_a_name_of_enginesmith(self, tmp_path):
         self.package(tmp_path / "pipeline", "def build(): raise ValueError(__name__, SCALE, json.loads('4'))")
         names = {"function": "build", "module": "pipeline.models"}
         with pytest.MonkeyPatch.context() as patch:  # this process holds Enginesmith's `pipeline`
@@ -86,7 +84,7 @@ class TestEntryPoint:
         request = torch_request(tmp_path, "import json\n" + LINEAR)
         fails(request, r"json\.py has the name of 'json', a module that is loaded")
 
-    def test_local_modules_are_found_fresh_and_nothing_stays_behind(self, tmp_path):
+    def test_local_modules_are_imported_fresh_and_unloaded(self, tmp_path):
         path, modules = list(sys.path), set(sys.modules)
         for scale in (2, 3):
             root = tmp_path / str(scale)
@@ -103,7 +101,7 @@ class TestWeights:
     def save(self, root: Path, **tensors) -> None:
         save_file({name.replace("_", "."): array for name, array in tensors.items()}, root / "w.safetensors")
 
-    def test_they_replace_what_the_module_had(self, tmp_path):
+    def test_loaded_weights_replace_the_modules_own(self, tmp_path):
         self.save(tmp_path, **{"0_weight": np.ones((4, 3), np.float32), "0_bias": np.full(4, 2, np.float32)})
         case = GoldenSet.load(run(torch_request(tmp_path, LINEAR, weights="w.safetensors")).golden).cases[0]
         expected = np.maximum(case.inputs["x"].sum(1, keepdims=True) + 2, 0) * np.ones(4)
@@ -136,7 +134,7 @@ class TestWeights:
         case = GoldenSet.load(run(torch_request(tmp_path, code, weights="w.safetensors")).golden).cases[0]
         assert np.array_equal(case.expected["output"], np.maximum(case.inputs["x"], 0))
 
-    def test_without_weights_the_seeded_ones_are_used_and_it_says_so(self, tmp_path):
+    def test_without_weights_the_seeded_ones_are_used_with_a_note(self, tmp_path):
         first, second = (run(torch_request(tmp_path, LINEAR)) for _ in range(2))
         assert digest_of_file(first.onnx) == digest_of_file(second.onnx)
         assert any("no weights file" in note for note in first.notes)

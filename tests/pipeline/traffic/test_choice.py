@@ -1,5 +1,3 @@
-"""Choosing buckets, and what they are said to save."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +18,7 @@ RNG = np.random.default_rng(0)
 TWO_KINDS = np.where(RNG.random(1000) < 0.7, RNG.integers(5, 10, 1000), RNG.integers(30, 36, 1000)).tolist()
 
 
-def test_two_kinds_of_requests_get_buckets_at_their_ends():
+def test_two_kinds_of_requests_get_buckets_at_their_maxima():
     task = instances.task_of(instances.trace_of_sizes(TWO_KINDS), BucketOptions(batch=1))
     choice = choose_buckets(task, instances.measure(task.first_sizes()), instances.measure, 3, 0.0)
     assert choice.edges == {"length": (9, 35, 64)}
@@ -37,7 +35,7 @@ def test_two_kinds_of_requests_get_buckets_at_their_ends():
     assert plans["chosen"].saved is None and plans["chosen"].padding < 0.3 < plans["one profile"].padding
 
 
-def test_the_edges_that_are_chosen_are_timed_themselves():
+def test_chosen_edges_are_timed_themselves():
     requests = []
 
     def noting(sizes):
@@ -52,7 +50,7 @@ def test_the_edges_that_are_chosen_are_timed_themselves():
     assert choice.timed == len(first) + len(requests)
 
 
-def test_a_price_makes_fewer_buckets():
+def test_a_price_per_bucket_gives_fewer_buckets():
     task = instances.task_of(instances.trace_of_sizes(TWO_KINDS), BucketOptions(batch=1))
     drift = instances.measure(task.first_sizes())
     counts = [len(choose_buckets(task, drift, None, 64, price).edges["length"]) for price in (0.0, 200.0, 1e6)]
@@ -72,7 +70,7 @@ def test_with_a_batcher_fewer_buckets_batch_better():
     assert served.batch > 1.5 * many.batch and served.mean_s < 0.7 * many.mean_s
 
 
-def test_what_is_chosen_never_costs_more_than_what_it_is_compared_with():
+def test_the_choice_never_costs_more_than_the_alternatives():
     """An engine that is always busy: costs of single buckets say that narrow ones are best, and full batches are."""
     lengths = np.random.default_rng(1).integers(1, 65, 1000).tolist()
     task = instances.task_of(instances.trace_of_sizes(lengths, 1e9), BucketOptions(batch=8, wait_s=0.002))
@@ -86,7 +84,7 @@ def test_what_is_chosen_never_costs_more_than_what_it_is_compared_with():
     assert remark_on_load(choose_buckets(idle, times, None, 64, 0.0)) == ()
 
 
-def test_two_dims_are_chosen_within_one_number_of_profiles():
+def test_two_dims_share_one_number_of_profiles():
     rng = np.random.default_rng(2)
     trace = instances.trace_of_sizes(rng.integers(1, 65, 400), width=rng.choice([3, 30], 400))
     inputs = (TensorSpec("image", "float32", ("batch", "length", "width")),)
@@ -98,7 +96,7 @@ def test_two_dims_are_chosen_within_one_number_of_profiles():
     assert choose_buckets(only, instances.measure(only.first_sizes()), None, 8, 0.0).edges.keys() == {"width"}
 
 
-def test_a_size_beyond_the_times_on_record_says_how_to_time_it():
+def test_a_size_beyond_recorded_times_names_the_timing_command():
     task = instances.task_of(instances.trace_of_sizes([3, 50]), BucketOptions(batch=1))
     with pytest.raises(DataError, match=r"length=3 is beyond what was timed.*enginesmith profile"):
         choose_buckets(
@@ -110,7 +108,7 @@ def test_a_size_beyond_the_times_on_record_says_how_to_time_it():
         )
 
 
-def test_intervals_hold_the_truth_of_most_samples():
+def test_intervals_contain_the_truth_for_most_samples():
     """Of 40 traces of one process, 95 % intervals of what is saved hold the saving over a long trace in 33 at least."""
     rng = np.random.default_rng(5)
     times = instances.KnownTimes()

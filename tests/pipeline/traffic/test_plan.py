@@ -1,5 +1,3 @@
-"""What is chosen for, and every option that the model or its traffic has nothing for."""
-
 import numpy as np
 import pytest
 
@@ -21,9 +19,9 @@ def test_the_batcher_fills_the_batch_dim_by_default():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (BucketOptions(("lenght",)), "'lenght' is no dynamic dim of the model; .*length"),
-        (BucketOptions(("fixed",)), "'fixed' has the size 7 alone"),
-        (BucketOptions(batch=9), r"--batch 9 is more than dims.batch takes \(1..8\)"),
+        (BucketOptions(("lenght",)), "'lenght' is not a dynamic dim of the model; .*length"),
+        (BucketOptions(("fixed",)), "'fixed' has only the size 7"),
+        (BucketOptions(batch=9), r"--batch 9 is more than dims.batch accepts \(1..8\)"),
         (BucketOptions(("batch",), batch=4), "batch gets no buckets of its own where requests are put together"),
     ],
 )
@@ -34,7 +32,7 @@ def test_options_that_do_not_fit_are_refused(options, words):
         task_of(trace_of_sizes([1, 2], fixed=[7, 7]), options, dims, inputs)
 
 
-def test_without_times_batches_are_not_known():
+def test_without_times_batches_are_unknown():
     untimed = trace_of_sizes([1, 2, 3], None)
     with pytest.raises(DataError, match="no times of arrival, so how batches form is not known"):
         task_of(untimed, BucketOptions(batch=4, max_profiles=2))
@@ -48,7 +46,7 @@ def test_without_times_batches_are_not_known():
     assert rated.policy == BatchPolicy(8, 0.0) and rated.grid.seconds == pytest.approx(40.0, rel=0.1)
 
 
-def test_a_model_without_a_batch_or_without_dims():
+def test_a_model_without_a_batch_has_no_policy():
     inputs = (TensorSpec("x", "float32", (3, "length")),)
     trace = trace_of_sizes([1, 2, 3])
     assert task_of(trace, dims=(LENGTH,), inputs=inputs).policy is None
@@ -69,8 +67,8 @@ def test_the_rate_is_that_of_the_real_traffic():
     trace = trace_of_sizes([5] * 1000, 10.0)
     sampled = plan_task(INPUTS, (BATCH, LENGTH), TrafficAtPlace(trace, (), sampling=0.25), trace, BucketOptions())
     assert sampled.grid.seconds == pytest.approx(25.0, rel=0.1)
-    asked = plan_task(INPUTS, (BATCH, LENGTH), TrafficAtPlace(trace, (), 0.25), trace, BucketOptions(rate=500.0))
-    assert asked.grid.seconds == pytest.approx(2.0, rel=0.01)
+    task = plan_task(INPUTS, (BATCH, LENGTH), TrafficAtPlace(trace, (), 0.25), trace, BucketOptions(rate=500.0))
+    assert task.grid.seconds == pytest.approx(2.0, rel=0.01)
 
 
 def test_edges_are_multiples_of_the_dims():
@@ -97,6 +95,6 @@ def test_many_sizes_are_thinned_and_long_traces_cut():
 def test_too_many_dims_are_refused():
     names = ("a", "b", "c", "d", "e")
     dims = tuple(Dim(name, 1, 4, 4) for name in names)
-    with pytest.raises(InputError, match="b, c, d, e are 4 dims, and 3 at most"):
+    with pytest.raises(InputError, match="b, c, d, e are 4 dims, but at most 3"):
         sizes = {name: [1, 2] for name in names}
         task_of(trace_of_sizes([1, 2], **sizes), dims=dims, inputs=(TensorSpec("x", "int8", names),))

@@ -1,5 +1,3 @@
-"""Buckets written into specs: comments and layout stay."""
-
 from errno import ENOSPC
 from pathlib import Path
 from unittest.mock import Mock
@@ -28,7 +26,7 @@ def spec_with(folder: Path, dims: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("dims", "wanted"),
+    ("dims", "expected"),
     [
         ("dims: {batch: {min: 1, max: 8}, length: {min: 2, opt: 4, max: 9}}  # so\n",
          "dims: {batch: {min: 1, max: 8}, length: {min: 2, buckets: [3, 8]}}  # so\n"),
@@ -44,11 +42,11 @@ def spec_with(folder: Path, dims: str) -> Path:
          "dims:\n  length:\n    buckets: [3, 8]\n    # the batch\n  batch: {max: 8}\n"),
     ],
 )  # fmt: skip
-def test_the_line_is_put_in_its_place_and_nothing_else_changes(tmp_path, dims, wanted):
+def test_the_line_is_put_in_its_place_and_nothing_else_changes(tmp_path, dims, expected):
     path = spec_with(tmp_path, dims)
     path.chmod(0o640)
     write_buckets(path, {"length": (3, 8)})
-    assert path.read_text() == HEAD + wanted and path.stat().st_mode & 0o777 == 0o640
+    assert path.read_text() == HEAD + expected and path.stat().st_mode & 0o777 == 0o640
     assert load_spec(path).dims["length"].buckets == (3, 8) and [*tmp_path.glob(".*")] == []
 
 
@@ -68,7 +66,7 @@ def test_a_disk_that_is_full_leaves_the_file(tmp_path, monkeypatch):
     assert path.read_text() == HEAD + dims and [*tmp_path.glob(".*")] == []
 
 
-def test_several_dims_at_once(tmp_path):
+def test_several_dims_are_edited_at_once(tmp_path):
     path = spec_with(tmp_path, "dims: {batch: {max: 8}, length: {max: 9}}\n")
     write_buckets(path, {"length": (3, 9), "batch": (1, 8)})
     result = yaml.safe_load(path.read_text())["dims"]

@@ -21,7 +21,7 @@ def traffic(at, lengths, start=MIDNIGHT, sampling=1.0) -> TrafficAtPlace:
     return TrafficAtPlace(Trace(np.array(at, float), sizes, start), (), sampling)
 
 
-def test_histograms():
+def test_histograms_are_computed():
     result = summary.summarize(traffic([0, 1, 2, 3], [3, 5, 3, 9]), DIMS)
     assert result.dims["length"].counts == {3: 2, 5: 1, 9: 1} and result.dims["length"].quantiles[0] == 4.0
     assert result.beyond == {"length": 1} and result.requests == 4
@@ -43,7 +43,7 @@ def test_hours_have_absolute_names_and_rates_of_what_was_recorded():
     assert "at most 1 within a second" in [*summary.describe_traffic(result)][2]
 
 
-def test_many_days_are_put_together_by_the_hour_of_the_day():
+def test_many_days_are_combined_by_hour():
     days = np.arange(0, 5 * 86400, 600.0)
     result = summary.summarize(traffic(days, 1 + (days // 3600 % 24).astype(int)), DIMS)
     assert len(result.hours) == 24 and result.hours[13].name == "13:00" and result.hours[13].requests == 30
@@ -51,7 +51,7 @@ def test_many_days_are_put_together_by_the_hour_of_the_day():
     assert result.hours[13].sizes["length"].counts == {14: 30}
 
 
-def test_times_that_are_not_absolute_count_from_the_first_request():
+def test_relative_times_count_from_the_first_request():
     result = summary.summarize(traffic([0.0, 4000.0], [1, 2], start=5.0), DIMS)
     assert [hour.name for hour in result.hours] == ["hour 0", "hour 1"] and result.start is None
 
@@ -62,26 +62,26 @@ def test_without_times_there_are_no_rates():
     assert "no times of arrival, or all of them the same: no rates, no hours" in [*summary.describe_traffic(result)]
 
 
-def test_bursts():
+def test_bursts_are_reported():
     poisson = np.cumsum(np.random.default_rng(0).exponential(0.05, 20_000))
     assert summary.measure_bursts(poisson).dispersion == pytest.approx(1.0, abs=0.15)
-    found = summary.measure_bursts(np.repeat(np.arange(0, 1000, 10.0), 20) + np.tile(np.arange(20) * 0.01, 100))
-    assert found.peak_per_second == 20 and found.dispersion > 10 and found.longest_gap_s == pytest.approx(9.81)
+    bursts = summary.measure_bursts(np.repeat(np.arange(0, 1000, 10.0), 20) + np.tile(np.arange(20) * 0.01, 100))
+    assert bursts.peak_per_second == 20 and bursts.dispersion > 10 and bursts.longest_gap_s == pytest.approx(9.81)
 
 
-def test_times_far_apart_take_no_memory_for_the_seconds_between():
-    found = summary.measure_bursts(np.array([0.0, 0.5, 1.8e9]))
-    assert found.dispersion == pytest.approx(5 / 3, rel=1e-6) and found.longest_gap_s == pytest.approx(1.8e9)
+def test_distant_times_use_no_memory_for_the_seconds_between():
+    bursts = summary.measure_bursts(np.array([0.0, 0.5, 1.8e9]))
+    assert bursts.dispersion == pytest.approx(5 / 3, rel=1e-6) and bursts.longest_gap_s == pytest.approx(1.8e9)
 
 
-def test_the_rate_of_an_hour_of_the_day_is_over_its_time_in_all_days():
+def test_an_hours_rate_covers_all_days():
     at = np.arange(0.0, 72 * 3600.0, 600.0)
     result = summary.summarize(traffic(at.tolist(), [1] * len(at), start=1_772_409_600.0 + 1800.0), DIMS)
     assert len(result.hours) == 24
     assert all(hour.per_second == pytest.approx(1 / 600, rel=0.07) for hour in result.hours)
 
 
-def test_rows_of_a_histogram_are_the_buckets_where_there_are_some():
+def test_rows_of_a_histogram_are_the_buckets_if_there_are_some():
     counts = summary.count_sizes(np.array([1, 2, 4, 5, 9]))
     expected = [["1..4", "3", "60 %"], ["5..8", "1", "20 %"], ["9", "1", "20 %"]]
     assert [row[:3] for row in summary.histogram_rows(counts, (4, 8))] == expected
@@ -99,7 +99,7 @@ def test_every_request_is_in_a_bar():
         assert sum(heights) == len(sizes) and edges[-1] >= sizes.max()
 
 
-def test_pictures_of_traffic():
+def test_traffic_has_pictures():
     result = summary.summarize(traffic(np.arange(0, 7200, 20.0), 1 + np.arange(360) % 8), DIMS)
     text = summary.draw_traffic(result, {"batch": (4,), "length": (4, 8)})
     titles = {"requests per second": 1, "requests": 4, "batch of a request": 2, "length of a request": 2}

@@ -77,7 +77,7 @@ def with_attribute(model: ModelProto, tensor: str, **attributes: object) -> Mode
     """A copy where the node that makes `tensor` has other attributes."""
     copied = copy_of(model)
     node = maker(copied, tensor)
-    kept = [item for item in node.attribute if item.name not in attributes]
+    others = [item for item in node.attribute if item.name not in attributes]
     del node.attribute[:]
-    node.attribute.extend([*kept, *(helper.make_attribute(name, value) for name, value in attributes.items())])
+    node.attribute.extend([*others, *(helper.make_attribute(name, value) for name, value in attributes.items())])
     return copied

@@ -1,5 +1,3 @@
-"""An attribution whose time is over gives what was found until then, and says so."""
-
 from pathlib import Path
 
 import pytest
@@ -45,7 +43,7 @@ def test_the_segments_measured_in_time_are_ranked(tmp_path: Path) -> None:
     assert len(none.cases) == 1 and none.segments < early.segments
 
 
-def test_no_proposal_for_want_of_time_is_not_said_to_be_none_at_all() -> None:
+def test_a_proposal_that_ran_out_of_time_is_not_reported_as_impossible() -> None:
     spent = reduce([1, 2], lambda _: False, 10, lambda: True)
     assert spent.items is None and spent.spent
     assert not reduce([1, 2], lambda _: False, 10).spent

@@ -1,5 +1,3 @@
-"""A fault planted in an engine is blamed on its node, in every family and precision, on the engine's own graph."""
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from pipeline.quantization.schemes.write import write
 from tests.faults.bench import Bench
 from tests.faults.families import FAMILIES, Family, detector, floats_of, recurrent
 from tests.pipeline.quantization.small_nets import CPU, build, maker, ranges_of, x_net, x_values
+from tests.scheduling import slow_after_first
 from tests.validation.attribution.planted import golden_of, weight, with_attribute, with_names, with_weight
 from validation.attribution.cuts import GraphStep, list_shared
 from validation.attribution.onnx_graph import OnnxGraph
@@ -132,23 +131,23 @@ def attributed(
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", slow_after_first(FAULTS))
 def test_a_fault_is_blamed_on_its_node_and_on_no_other(name: str, precision: Precision, tmp_path: Path) -> None:
     family = SUBJECTS[name]
     for seed, (fault, (change, tensor)) in enumerate(FAULTS[name].items()):
         clean = family.model(seed)
         make = variant(family, clean, precision)
-        found = attributed(tmp_path / fault, family, make(clean), make(change(clean)), precision)
+        attribution = attributed(tmp_path / fault, family, make(clean), make(change(clean)), precision)
         planted = maker(clean, tensor).name
         # One kernel computes at most a weighted node with its bias and an activation of two nodes.
-        wrong = [row.nodes for row in found.blamed if planted not in row.nodes or len(row.nodes) > 4]
-        assert found.blamed and not wrong, f"{fault} in {planted}: {[row.nodes for row in found.blamed]}"
-        assert not found.taps.changed
+        wrong = [row.nodes for row in attribution.blamed if planted not in row.nodes or len(row.nodes) > 4]
+        assert attribution.blamed and not wrong, f"{fault} in {planted}: {[row.nodes for row in attribution.blamed]}"
+        assert not attribution.taps.changed
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("name", FAULTS)
-def test_a_clean_engine_is_blamed_nowhere_and_cut_in_many_parts(name, precision, tmp_path):
+@pytest.mark.parametrize("name", slow_after_first(FAULTS))
+def test_a_clean_engine_is_cut_in_many_parts_and_none_is_blamed(name, precision, tmp_path):
     family = SUBJECTS[name]
     clean = family.model(0)
     graph = variant(family, clean, precision)(clean)
@@ -156,7 +155,7 @@ def test_a_clean_engine_is_blamed_nowhere_and_cut_in_many_parts(name, precision,
     assert not result.blamed and result.cut >= 4
 
 
-def test_a_converted_weight_is_no_cut_but_a_part_of_its_reader() -> None:
+def test_a_converted_weight_belongs_to_its_reader() -> None:
     steps = [
         GraphStep("DequantizeLinear_w", "DequantizeLinear", (), ("w",)),
         GraphStep("Transpose_t", "Transpose", (), ("t",)),
@@ -177,9 +176,9 @@ def test_tensors_that_an_fp16_engine_computes_in_fp32_have_the_names_of_its_grap
     assert {value.name for value in model.graph.value_info} == {"a", "b", "x_fp16", "y_fp16"}
     restore_names(model)
     assert {value.name for value in model.graph.value_info} == {"x_fp16", "y_fp16"}, "a and b are fp32 now"
-    made = {name: node.op_type for node in model.graph.node for name in node.output}
+    ops = {name: node.op_type for node in model.graph.node for name in node.output}
     # 'a' is computed in fp32, and rounded for the Concat, which computes in fp16: its output is the graph's own.
-    assert (made["a"], made["a/narrow"], made["b"], made["y_fp16"]) == ("MatMul", "Cast", "Relu", "Concat")
+    assert (ops["a"], ops["a/narrow"], ops["b"], ops["y_fp16"]) == ("MatMul", "Cast", "Relu", "Concat")
     onnx.save(model, tmp_path / "renamed.onnx")
     assert (OnnxRuntime().open_part(tmp_path / "renamed.onnx").run(x_values())["y"] == before).all()
 
@@ -204,7 +203,7 @@ def rms_net() -> ModelProto:
     return with_names(build("float[batch,16] x", "float[batch,10] y", text, weights))
 
 
-def test_a_kernel_that_only_the_cut_off_part_has_is_not_blamed(tmp_path):
+def test_a_kernel_that_exists_only_in_the_cut_part_is_not_blamed(tmp_path):
     """Cut between the activation's DequantizeLinear and the product, ONNX Runtime takes a product with 8-bit weights
     that rounds the activation once more: 47 dB, where the whole engine is exact."""
     samples = {"x": np.random.default_rng(1).normal(size=(48, 16)).astype(np.float32)}

@@ -1,5 +1,3 @@
-"""What is kept reads back as it was; the words say what the numbers say."""
-
 import json
 import math
 from dataclasses import replace
@@ -28,7 +26,7 @@ from validation.limits.terms import Budget
 FOUND = decode(attribution(), NamedAttribution)
 
 
-def test_it_reads_back_as_it_was_without_bare_nan() -> None:
+def test_an_attribution_is_read_back_unchanged_without_bare_nan() -> None:
     odd = [
         TensorError(math.nan, math.nan, 0, 0.0, "it is missing"),
         TensorError(math.inf),
@@ -80,7 +78,7 @@ def test_the_headline_says_blamed_spread_or_nothing() -> None:
     assert format_row(0, FOUND.rows[0])[:5] == ("1", f"{node} + 1", "MatMul", "9.0 dB", "8.0 dB")
 
 
-def test_whether_tapping_changed_the_outputs_is_always_said() -> None:
+def test_the_result_always_says_whether_tapping_changed_the_outputs() -> None:
     assert "changed no bit" in describe_taps(FOUND) and describe_taps(FOUND) in describe_attribution(FOUND)
     changed = replace(FOUND, taps=Taps(4, {"logits": TensorError(91.04, 1e-6)}))
     assert (
@@ -98,7 +96,7 @@ def test_the_page_has_the_table_the_proposal_and_nothing_where_nothing_failed() 
     assert "Which node drifted" not in render({**bare(), "attributions": []})
 
 
-def test_a_part_is_held_to_the_tightest_limit_of_the_outputs() -> None:
+def test_a_part_has_the_tightest_limit_of_the_outputs() -> None:
     tight = {("a", "golden"): Budget(sqnr_db=104.0), ("b", "edge"): Budget(sqnr_db=None)}
     assert Budgets(Budget(max_rel=0.1, sqnr_db=80.0), tight).tightest == Budget(sqnr_db=104.0)
     assert Budgets(Budget()).tightest.sqnr_db is None

@@ -1,5 +1,3 @@
-"""The check of padding finds an engine whose answers depend on what requests are padded with."""
-
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +45,7 @@ def check(path: Path, text: str, *shapes: tuple[int, int]):
     return result
 
 
-def test_a_model_that_minds_its_mask_passes(tmp_path: Path) -> None:
+def test_a_model_that_uses_its_mask_passes(tmp_path: Path) -> None:
     checks = check(tmp_path / "m.onnx", MASKED, (2, 3), (1, 4), (4, 7))
     assert checks.passed and checks.value == 0.0 and checks.note == "3 padded cases"
 
@@ -59,7 +57,7 @@ def test_a_model_that_reads_padding_fails_and_the_first_case_is_named(tmp_path: 
     assert "0 padded to batch 3, n 4" in checks.note and "2 of 2 padded cases" in checks.note
 
 
-def test_rules_that_no_sample_can_show_are_not_proven(tmp_path: Path) -> None:
+def test_padding_rules_without_a_suitable_sample_are_not_proven(tmp_path: Path) -> None:
     checks = check(tmp_path / "m.onnx", MASKED, (4, 8))
     assert not checks.passed and "add smaller samples" in checks.note
 

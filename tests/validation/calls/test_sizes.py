@@ -1,5 +1,3 @@
-"""Sizes between those of the golden set: every one of a small grid, a part of a large one, within the time."""
-
 import math
 from itertools import islice
 
@@ -63,8 +61,8 @@ def test_an_answer_that_is_wrong_at_one_inner_size_fails_and_fuzz_repeats_it(siz
 
 def test_inner_sizes_are_multiples() -> None:
     dims = (Dim("height", 64, 96, 192, multiple=32), Dim("batch", 1, 1, 2))
-    known = [tuple(sizes.items()) for sizes in edge_sizes([TensorSpec("x", "float32", ("height", "batch"))], dims)]
-    actual = list(inner_sizes(dims, known, 0))
+    edges = [tuple(sizes.items()) for sizes in edge_sizes([TensorSpec("x", "float32", ("height", "batch"))], dims)]
+    actual = list(inner_sizes(dims, edges, 0))
     assert {sizes["height"] for sizes in actual} == {128, 160} and len(actual) == 4
 
 
@@ -98,7 +96,7 @@ def test_one_column_and_an_offset_are_judged_at_inner_sizes_as_at_edges(fault: s
     entries = {"golden": freeze(GOLDEN, SPECS, DIMS, right.run), "budgets": limits}
     result = tried(Detector(scale, offset, change, size), right, **entries)
     assert failed(result) == {"sizes"}
-    assert result["sizes"].note.startswith(f"engine {name} of y at batch={size} ")
+    assert result["sizes"].note.startswith(f"wrong at batch={size}: engine {name} of y at batch={size} ")
     rounded = Detector(scale, offset, lambda x, y: y * (1 + 1e-5 * np.sin(1e5 * y)), *range(17))
     assert failed(tried(rounded, right, **entries)) == set()
 
@@ -120,7 +118,7 @@ def test_several_wrong_sizes_are_counted_and_the_first_ones_named() -> None:
     assert all(f"batch={size}" in named for size in (6, 7, 8))
 
 
-def test_a_size_that_the_graph_itself_cannot_do_is_no_fault_and_is_reported() -> None:
+def test_a_size_that_the_graph_cannot_run_is_reported_and_not_a_fault() -> None:
     def odd(height: int) -> bool:
         return height % 2 == 1
 
@@ -135,22 +133,22 @@ def test_a_size_that_the_graph_itself_cannot_do_is_no_fault_and_is_reported() ->
 
 
 @pytest.mark.parametrize("what", [ValueError("no kernel"), None])
-def test_what_a_session_raises_at_a_size_is_a_failed_check(what: object) -> None:
+def test_an_exception_at_a_size_is_a_failed_check(what: object) -> None:
     checks = tried(Raising(what, lambda n: n == 11))
     assert failed(checks) == {"sizes"}
 
 
-def test_sizes_come_once_each_in_the_order_of_the_seed_and_none_of_them_is_known() -> None:
-    known = [tuple(sizes.items()) for sizes in edge_sizes(GRID_SPECS, GRID_DIMS)]
-    order = [tuple(sizes.items()) for sizes in inner_sizes(GRID_DIMS, known, 3)]
-    assert len(order) == len(set(order)) == 2 * 13 * 13 - len(known)
-    assert not set(order) & set(known)
-    assert order == [tuple(sizes.items()) for sizes in inner_sizes(GRID_DIMS, known, 3)]
-    assert order != [tuple(sizes.items()) for sizes in inner_sizes(GRID_DIMS, known, 4)]
+def test_new_sizes_come_once_each_in_the_order_of_the_seed() -> None:
+    edges = [tuple(sizes.items()) for sizes in edge_sizes(GRID_SPECS, GRID_DIMS)]
+    order = [tuple(sizes.items()) for sizes in inner_sizes(GRID_DIMS, edges, 3)]
+    assert len(order) == len(set(order)) == 2 * 13 * 13 - len(edges)
+    assert not set(order) & set(edges)
+    assert order == [tuple(sizes.items()) for sizes in inner_sizes(GRID_DIMS, edges, 3)]
+    assert order != [tuple(sizes.items()) for sizes in inner_sizes(GRID_DIMS, edges, 4)]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_of_a_large_grid_each_size_of_each_dim_comes_before_any_comes_often(seed: int) -> None:
+def test_a_large_grid_covers_each_size_of_each_dim_first(seed: int) -> None:
     dims = (Dim("batch", 1, 4, 8), Dim("length", 1, 32, 512))
     first = list(islice(inner_sizes(dims, [], seed), 512))
     assert {sizes["batch"] for sizes in first[:8]} == set(range(1, 9))
@@ -170,7 +168,7 @@ def test_a_model_without_dims_has_no_sizes_and_its_calls_are_repeated() -> None:
     assert failed(always) == set(), "always the same: no business of calls"
 
 
-def test_the_time_is_kept_whatever_a_call_costs_and_the_report_says_how_far_it_went() -> None:
+def test_the_time_limit_holds_and_the_report_says_what_was_tried() -> None:
     def timed(reference_s: float, candidate_s: float, seconds: float) -> tuple[Clock, str, str]:
         clock = Clock()
         reference = clock.timed(Linear(), "graph", reference_s)
@@ -193,7 +191,7 @@ def test_the_time_is_kept_whatever_a_call_costs_and_the_report_says_how_far_it_w
     assert clock.now == pytest.approx(1.0, abs=0.01)
 
 
-def test_the_order_is_the_same_and_only_its_end_moves() -> None:
+def test_a_time_limit_shortens_the_order_and_does_not_change_it() -> None:
     def order(seconds: float) -> list[tuple[bytes, int]]:
         seen: list[tuple[bytes, int]] = []
 
@@ -225,7 +223,7 @@ def count_tries(
 
 
 @pytest.mark.parametrize("counts", [SIZES, CALLS])
-def test_cheap_tries_are_made_by_number_and_dear_ones_by_their_cpu_time(counts: Counts) -> None:
+def test_cheap_tries_are_limited_by_number_and_costly_ones_by_cpu_time(counts: Counts) -> None:
     cheap_s = counts.seconds / counts.most
     for busy in (1, 7):
         assert count_tries(counts, cheap_s, busy=busy) == count_tries(counts, 1.4 * cheap_s, 1.0, busy)
@@ -239,7 +237,7 @@ def test_cheap_tries_are_made_by_number_and_dear_ones_by_their_cpu_time(counts: 
     assert [count_tries(CALLS, dear_s, done=done)[0] for done in (0, 8, 18)] == [16, 16, 19], "those before cost none"
 
 
-def test_what_time_ended_is_told_in_the_report_and_in_the_verdict() -> None:
+def test_tries_that_the_time_limit_ended_are_in_the_report_and_the_verdict() -> None:
     wall = Clock()
     pair = FuzzSides(Linear(), wall.timed(Linear(), "", 60.0), "fp32", StagedLimits.of(BUDGET), BUDGET)
     allowance = Allowance(None, 0.0, lambda: 0.0, wall)
@@ -247,11 +245,11 @@ def test_what_time_ended_is_told_in_the_report_and_in_the_verdict() -> None:
     checks = list(call_checks(pair, (SPECS, DIMS), SEEN, 0, allowance, lambda: True, others=others))
     assert [check.case for check in checks if check.name == CUT_SHORT] == ["mixed samples", "sizes", "repeated calls"]
     assert all("busy" not in check.note for check in checks), "which was not measured"
-    told = "not judged: mixed samples after 41, sizes after 1, repeated calls after 16"
-    assert judge(checks) == ("proven", f"{len(checks)} checks passed; {told}")
+    note = "not judged: mixed samples after 41, sizes after 1, repeated calls after 16"
+    assert judge(checks) == ("proven", f"{len(checks)} checks passed; {note}")
 
 
-def test_groups_of_a_stored_golden_set_are_read_when_they_are_asked_for(tmp_path) -> None:
+def test_groups_of_a_stored_golden_set_are_read_on_demand(tmp_path) -> None:
     many = [{"x": np.full((4, 4), index, np.float32)} for index in range(40)]
     stored = freeze(many, SPECS, DIMS, Linear().run)
     stored.save(tmp_path / "golden.safetensors")

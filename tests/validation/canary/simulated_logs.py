@@ -75,10 +75,10 @@ def dying(
 ) -> Logs:
     """The same requests to both, 20 a second; one side stops after a share of them. closed: candidate, baseline."""
     times = MIDNIGHT + np.cumsum(rng.exponential(0.05, count))
-    kept = {name: int(after * count) if name == side else count for name in ("candidate", "baseline")}
+    counts = {name: int(after * count) if name == side else count for name in ("candidate", "baseline")}
     sides = [
-        log(name, times[: kept[name]], _noise(rng, kept[name]) * 0.02, named=True, ended=ended)
-        for name, ended in zip(kept, closed, strict=True)
+        log(name, times[: counts[name]], _noise(rng, counts[name]) * 0.02, named=True, ended=ended)
+        for name, ended in zip(counts, closed, strict=True)
     ]
     return Logs(sides[0], sides[1], ("FAIL", "INSUFFICIENT") if side == "candidate" else ("INSUFFICIENT",))
 
@@ -148,8 +148,8 @@ def dying_half(rng: Rng, count: int) -> Logs:
     """Halves of a day, and the candidate stops in the evening: nobody names the requests that it never answered."""
     actual = halves(rng, count)
     last = MIDNIGHT + 18 * HOUR
-    kept = np.asarray(actual.candidate.time) < last
-    ours = log("candidate", np.asarray(actual.candidate.time)[kept], np.asarray(actual.candidate.latency)[kept])
+    death = np.asarray(actual.candidate.time) < last
+    ours = log("candidate", np.asarray(actual.candidate.time)[death], np.asarray(actual.candidate.latency)[death])
     return Logs(ours, actual.baseline, ("INSUFFICIENT",))
 
 

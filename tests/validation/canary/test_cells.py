@@ -51,17 +51,17 @@ def latencies(kind, seed, slower):
         ("regimes", 0.0, "FAIL", (14, 26, 27, 31, 38, 48, 51, 61, 64, 83, 87, 94)),
     ],
 )
-def test_these_latencies_are_judged_wrongly_no_more(kind, slower, wrong, seeds):
-    found = [judge(latencies(kind, seed, slower), MEDIAN, replicates=200).verdict for seed in seeds]
-    assert found.count(wrong) <= 3
+def test_these_latencies_are_judged_correctly(kind, slower, wrong, seeds):
+    verdicts = [judge(latencies(kind, seed, slower), MEDIAN, replicates=200).verdict for seed in seeds]
+    assert verdicts.count(wrong) <= 3
 
 
-def test_a_latency_that_keeps_its_level_is_insufficient_and_says_how_long():
+def test_a_wandering_latency_is_insufficient_with_the_needed_time():
     [item] = judge(latencies("AR .999", 0, 0.0), MEDIAN, replicates=200).criteria
     assert item.verdict == "INSUFFICIENT" and "moves slowly over all of the 2000 requests" in item.note
 
 
-def test_what_moves_over_the_whole_run_is_said_without_a_number_that_nobody_measured():
+def test_a_drift_over_the_whole_run_is_reported_without_a_number():
     rising = np.linspace(1.0, 1.5, 2000)
     for paired, remedy in ((True, False), (False, True)):
         evidence = CanaryEvidence(side(rising), side(np.ones(2000)), paired)
@@ -71,14 +71,14 @@ def test_what_moves_over_the_whole_run_is_said_without_a_number_that_nobody_meas
         assert not any(number in item.note for number in ("32000", "2000 of 2000"))
 
 
-def test_between_two_modes_the_interval_reaches_over_the_gap():
+def test_between_two_modes_the_interval_covers_the_gap():
     rng = np.random.default_rng(0)
     ours, theirs = (rng.permutation(np.repeat([1.0, 2.0], 1000)) * np.exp(rng.normal(size=2000) * 0.05) for _ in "ab")
     [item] = judge(CanaryEvidence(side(ours), side(theirs), True), MEDIAN, replicates=200).criteria
     assert item.high > 0.5
 
 
-def test_a_clock_of_coarse_steps_does_not_show_a_slowdown_within_a_step():
+def test_a_coarse_clock_hides_a_slowdown_within_a_step():
     rng = np.random.default_rng(0)
     theirs = np.round(rng.normal(10.0, 0.1, 5000))
     ours = np.round(rng.normal(10.3, 0.1, 5000))  # 3 % slower
@@ -93,7 +93,7 @@ def test_logs_without_any_error_pass_by_the_budget():
         assert item.verdict == verdict and item.needed == (3688 if budget is None else 1497)
 
 
-def test_errors_of_both_sides_in_one_outage_pass_no_one():
+def test_common_errors_in_one_outage_pass_no_candidate():
     alone, outage = np.zeros(8000, bool), np.zeros(8000, bool)
     alone[[700, 2900, 3100, 5550, 7800]], outage[3000:3100] = True, True
     for theirs, verdict in ((alone, "PASS"), (outage, "INSUFFICIENT")):
@@ -101,7 +101,7 @@ def test_errors_of_both_sides_in_one_outage_pass_no_one():
         assert judge(CanaryEvidence(*sides, False), ERRORS, replicates=1).verdict == verdict
 
 
-def test_a_baseline_without_failures_has_bursts_as_long_as_the_candidate_s():
+def test_a_baseline_without_failures_gets_the_candidates_burst_length():
     """Three outages of a candidate are three events, of which an equal baseline has none in one of eight runs."""
     failed = np.arange(9000) % 3000 < 300
     evidence = CanaryEvidence(side(np.ones(9000), ~failed), side(np.ones(9000)), paired=True)
@@ -117,17 +117,17 @@ def test_one_burst_of_other_answers_is_one_event():
     assert judge(CanaryEvidence(one, one, True, differs), limits, replicates=1).verdict == "INSUFFICIENT"
 
 
-def test_bursts_are_as_frequent_as_asked():
+def test_bursts_have_the_requested_frequency():
     rng = np.random.default_rng(0)
     assert np.mean([bursts(rng, 20_000, 0.01).mean() for _ in range(50)]) == pytest.approx(0.01, rel=0.2)
 
 
 @pytest.mark.parametrize("name", [name for name, cell in CELLS.items() if cell.truth == "broken"])
-def test_a_broken_candidate_always_fails_and_by_a_fact(name):
+def test_a_broken_candidate_always_fails_with_a_fact(name):
     cell = CELLS[name]
     for seed in range(3):
-        found = judge(cell.draw(np.random.default_rng(seed), 2000), replicates=20)
-        assert found.verdict == "FAIL" and [item for item in found.criteria if item.kind == "fact"], found.reason
+        verdict = judge(cell.draw(np.random.default_rng(seed), 2000), replicates=20)
+        assert verdict.verdict == "FAIL" and [item for item in verdict.criteria if item.kind == "fact"], verdict.reason
 
 
 @pytest.mark.parametrize("name", [name for name, cell in CELLS.items() if cell.truth == "worse"])
@@ -140,7 +140,7 @@ def test_equal_candidates_pass_in_a_quarter_of_an_hour():
         assert CELLS[name].count == QUARTER_HOUR and count_verdicts(name, 3, 7, replicates=100)["PASS"] >= 2
 
 
-def test_bursts_that_an_equal_candidate_may_have_are_no_fact():
+def test_bursts_of_an_equal_candidate_are_no_fact():
     """Where 0.1 % fail on either side, a hundred in a row, the outage of one is no worse than that of the other, and
     one at the end may end as those of the baseline did."""
     flags = np.zeros(5000, bool)
@@ -149,21 +149,21 @@ def test_bursts_that_an_equal_candidate_may_have_are_no_fact():
         flags[2100:2150] = end == 2150  # longer than the baseline's
         answered = (np.arange(end) - other_start) // 100 != 0
         sides = side(np.ones(end), ~flags[:end]), side(np.ones(end), answered)
-        found = judge(CanaryEvidence(*sides, True), ERRORS, replicates=20)
-        assert sum(item.kind == "fact" for item in found.criteria) == facts and found.verdict != "PASS"
+        verdict = judge(CanaryEvidence(*sides, True), ERRORS, replicates=20)
+        assert sum(item.kind == "fact" for item in verdict.criteria) == facts and verdict.verdict != "PASS"
 
 
-def test_an_outage_that_has_not_ended_does_not_pass_and_may_begin_with_the_baseline_s():
+def test_an_ongoing_outage_does_not_pass():
     for count, begin, end, verdict in ((60_000, 30_000, 30_060, "INSUFFICIENT"), (5000, 4850, 4930, "FAIL")):
         index = np.arange(count)
         failed = index >= (begin if verdict == "FAIL" else count - 55)
         sides = side(np.ones(count), ~failed), side(np.ones(count), (index < begin) | (index >= end))
         for paired in (True, False):
-            found = judge(CanaryEvidence(*sides, paired), Thresholds({}, 0.01, None), replicates=20)
-            assert found.verdict == verdict and found.reason.startswith("failures in a stretch"), found.reason
+            report = judge(CanaryEvidence(*sides, paired), Thresholds({}, 0.01, None), replicates=20)
+            assert report.verdict == verdict and report.reason.startswith("failures in a stretch"), report.reason
 
 
-def test_after_an_outage_that_both_had_the_side_with_less_traffic_has_no_fact():
+def test_after_a_common_outage_less_traffic_is_no_fact():
     generator = np.random.default_rng(45)
     for end in range(14_065, 14_125, 5):
         times = [np.sort(generator.uniform(0, end, int(end * rate))) for rate in (0.2, 2.0)]
@@ -171,30 +171,30 @@ def test_after_an_outage_that_both_had_the_side_with_less_traffic_has_no_fact():
         assert not facts_of(CanaryEvidence(*sides, False), ERRORS), end
 
 
-def test_a_baseline_that_fails_often_needs_a_longer_stretch():
+def test_a_baseline_with_frequent_failures_needs_a_longer_run():
     draw = failing(share(0.3), share(0.3))
     for seed in range(10):
-        found = judge(draw(np.random.default_rng(seed), 2000), ERRORS, replicates=1)
-        assert not [item for item in found.criteria if item.kind == "fact"]
+        verdict = judge(draw(np.random.default_rng(seed), 2000), ERRORS, replicates=1)
+        assert not [item for item in verdict.criteria if item.kind == "fact"]
     dead = failing(after(0.8), share(0.3))
     assert judge(dead(np.random.default_rng(0), 2000), ERRORS).reason.startswith("failures in a stretch")
 
 
-def test_one_long_outage_in_a_short_log_is_a_fact_without_a_probability():
+def test_one_long_outage_in_a_short_log_is_a_fact():
     """An equal candidate may have it where the baseline's log is too short to show how often outages occur."""
     failed = np.arange(2000) // 300 == 2
     for end in (2000, 900):
         sides = side(np.ones(end), ~failed[:end]), side(np.ones(end))
-        found = judge(CanaryEvidence(*sides, True), ERRORS, replicates=1)
-        assert found.verdict == "FAIL" and "chance" not in found.reason
-        assert found.reason.endswith("; expected from the baseline and the margin: 0.1 % of the run")
+        verdict = judge(CanaryEvidence(*sides, True), ERRORS, replicates=1)
+        assert verdict.verdict == "FAIL" and "chance" not in verdict.reason
+        assert verdict.reason.endswith("; expected from the baseline and the margin: 0.1 % of the run")
 
 
 def test_a_growing_log_needs_more_for_a_fail():
     evidence = failing(share(0.003), share(0.0001))(np.random.default_rng(1), 9000)
-    found = [judge(replace(evidence, growing=growing), ERRORS, replicates=1) for growing in (False, True)]
-    assert [one.verdict for one in found] == ["FAIL", "INSUFFICIENT"]
-    assert found[1].criteria[0].low < found[0].criteria[0].low
+    verdicts = [judge(replace(evidence, growing=growing), ERRORS, replicates=1) for growing in (False, True)]
+    assert [one.verdict for one in verdicts] == ["FAIL", "INSUFFICIENT"]
+    assert verdicts[1].criteria[0].low < verdicts[0].criteria[0].low
     planned = judge(replace(evidence, growing=True), ERRORS, Looks(9000), replicates=1)
     assert planned.verdict == "FAIL", "who planned the number of looks has the level for it"
     far = failing(share(0.02), share(0.0001))(np.random.default_rng(1), 9000)
@@ -202,15 +202,15 @@ def test_a_growing_log_needs_more_for_a_fail():
 
 
 @pytest.mark.parametrize(("slow", "is_late"), [(5.0, False), (5.01, True)])
-def test_what_takes_more_than_five_times_the_p99_is_late_and_counts_as_failed(slow, is_late):
+def test_answers_beyond_five_times_the_p99_count_as_failed(slow, is_late):
     limits, ours = Thresholds({"p50": 0.02}, quality=None), np.ones(5000)
     ours[::100] = slow
-    found = judge(CanaryEvidence(side(ours), side(np.ones(5000)), True), limits, replicates=20)
-    assert (found.verdict == "FAIL") is is_late and found.reason.startswith("errors: +1 %") is is_late
+    verdict = judge(CanaryEvidence(side(ours), side(np.ones(5000)), True), limits, replicates=20)
+    assert (verdict.verdict == "FAIL") is is_late and verdict.reason.startswith("errors: +1 %") is is_late
 
 
 @pytest.mark.parametrize("paired", [True, False])
-def test_late_answers_that_double_the_mean_pass_no_one(paired):
+def test_late_answers_that_double_the_mean_pass_no_candidate(paired):
     """Nine answers of 9,000 are within the budget of errors, and move no quantile up to p99."""
     slow = np.where(np.arange(9000) % 1000 == 500, 1.0, 0.0)
     for factor, limits, verdict in ((1000.0, MEDIAN, ["INSUFFICIENT"]), (20.0, MEDIAN, []), (1000.0, ERRORS, [])):
@@ -232,15 +232,15 @@ def test_a_pause_of_less_than_a_second_is_no_slow_stretch():
 def test_large_requests_are_compared_with_large_ones():
     for slower, verdict in ((0.0, "PASS"), (0.2, "FAIL")):
         evidence = sized(slower)(np.random.default_rng(0), 9000)
-        found = judge(evidence, Thresholds({"p50": 0.02}), replicates=100)
-        assert found.verdict == verdict
-        assert {item.name for item in found.criteria} >= {"latency p50 of size 1 to 1", "latency p50 of size 16 to 16"}
+        report = judge(evidence, Thresholds({"p50": 0.02}), replicates=100)
+        assert report.verdict == verdict
+        assert {item.name for item in report.criteria} >= {"latency p50 of size 1 to 1", "latency p50 of size 16 to 16"}
     bare = [replace(one, size=None) for one in (evidence.candidate, evidence.baseline)]
     unsized = replace(evidence, candidate=bare[0], baseline=bare[1])
     assert judge(unsized, Thresholds({"p50": 0.02}), replicates=100).verdict == "PASS", "nothing else tells"
 
 
-def test_the_noise_of_a_pair_says_how_many_answers_may_differ():
+def test_the_noise_of_a_pair_limits_the_differing_answers():
     for level, allowed in ((100.0, 0.002), (20.0, 0.00621), (10.0, 0.01)):
         logs = mirrored(np.random.default_rng(0), 2000)
         logs.candidate.sqnr_db[:] = level + 2.0 * np.random.default_rng(1).normal(size=2000)

@@ -47,7 +47,7 @@ def test_requests_are_sent_on_time_while_earlier_ones_are_pending():
     assert all(0.05 < one.latency < 0.2 and one.latency == pytest.approx(one.served.service) for one in result)
 
 
-def test_no_more_are_in_flight_than_the_record_shows_and_waiting_counts():
+def test_at_most_the_recorded_number_is_in_flight_and_waiting_counts():
     engine = working(0, seconds=0.1)
     result = Threads(engine, 2).serve_segment(TrafficSegment([0.0, 0.001, 0.002, 0.003], [{"x": np.ones((1, 4))}] * 4))
     assert max(running for _, running in engine.seen) == 2
@@ -56,7 +56,7 @@ def test_no_more_are_in_flight_than_the_record_shows_and_waiting_counts():
     )
 
 
-def test_a_factor_makes_it_denser_and_both_sides_get_the_same():
+def test_a_factor_makes_traffic_denser_for_both_sides():
     traffic = poisson_traffic(400, 0.01)
     pairs, ours, theirs = replayed(traffic, working(0), pace=ReplayPace(scale=2.0))
     assert [pair.at for pair in pairs] == pytest.approx([one.at / 2 for one in traffic.requests])
@@ -65,7 +65,7 @@ def test_a_factor_makes_it_denser_and_both_sides_get_the_same():
     assert np.diff(ours.sent[0]) == pytest.approx(gaps[: len(ours.sent[0]) - 1] / 2)
 
 
-def test_sides_take_turns_in_a_drawn_and_balanced_order():
+def test_sides_alternate_in_a_random_balanced_order():
     pairs, ours, _ = replayed(poisson_traffic(600, 0.01), working(0), in_flight=2)
     firsts = [next(pair.first for pair in pairs if pair.request >= start) for start, _ in bounds(pairs, 2)]
     assert len(firsts) == len(ours.sent) >= 40
@@ -77,7 +77,7 @@ def bounds(pairs, in_flight, stops=()):
     return list(segments(len(pairs), in_flight, stops))
 
 
-def test_segments_cover_the_traffic_end_at_looks_and_begin_with_the_queue_there_was():
+def test_segments_cover_the_traffic_and_keep_the_queue():
     actual = list(segments(1000, 4, {250, 500, 750, 1000}))
     assert actual[0][0] == 0 and actual[-1][1] == 1000 and all(a[1] == b[0] for a, b in pairwise(actual))
     assert {250, 500, 750} <= {stop for _, stop in actual} and min(
@@ -90,13 +90,13 @@ def test_segments_cover_the_traffic_end_at_looks_and_begin_with_the_queue_there_
     assert [len(part) for part in ours.sent] == [stop - start + min(start, 4) for start, stop in cut]
 
 
-def test_the_most_in_flight():
+def test_the_maximum_in_flight_is_computed():
     assert peak([], []) == 0
     assert peak([0, 1, 2], [1, 1, 1]) == 1, "the end of one is not during the next"
     assert peak([0, 0.5, 0.6, 5], [1, 1, 1, 1]) == 3
 
 
-def test_a_lock_is_caught_in_flight_and_not_one_at_a_time(tmp_path):
+def test_a_lock_is_detected_only_in_flight(tmp_path):
     """A candidate that takes as long for a request, but one at a time where the baseline takes several."""
     traffic = poisson_traffic(1200, 0.015)
     ticking = Ticking()

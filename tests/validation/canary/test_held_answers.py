@@ -1,5 +1,3 @@
-"""How many bytes of answers a replay with several requests in flight holds: a bound, whatever a segment would make."""
-
 import threading
 import weakref
 
@@ -47,15 +45,15 @@ class Large(Working):
 
 
 def replayed(candidate_grows=1):
-    held, engines = Held(), [Large(np.random.default_rng(seed)) for seed in range(2)]
+    held_answers, engines = Held(), [Large(np.random.default_rng(seed)) for seed in range(2)]
     for engine in engines:
-        engine.held = held
+        engine.held = held_answers
     engines[0].grows = candidate_grows
     sides = [Threads(engine, IN_FLIGHT) for engine in engines]
     traffic = poisson_traffic(REQUESTS, 0.003)
     stops = {100, 200, REQUESTS}
     pairs = list(replay_concurrently(*sides, traffic, ReplayPace(in_flight=IN_FLIGHT), IN_FLIGHT, stops))
-    return held, pairs, sides
+    return held_answers, pairs, sides
 
 
 @pytest.fixture(autouse=True)
@@ -63,23 +61,23 @@ def bound(monkeypatch):
     monkeypatch.setattr(replay, "HELD_BYTES", BOUND, raising=False)
 
 
-def test_answers_that_are_held_are_bounded_and_every_request_is_compared_once():
-    held, pairs, sides = replayed()
-    assert held.most <= 2 * (BOUND + IN_FLIGHT * ANSWER), f"{held.most / ANSWER:.0f} answers were held at once"
-    assert held.now <= 2 * ANSWER, "and next to none when it is over"
+def test_held_answers_are_bounded_and_every_request_is_compared_once():
+    answers, pairs, sides = replayed()
+    assert answers.most <= 2 * (BOUND + IN_FLIGHT * ANSWER), f"{answers.most / ANSWER:.0f} answers were held at once"
+    assert answers.now <= 2 * ANSWER, "and next to none when it is over"
     assert [pair.request for pair in pairs] == list(range(REQUESTS))
     assert all(pair.difference.sqnr_db == EQUAL_DB and pair.candidate.output for pair in pairs)
     planned = list(segments(REQUESTS, IN_FLIGHT, {100, 200, REQUESTS}))
     assert len(sides[0].sent) > len(planned), "a segment that would hold more ends early"
 
 
-def test_small_answers_cut_nothing(monkeypatch):
+def test_small_answers_cause_no_cut(monkeypatch):
     monkeypatch.setattr(replay, "HELD_BYTES", 100 * BOUND)
     _, _, sides = replayed()
     assert len(sides[0].sent) == len(list(segments(REQUESTS, IN_FLIGHT, {100, 200, REQUESTS})))
 
 
-def test_sides_whose_answers_differ_in_size_are_bounded_each():
-    held, pairs, _ = replayed(candidate_grows=4)
-    assert held.most <= 2 * BOUND + IN_FLIGHT * ANSWER * 5
+def test_sides_with_answers_of_different_sizes_are_each_bounded():
+    held_answers, pairs, _ = replayed(candidate_grows=4)
+    assert held_answers.most <= 2 * BOUND + IN_FLIGHT * ANSWER * 5
     assert [pair.request for pair in pairs] == list(range(REQUESTS))

@@ -1,5 +1,3 @@
-"""Files of observations that somebody else wrote: what is wrong is named with its line; nothing half read is judged."""
-
 import json
 
 import numpy as np
@@ -25,14 +23,14 @@ def written(tmp_path, *lines, name="candidate.jsonl", end="\n"):
 
 
 def test_good_lines_are_read(tmp_path):
-    found = read_observations(written(tmp_path, json.dumps(HEAD), line(0, more="ignored"), "", line(1, ok=False)))
-    assert found.ok == [True, False] and found.identity.manifest == DIGEST and not found.cut
-    assert read_head(found.path) == found.identity and len(found.digest) == 64
+    table = read_observations(written(tmp_path, json.dumps(HEAD), line(0, more="ignored"), "", line(1, ok=False)))
+    assert table.ok == [True, False] and table.identity.manifest == DIGEST and not table.cut
+    assert read_head(table.path) == table.identity and len(table.digest) == 64
     assert read_head(written(tmp_path, line(0))) == EngineIdentity()
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "message"),
     [
         (line(1).replace("0.01", "NaN"), "NaN is not JSON"),
         (line(1).replace("0.01", "1e999"), "latency is inf; a finite number"),
@@ -61,10 +59,10 @@ def test_good_lines_are_read(tmp_path):
         (json.dumps({**HEAD, "planned": -5}), "planned is '-5'"),
     ],
 )
-def test_a_bad_line_is_refused_by_its_number(tmp_path, bad, said):
+def test_a_bad_line_is_refused_by_its_number(tmp_path, bad, message):
     path = tmp_path / "candidate.jsonl"
     path.write_bytes("\n".join([line(0), bad, line(2)]).encode("utf-8", "surrogateescape") + b"\n")
-    with pytest.raises(DataError, match=rf"candidate.jsonl:2: .*{said}"):
+    with pytest.raises(DataError, match=rf"candidate.jsonl:2: .*{message}"):
         read_observations(path)
 
 
@@ -73,7 +71,7 @@ def test_a_huge_line_is_refused_before_it_is_parsed(tmp_path):
         read_observations(written(tmp_path, line(0), line(1, error="x" * (MOST_LINE_BYTES + 1))))
 
 
-def test_half_a_line_at_the_end_is_left_out_and_told(tmp_path):
+def test_half_a_last_line_is_omitted_and_reported(tmp_path):
     candidate = read_observations(written(tmp_path, line(0), line(1), line(2)[:25], end=""))
     assert len(candidate) == 2 and candidate.cut
     baseline = read_observations(written(tmp_path, line(0), line(1), line(2), name="baseline.jsonl"))
@@ -81,7 +79,7 @@ def test_half_a_line_at_the_end_is_left_out_and_told(tmp_path):
     assert evidence.requests == 2 and "half a line" in notes[0] and "in flight to the candidate" in notes[1]
 
 
-def test_nothing_and_twice(tmp_path):
+def test_empty_and_duplicate_requests_are_refused(tmp_path):
     with pytest.raises(DataError, match="holds no observations"):
         read_observations(written(tmp_path, json.dumps(HEAD)))
     with pytest.raises(DataError, match=r"request '7' was observed again; 1 of 2 observations repeat .*, over 0\.1 %"):
@@ -99,7 +97,7 @@ def both(tmp_path, ours, theirs):
     ]
 
 
-def test_a_request_that_one_side_lost_has_failed_there(tmp_path):
+def test_a_request_that_one_side_lost_counts_as_failed_there(tmp_path):
     pair = both(tmp_path, [line(0), line(2), line(3)], [line(3), line(0), line(1), line(2)])
     evidence, notes = evidence_of(*pair, 15.0)
     assert evidence.paired and list(evidence.candidate.ok) == [True, False, True, True] and evidence.baseline.ok.all()
@@ -109,7 +107,7 @@ def test_a_request_that_one_side_lost_has_failed_there(tmp_path):
 
 
 @pytest.mark.parametrize("attempts", [({}, {"ok": False}), ({"latency": 9.0}, {}), ({"output": "cd" * 32}, {})])
-def test_an_attempt_hides_no_other_of_the_candidate_and_spoils_none_of_the_baseline(tmp_path, attempts):
+def test_attempts_of_the_candidate_count_and_the_baselines_are_kept(tmp_path, attempts):
     rest, again = [line(index) for index in range(1, 2000)], [line(0, **changes) for changes in attempts]
     end = json.dumps({"kind": "enginesmith-end", "requests": 2001})
     spoilt, notes = evidence_of(*both(tmp_path, [*again, *rest, end], [line(0), *rest]), 15.0)
@@ -120,7 +118,7 @@ def test_an_attempt_hides_no_other_of_the_candidate_and_spoils_none_of_the_basel
     assert spared.baseline.ok.all() and spared.baseline.latency.max() < 1 and "the best try counts" in notes[0]
 
 
-def test_answers_are_the_same_by_distance_or_by_digest(tmp_path):
+def test_answers_are_compared_by_distance_or_digest(tmp_path):
     other = "cd" * 32
     ours = [line(0), line(1, output=other), line(2, output=other, sqnr_db=40.0)]
     ours += [line(3, sqnr_db=3.0), line(4, ok=False)]
@@ -130,7 +128,7 @@ def test_answers_are_the_same_by_distance_or_by_digest(tmp_path):
     assert evidence.differs is None
 
 
-def test_without_names_the_sides_are_judged_apart(tmp_path):
+def test_without_names_the_sides_are_judged_separately(tmp_path):
     ours = [line(5, request=None, score=1.0), line(1, request=None, score=0.5)]
     evidence, notes = evidence_of(*both(tmp_path, ours, [line(0)]), 15.0)
     assert not evidence.paired and list(evidence.candidate.time) == [1.0, 5.0] and "different requests" in notes[0]

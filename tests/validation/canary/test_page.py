@@ -1,5 +1,3 @@
-"""The canary's page: the verdict first, everything escaped, nothing needed from elsewhere, no overflow."""
-
 import re
 from dataclasses import replace
 
@@ -41,17 +39,19 @@ def hostile(document):
     return replace(document, view=view, traffic=traffic, **texts, **sides)
 
 
-def test_the_verdict_comes_first_and_everything_is_there(failed, drawn):
+def test_the_verdict_comes_first_on_a_complete_page(failed, drawn):
     text = " ".join(Page(drawn).text.split())
     assert (
-        text.index("FAIL: the candidate is worse") < text.index("Criteria") < text.index("slowdown, with 5 % of error")
+        text.index("FAIL: the candidate is worse")
+        < text.index("Criteria")
+        < text.index("slowdown (90 % confidence interval)")
     )
     for output in ("latency p50", "latency p99", "errors", "answers that differ", "out of memory", "tiny@2 cpu int8"):
         assert output in text
     assert failed.digest in text and "common language effect size" in text and "enginesmith promote" not in text
 
 
-def test_pictures_are_inside_and_nothing_is_fetched(failed, drawn):
+def test_pictures_are_embedded_and_nothing_is_fetched(failed, drawn):
     page = Page(drawn)
     assert page.tags.count("svg") == 3
     labels = "worse by, in multiples of the margin", "latency, logarithmic"
@@ -69,7 +69,7 @@ def test_pictures_are_inside_and_nothing_is_fetched(failed, drawn):
     ("most", "ticks"),
     [(299.0, "0 s, 50 s"), (300.0, "0 min, 1 min"), (7199.0, "0 min, 20 min"), (7200.0, "0 h, 0.5 h")],
 )
-def test_time_has_round_ticks_in_the_unit_of_its_length(most, ticks):
+def test_time_axes_have_round_ticks_in_a_fitting_unit(most, ticks):
     course = ((0.0, 0.01, 0.02), (most, 0.01, 0.03))
     texts = re.findall(r"<text[^>]*>([^<]*)<", over_time_svg(LatencyCourses(course, course)))
     assert ", ".join(texts[:2]) == ticks and {"time since the first request", "10 ms", "30 ms"} <= {*texts}
@@ -81,12 +81,12 @@ def test_everything_is_escaped(failed):
     assert not any(name.startswith("on") for name, _ in page.attributes)
 
 
-def test_a_canary_that_saw_next_to_nothing_has_a_page(tmp_path):
+def test_a_canary_with_almost_no_requests_has_a_page(tmp_path):
     page = Page(render(report(tmp_path, 3)))
     assert "INSUFFICIENT: this much data decides neither way" in page.text
 
 
-def test_latencies_that_are_all_equal_are_said_to_be(tmp_path):
+def test_equal_latencies_are_reported_as_equal(tmp_path):
     """What a clock of coarse steps leaves: no interval, and no '-100 % to +inf %'."""
     ones = side(np.full(2000, 0.01))
     verdicts = judge(CanaryEvidence(ones, ones, True), replicates=50)
@@ -100,7 +100,7 @@ def test_latencies_that_are_all_equal_are_said_to_be(tmp_path):
     assert "+0 % (without bounds)" in text and "inf" not in text.replace("information", "") and "unknown" not in text
 
 
-def test_an_interval_that_is_known_on_one_side_says_which():
+def test_an_interval_known_on_one_side_names_the_side():
     item = Criterion("latency p50", "latency", 0.02, "INSUFFICIENT", low=-1.0, high=0.012)
     assert describe_interval(item) == "at most +1.2 %"
     assert describe_interval(replace(item, low=0.03, high=None)) == "at least +3 %"
@@ -108,20 +108,20 @@ def test_an_interval_that_is_known_on_one_side_says_which():
 
 
 @pytest.mark.parametrize(
-    ("count", "said"),
+    ("count", "message"),
     [
         (1, "1 request would have shown an equal candidate to be within +97.5 %"),
         (200, "200 requests would have shown +5.64 % or more, and an equal candidate to be within +1.83 %"),
         (1000, "1000 requests would have shown +1.25 % or more, and an equal candidate to be within +0.368 %"),
     ],
 )
-def test_what_a_number_of_requests_can_show_is_a_sentence(count, said):
+def test_the_detectable_difference_is_a_sentence(count, message):
     ones = side(np.ones(count))
     result = judge(CanaryEvidence(ones, ones, True), Thresholds({}, 0.001, None), replicates=1).criteria[0]
-    assert said in describe(result)
+    assert message in describe(result)
 
 
-def test_answers_that_are_equal_are_not_listed_as_those_that_differ_most(failed):
+def test_equal_answers_are_not_listed_as_most_different(failed):
     seen = failed.view
     rows = tuple(replace(row, sqnr_db=level) for row, level in zip(seen.worst, (-999.0, 3.0, 999.0), strict=False))
     text = " ".join(Page(render(replace(failed, view=replace(seen, worst=rows)))).text.split())
@@ -130,7 +130,7 @@ def test_answers_that_are_equal_are_not_listed_as_those_that_differ_most(failed)
     assert "every answer that was compared is equal" in text
 
 
-def test_the_command_that_replays_is_there_for_replayed_traffic_only(failed, drawn):
+def test_only_replayed_traffic_shows_the_replay_command(failed, drawn):
     command = "enginesmith canary run --candidate tiny@2 --baseline tiny@1 --target cpu --precision int8 --scale 1.0"
     assert f"{command} --traffic TRAFFIC" in Page(drawn).text
     assert "enginesmith canary run" not in Page(render(replace(failed, traffic=TrafficReplayed()))).text

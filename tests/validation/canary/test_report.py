@@ -1,5 +1,3 @@
-"""Reports that are read back: edits and contradictions are found; a plan goes on only where it may."""
-
 import json
 import math
 
@@ -30,7 +28,7 @@ def signed(document):
     return bytes_of({**bare, "digest": digest_of(bare)})
 
 
-def test_a_report_comes_back(failed):
+def test_a_report_survives_json(failed):
     actual = read_report(bytes_of(failed))
     assert (actual.verdict, actual.digest) == ("FAIL", failed["digest"])
     assert actual.candidate.manifest == "a" * 64 and (actual.looks.planned, actual.looks.requests) == (None, (4000,))
@@ -38,7 +36,7 @@ def test_a_report_comes_back(failed):
     assert failed["format"] == 1, "reports of this format are in registries"
 
 
-def test_an_edit_is_found(failed):
+def test_an_edit_is_detected(failed):
     with pytest.raises(IntegrityError, match="edited by hand"):
         read_report(bytes_of({**failed, "verdict": "PASS"}))
     with pytest.raises(IntegrityError, match="does not follow from its criteria"):
@@ -51,24 +49,24 @@ def test_an_edit_is_found(failed):
 @pytest.mark.parametrize(
     "bad", [b"", b"{", b"[1]", b"{}", b"[" * 100_000, b'{"format": 1, "kind": "enginesmith-canary"}']
 )
-def test_what_is_no_report_is_refused(bad):
+def test_invalid_reports_are_refused(bad):
     with pytest.raises(IntegrityError):
         read_report(bad)
 
 
-def test_a_newer_document_of_another_kind_is_no_report_that_an_upgrade_would_read(failed):
+def test_a_newer_document_of_another_kind_is_no_report(failed):
     with pytest.raises(IntegrityError, match="not a canary report of format 1"):
         read_report(signed({**failed, "kind": "enginesmith-gpu-check", "format": 2}))
 
 
-def test_a_report_that_says_two_things_is_refused(failed):
+def test_a_contradictory_report_is_refused(failed):
     whole = json.dumps(failed)
     with pytest.raises(IntegrityError, match="'verdict' is given twice"):
         read_report(f'{{"verdict": "PASS", {whole[1:]}'.encode())
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"criteria": [3]}, "criteria.0. is 3"),
         ({"looks": {**LOOKS, "planned": 1.5}}, "looks.planned is 1.5"),
@@ -78,8 +76,8 @@ def test_a_report_that_says_two_things_is_refused(failed):
         ({"host": {"cpus": 2}}, "host.cpus is 2"),
     ],
 )
-def test_a_forged_report_is_refused_by_the_field_that_is_wrong(failed, change, said):
-    with pytest.raises(IntegrityError, match=f"not whole .*{said}"):
+def test_a_forged_report_is_refused_with_the_wrong_field(failed, change, message):
+    with pytest.raises(IntegrityError, match=f"not whole .*{message}"):
         read_report(signed({**failed, **change}))
 
 
@@ -89,7 +87,7 @@ def test_a_report_without_a_part_is_refused(failed, missing):
         read_report(signed({key: value for key, value in failed.items() if key != missing}))
 
 
-def test_a_plan_goes_on_with_the_same_engines_only(tmp_path, failed):
+def test_a_plan_continues_only_with_the_same_engines(tmp_path, failed):
     first = read_report(report(tmp_path, 900, looks=Looks(9000)).to_bytes())
     assert first.verdict == "INSUFFICIENT" and (first.looks.planned, first.looks.requests) == (9000, (900,))
     ours, theirs = observations(tmp_path, 40)
@@ -99,11 +97,11 @@ def test_a_plan_goes_on_with_the_same_engines_only(tmp_path, failed):
     with pytest.raises(InputError, match="already decided: FAIL"):
         continue_looks(read_report(bytes_of(failed)), ours, theirs)
     alone = read_report(report(tmp_path, 900).to_bytes())
-    with pytest.raises(InputError, match="used the whole error up"):
+    with pytest.raises(InputError, match="spent the whole allowed error"):
         continue_looks(alone, ours, theirs)
 
 
-def test_mann_whitney_and_the_common_language_effect_size():
+def test_mann_whitney_and_the_effect_size_are_computed():
     assert mann_whitney(np.array([3.0, 4.0]), np.array([1.0, 2.0])).cles == 1.0
     same = mann_whitney(np.array([1.0, 1.0, 2.0]), np.array([1.0, 2.0, 2.0]))
     # Pairs: 9, of which the candidate is greater in 1, equal in 4.

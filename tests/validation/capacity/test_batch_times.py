@@ -1,5 +1,3 @@
-"""Times by batch: merged reports, sizes between those that were timed, and what was not timed."""
-
 import numpy as np
 import pytest
 
@@ -20,7 +18,7 @@ def bucket(seconds: float, processes: tuple[float, ...] = (), **sizes: int) -> B
     )  # fmt: skip
 
 
-def test_batches_between_those_that_were_timed_are_interpolated_and_less_sure():
+def test_batches_between_timed_ones_are_interpolated_with_more_uncertainty():
     processes = (0.99, 0.995, 1.0, 1.005, 1.01)
     actual = batch_times([bucket(0.001 * size, processes, batch=size) for size in (1, 4, 16)], "batch", {}, 16)
     assert actual.most == 16
@@ -28,7 +26,7 @@ def test_batches_between_those_that_were_timed_are_interpolated_and_less_sure():
     assert actual.half[0] > 2 * 0.0079 and actual.half[1] >= actual.half[0] * 0.99
 
 
-def test_another_process_may_be_slower_by_what_processes_differ_by():
+def test_another_process_may_be_slower_within_the_spread_of_processes():
     calm, apart = (
         batch_times([bucket(0.001, spread, batch=1)], "batch", {}, 1).half[0]
         for spread in ((1.0, 1.001, 0.999), (1.0, 1.1, 0.9))
@@ -37,25 +35,25 @@ def test_another_process_may_be_slower_by_what_processes_differ_by():
     assert batch_times([bucket(0.001, (), batch=1)], "batch", {}, 1).half[0] >= ONE_PROCESS
 
 
-def test_only_times_at_the_wanted_sizes_of_other_dims_count_where_there_are_enough():
+def test_only_times_at_the_wanted_sizes_count_if_sufficient():
     timed = [bucket(0.001 * size * length, batch=size, length=length) for size in (1, 8) for length in (1, 64)]
     actual = batch_times(timed, "batch", {"length": 64}, 8)
     assert actual.curves[7, 50] == pytest.approx(0.001 * 8 * 64, rel=0.01)
 
 
-def test_sizes_on_one_line_do_not_say_what_each_dim_costs():
+def test_sizes_on_one_line_do_not_separate_the_dims():
     line = [bucket(0.001 * size, batch=size, length=16 * size) for size in (1, 4, 8)]
     with pytest.raises(DataError, match=r"batch=1 to 8 at length=16 was not timed.*--bucket batch=1,length=16"):
         batch_times(line, "batch", {"length": 16}, 8)
 
 
-def test_an_empty_batch_that_was_timed_does_not_hide_what_was_not():
+def test_a_timed_empty_batch_does_not_hide_untimed_ones():
     """The logarithm of 0 must not be taken where the sizes are refused anyway."""
     with pytest.raises(DataError, match="batch=1 to 8 was not timed"):
         batch_times([bucket(0.001, batch=0), bucket(0.001, batch=1)], "batch", {}, 8)
 
 
-def test_a_batch_beyond_what_was_timed_names_the_command_that_times_it():
+def test_a_batch_beyond_the_timed_ones_names_the_timing_command():
     with pytest.raises(DataError, match=r"batch=1 to 8 was not timed.*--bucket batch=1 --bucket batch=8"):
         batch_times([bucket(0.001, batch=1), bucket(0.002, batch=4)], "batch", {}, 8)
 
@@ -65,17 +63,17 @@ def test_an_engine_without_a_batch_has_one_time():
     assert actual.most == 1 and actual.curves[0, 50] == pytest.approx(0.002)
 
 
-def test_smaller_batches_than_the_engine_takes_cost_its_smallest():
+def test_batches_below_the_minimum_cost_the_smallest():
     actual = batch_times([bucket(0.004, batch=4), bucket(0.008, batch=8)], "batch", {}, 8, least=4)
     assert actual.curves[0, 50] == pytest.approx(0.004, rel=0.01) == actual.curves[3, 50]
 
 
-def test_of_a_size_that_was_timed_twice_the_newer_time_counts():
+def test_of_two_times_of_a_size_the_newer_counts():
     merged = merge_buckets([[bucket(1.0, batch=1), bucket(2.0, batch=2)], [bucket(3.0, batch=1)]])
     assert {one.sizes["batch"]: one.mean_s for one in merged} == {1: 3.0, 2: 2.0}
 
 
-def test_what_a_server_adds_is_added_to_each_batch_and_each_request():
+def test_a_servers_overhead_is_added_to_each_batch_and_request():
     result = batch_times([bucket(0.001, batch=1), bucket(0.002, batch=2)], "batch", {}, 2).with_overhead(0.01, 0.1)
     assert result.curves[:, 50] == pytest.approx([0.111, 0.212], rel=0.01)
 

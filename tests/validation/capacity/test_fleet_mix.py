@@ -15,8 +15,8 @@ def brute_force(offers: list[MachineOffer], rate: float, spare: int) -> float | 
     best = None
     for numbers in product(*(range((offer.count or 0) + 1) for offer in offers)):
         rates = sorted(offer.rate for offer, number in zip(offers, numbers, strict=True) for _ in range(number))
-        left = rates[: len(rates) - spare]
-        if len(rates) > spare and sum(left) >= rate - 1e-9:
+        remaining_rates = rates[: len(rates) - spare]
+        if len(rates) > spare and sum(remaining_rates) >= rate - 1e-9:
             cost = sum(number * offer.per_hour for offer, number in zip(offers, numbers, strict=True))
             best = cost if best is None else min(best, cost)
     return best
@@ -28,7 +28,7 @@ def brute_force(offers: list[MachineOffer], rate: float, spare: int) -> float | 
     st.integers(1, 120),
     st.integers(0, 1),
 )
-def test_it_is_the_cheapest_of_all_mixes(kinds, rate, spare):
+def test_the_mix_is_the_cheapest_of_all(kinds, rate, spare):
     offers = [MachineOffer(str(at), float(r), p / 10, n) for at, (r, p, n) in enumerate(kinds)]
     expected, result = brute_force(offers, rate, spare), cheapest_mix(offers, rate, spare)
     assert (result is None) == (expected is None)
@@ -38,7 +38,7 @@ def test_it_is_the_cheapest_of_all_mixes(kinds, rate, spare):
         assert sum(rates[: len(rates) - spare]) >= rate - 1e-6 and result.rate == pytest.approx(sum(rates))
 
 
-def test_with_one_lost_a_fleet_of_small_machines_is_cheaper():
+def test_with_one_machine_lost_a_fleet_of_small_ones_is_cheaper():
     offers = [MachineOffer("a100", 100.0, 2.0), MachineOffer("l4", 20.0, 0.7)]
     assert cheapest_mix(offers, 100.0).machines == {"a100": 1}
     assert cheapest_mix(offers, 110.0).machines == {"a100": 1, "l4": 1}

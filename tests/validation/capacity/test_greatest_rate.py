@@ -8,6 +8,7 @@ import pytest
 from validation.capacity.greatest_rate import (
     BatchTimes,
     LatencyLimit,
+    _bracket,
     find_greatest_rate,
     poisson_workload,
     policies_to_try,
@@ -39,8 +40,15 @@ def exact_md1(service: float, limit: float, p: float) -> float:
     return low / service
 
 
+@pytest.mark.parametrize(
+    ("near", "low", "high"), [(1.0, 1 / 1.05, 1.05), (0.8, 0.8 / 1.05, 1.04), (1.2, 1.2 / 1.3, 1.26), (20.0, 0.0, 10.0)]
+)
+def test_a_search_begins_close_to_the_rate_that_was_expected(near, low, high):
+    assert _bracket(lambda rate: rate < 1.02, near, 10.0) == pytest.approx((low, high))
+
+
 @pytest.mark.parametrize("limit", [0.003, 0.006])
-def test_one_by_one_with_constant_times_it_is_that_of_theory(limit):
+def test_one_by_one_with_constant_times_the_rate_equals_theory(limit):
     greatest_rate = find_greatest_rate(WORK, [constant(0.001)], LatencyLimit(limit), ALONE)
     expected = exact_md1(0.001, limit, 0.99)
     assert greatest_rate.rate.value == pytest.approx(expected, rel=0.06)
@@ -48,12 +56,12 @@ def test_one_by_one_with_constant_times_it_is_that_of_theory(limit):
     assert greatest_rate.utilization == pytest.approx(expected * 0.001, rel=0.05)
 
 
-def test_a_rate_is_never_above_that_of_a_machine_which_is_always_busy():
+def test_a_rate_never_exceeds_that_of_a_busy_machine():
     greatest_rate = find_greatest_rate(WORK, [constant(0.001)], LatencyLimit(10.0), ALONE)
     assert 970 < greatest_rate.rate.value <= 1000.1
 
 
-def test_it_is_decided_by_the_spread_of_the_times_and_not_by_their_mean():
+def test_the_spread_of_times_decides_not_their_mean():
     even = constant(0.001)
     tail = BatchTimes(np.concatenate([np.full(95, 0.0008), np.full(6, 0.004)])[None], np.zeros(1))
     assert tail.curves.mean() == pytest.approx(0.001, rel=0.02)
@@ -61,7 +69,7 @@ def test_it_is_decided_by_the_spread_of_the_times_and_not_by_their_mean():
     assert rates[1] < 0.6 * rates[0]
 
 
-def test_a_limit_below_the_fastest_run_is_kept_by_no_rate():
+def test_no_rate_keeps_a_limit_below_the_fastest_run():
     assert find_greatest_rate(WORK, [constant(0.001)], LatencyLimit(0.0009), ALONE) is None
 
 
@@ -73,7 +81,7 @@ def test_uncertain_times_widen_the_interval_by_about_as_much():
     assert 1.15 < unsure.high / unsure.low < 1.4
 
 
-def test_batches_raise_the_rate_where_they_cost_less_than_their_parts():
+def test_batches_raise_the_rate_if_cheaper_than_their_parts():
     times = [constant(*(0.001 + 0.0001 * size for size in range(1, 9)))]
     limit = LatencyLimit(0.02)
     greatest_rate = find_greatest_rate(WORK, times, limit, policies_to_try(limit, (1, 4, 8), None))
@@ -82,13 +90,13 @@ def test_batches_raise_the_rate_where_they_cost_less_than_their_parts():
     assert greatest_rate.rate.value <= saturation(WORK[0], times, BatchPolicy(8)) == pytest.approx(8 / 0.0018, rel=0.01)
 
 
-def test_a_stated_wait_is_taken_and_a_batch_of_one_waits_for_nothing():
+def test_a_stated_wait_is_used_and_a_batch_of_one_never_waits():
     limit = LatencyLimit(0.1)
     assert policies_to_try(limit, (1, 8), 0.01) == [BatchPolicy(1, 0.0), BatchPolicy(8, 0.01)]
     assert len(policies_to_try(limit, (1, 8), None)) == 6
 
 
-def test_a_rate_counts_only_where_every_lower_one_keeps_the_limit_too():
+def test_a_rate_counts_only_if_all_lower_ones_keep_the_limit():
     """Batches of 32 fill within milliseconds when the machine is full; with fewer requests each waits for its time."""
     times, limit = [constant(*(0.001 + 0.0005 * size for size in range(1, 33)))], LatencyLimit(0.05)
     short, middle, long = (
@@ -102,7 +110,7 @@ def test_a_rate_counts_only_where_every_lower_one_keeps_the_limit_too():
     assert best.policy.wait_s == 0.01 and best.rate.value == pytest.approx(short.rate.value, rel=0.02)
 
 
-def test_bursty_traffic_takes_more_machines_than_poisson_traffic_of_the_same_rate():
+def test_bursty_traffic_needs_more_machines_than_poisson_traffic():
     rng = np.random.default_rng(0)
     gaps = np.concatenate([rng.exponential(0.2 if at % 10 == 0 else 1.8, 400) for at in range(20)])
     at = np.concatenate([[0.0], np.cumsum(gaps[1:])])
@@ -115,7 +123,7 @@ def test_bursty_traffic_takes_more_machines_than_poisson_traffic_of_the_same_rat
     assert rates[1] < 0.6 * rates[0]
 
 
-def test_two_queues_have_times_of_their_own():
+def test_two_queues_have_their_own_times():
     shapes = (np.array([1, 1]), np.array([0, 1]))
     work = [poisson_workload(seed, 3000, shapes) for seed in range(2)]
     greatest_rate = find_greatest_rate(work, [constant(0.001), constant(0.003)], LatencyLimit(1.0), ALONE)

@@ -1,5 +1,3 @@
-"""Machines and costs: the arithmetic of a fleet, headroom, spares, roundings."""
-
 import pytest
 
 from enginesmith.core.errors import InputError
@@ -7,7 +5,7 @@ from validation.capacity.greatest_rate import Estimate
 from validation.capacity.machines import CapacityDemand, cost_per_million, count_machines, machines_for
 
 
-def test_eighteen_tenths_of_the_throughput_is_23_machines_in_place_of_40():
+def test_a_throughput_of_eighteen_tenths_needs_23_machines_instead_of_40():
     demand = CapacityDemand(800.0)
     before, now = count_machines(20.0, demand), count_machines(1.8 * 20.0, demand)
     assert (before, now) == (40, 23)
@@ -15,7 +13,7 @@ def test_eighteen_tenths_of_the_throughput_is_23_machines_in_place_of_40():
     assert cost_per_million(now, 0.71, 800) == pytest.approx(5.670, abs=0.001)
 
 
-def test_headroom_leaves_that_share_of_each_machine_free_and_one_lost_is_one_more():
+def test_headroom_reserves_a_share_of_each_machine():
     assert count_machines(20.0, CapacityDemand(800.0, headroom=0.2)) == 50
     # 0.7 is no binary fraction: 700 / (1000 * (1 - 0.3)) is a little over 1.
     assert count_machines(1000.0, CapacityDemand(700.0, headroom=0.3)) == 1
@@ -29,6 +27,6 @@ def test_machines_have_the_interval_of_the_rate():
 
 
 @pytest.mark.parametrize(("rate", "headroom"), [(0.0, 0.0), (-1.0, 0.0), (float("inf"), 0.0), (1.0, 1.0), (1.0, -0.1)])
-def test_what_is_no_demand_is_refused(rate, headroom):
+def test_invalid_demands_are_refused(rate, headroom):
     with pytest.raises(InputError, match="must be"):
         CapacityDemand(rate, headroom)

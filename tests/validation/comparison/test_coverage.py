@@ -1,5 +1,3 @@
-"""Golden data that an output, or a metric's right answers, do not vary with measures nothing."""
-
 import numpy as np
 import pytest
 
@@ -68,12 +66,12 @@ def test_a_single_sample_varies_by_its_elements():
 
 
 @pytest.mark.parametrize("dependence", ["constant", "handed on"])
-def test_what_cannot_vary_with_what_is_computed_is_exempt(dependence):
+def test_outputs_that_cannot_vary_are_exempt(dependence):
     assert notes(same(1), {"y": dependence}) == {}
     assert notes(same(1), {"y": "computed"}) != {}
 
 
-def test_labels_of_one_class_show_nothing():
+def test_labels_of_one_class_measure_nothing():
     def run(inputs):
         return {"y": inputs["x"]}
 
@@ -82,7 +80,7 @@ def test_labels_of_one_class_show_nothing():
     assert notes(run, metrics=[metric], labels=np.array([2] * 7 + [1])) == {}
 
 
-def test_right_answers_of_the_original_model_that_are_all_alike_show_nothing():
+def test_equal_answers_of_the_original_model_measure_nothing():
     def shifted(inputs):  # the class is always 1, though the numbers vary
         return {"y": inputs["x"] + np.array([0, 9, 0], np.float32)}
 

@@ -1,5 +1,3 @@
-"""Some golden cases show that a limit of all is broken only where no other case could make it good."""
-
 import numpy as np
 import pytest
 
@@ -34,7 +32,7 @@ def failed(golden, session, metric, limit):
     return find_broken(session, golden.cases, golden_drifts(golden), [("y", metric, limit)])
 
 
-def test_it_ends_at_the_first_case_that_breaks_the_limit_of_all(golden):
+def test_the_comparison_ends_at_the_first_case_over_the_total_limit(golden):
     session = Noisy(3.0, {1, 2, 3, 4, 5, 6, 7, 8})
     result = failed(golden, session, "sqnr_db", 10.0)
     assert not result.passed and result.value < 10.0
@@ -42,7 +40,7 @@ def test_it_ends_at_the_first_case_that_breaks_the_limit_of_all(golden):
 
 
 @pytest.mark.parametrize("metric", ["sqnr_db", "centered_sqnr_db"])
-def test_an_error_that_the_other_cases_make_good_breaks_nothing(golden, metric):
+def test_an_error_that_other_cases_compensate_passes(golden, metric):
     whole = golden_drifts(golden)["y"]
     energy = {"sqnr_db": whole.expected_sq, "centered_sqnr_db": whole.centered_sq}[metric]
     error = 0.5
@@ -51,19 +49,19 @@ def test_an_error_that_the_other_cases_make_good_breaks_nothing(golden, metric):
     assert not failed(golden, Noisy(error, {1}), metric, at_best + 0.01).passed
 
 
-def test_the_greatest_error_counts_against_the_peak_of_all(golden):
+def test_the_largest_error_counts_against_the_peak_of_all(golden):
     peak = golden_drifts(golden)["y"].peak
     assert failed(golden, Noisy(1.0, {2}), "max_rel", 1.01 / peak) is None
     assert not failed(golden, Noisy(1.0, {2}), "max_rel", 0.99 / peak).passed
 
 
-def test_what_cannot_be_compared_is_left_to_the_checks_of_all(golden):
+def test_incomparable_cases_are_left_to_the_total_checks(golden):
     session = Noisy(0.0, ())
     session.run = lambda inputs: {}
     assert failed(golden, session, "sqnr_db", 1e9) is None
 
 
-def test_only_limits_of_golden_cases_that_add_up_count():
+def test_only_additive_limits_of_golden_cases_count():
     def check(name, case, limit):
         return Check("quantization", name, "y", case, 1.0, limit, True)
 

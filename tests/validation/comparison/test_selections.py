@@ -1,5 +1,3 @@
-"""Rows that a graph selects: compared as sets, and a lost class or half of what it detects is seen."""
-
 import numpy as np
 import pytest
 from onnx import parser
@@ -35,9 +33,9 @@ def failed(expected, actual, kinds=None) -> set[str]:
     return {check.name for check in checks if not check.passed}
 
 
-def with_rows(found, change) -> dict[str, np.ndarray]:
+def with_rows(outputs, change) -> dict[str, np.ndarray]:
     """Rows, changed by a function of them, in the order of their scores."""
-    changed = change({name: array.copy() for name, array in found.items()})
+    changed = change({name: array.copy() for name, array in outputs.items()})
     order = np.argsort(-changed["scores"], axis=1, kind="stable")
     moved = {
         name: np.take_along_axis(changed[name], order[..., None] if name == "boxes" else order, 1)
@@ -46,25 +44,25 @@ def with_rows(found, change) -> dict[str, np.ndarray]:
     return {**moved, "count": (changed["scores"] > 0.25).sum(axis=1, keepdims=True)}
 
 
-def noisy(found):
+def noisy(outputs):
     rng = np.random.default_rng(1)
-    return found | {
-        "scores": np.abs(found["scores"] + rng.normal(0, 0.02, found["scores"].shape)).astype(np.float32),
-        "boxes": found["boxes"] + rng.normal(0, 1, found["boxes"].shape).astype(np.float32),
+    return outputs | {
+        "scores": np.abs(outputs["scores"] + rng.normal(0, 0.02, outputs["scores"].shape)).astype(np.float32),
+        "boxes": outputs["boxes"] + rng.normal(0, 1, outputs["boxes"].shape).astype(np.float32),
     }
 
 
 def without_class(index):
-    return lambda found: found | {"scores": np.where(found["classes"] == index, 0.001, found["scores"])}
+    return lambda outputs: outputs | {"scores": np.where(outputs["classes"] == index, 0.001, outputs["scores"])}
 
 
-def half_of_all(found):
-    return found | {"scores": np.where(np.arange(ROWS) % 2, 0.001, found["scores"])}
+def half_of_all(outputs):
+    return outputs | {"scores": np.where(np.arange(ROWS) % 2, 0.001, outputs["scores"])}
 
 
-def same_sizes(found):
-    low = found["boxes"][..., :2]
-    return found | {"boxes": np.concatenate([low, low + 25], axis=2)}
+def same_sizes(outputs):
+    low = outputs["boxes"][..., :2]
+    return outputs | {"boxes": np.concatenate([low, low + 25], axis=2)}
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -77,7 +75,7 @@ def same_sizes(found):
         (same_sizes, "max_selected_changed"),
     ],
 )
-def test_near_ties_change_places_and_what_is_lost_fails(change, check, packed) -> None:
+def test_near_ties_may_swap_and_lost_rows_fail(change, check, packed) -> None:
     expected = detections()
     actual = with_rows(expected, change)
     kinds = KINDS
@@ -94,7 +92,7 @@ def test_near_ties_change_places_and_what_is_lost_fails(change, check, packed) -
     assert (check in failed(expected, actual, kinds)) if check else not failed(expected, actual, kinds)
 
 
-def test_lists_of_other_lengths_are_compared_by_what_matches() -> None:
+def test_lists_of_other_lengths_are_compared_by_their_matches() -> None:
     rows = np.stack([np.zeros(60), np.arange(60) % 3, np.arange(60) * 7 % 30], axis=1).astype(np.int64)
     assert not failed({"selected": rows}, {"selected": rows[np.arange(60) != 7][::-1]}, {"selected": "all"})
     lost = failed({"selected": rows}, {"selected": rows[rows[:, 1] < 2]}, {"selected": "all"})

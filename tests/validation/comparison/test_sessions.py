@@ -1,5 +1,3 @@
-"""Comparing sessions: golden cases merge, edges do not, and nothing that fails looks like a pass."""
-
 import math
 
 import numpy as np
@@ -24,7 +22,7 @@ def test_an_exact_candidate_passes_everything():
 
 
 @pytest.mark.parametrize("referred", [True, False])
-def test_the_first_case_runs_twice_on_the_reference_or_else_the_candidate(referred):
+def test_the_first_case_runs_twice_on_the_reference_if_there_is_one(referred):
     def answer(inputs, runs):
         runs.append(inputs["x"])
         return original(inputs)
@@ -37,7 +35,7 @@ def test_the_first_case_runs_twice_on_the_reference_or_else_the_candidate(referr
     assert len(once) == (len(cases) if referred else 0)
 
 
-def test_values_without_a_limit_are_still_reported():
+def test_values_without_a_limit_are_reported():
     checks = expected_checks("export", Fake(lambda i: {"y": i["x"] * 2.5}), golden(), Budget())
     check = by_name(checks, "golden")["sqnr_db"]
     assert check.passed and check.limit is None and check.value == pytest.approx(20 * math.log10(4), rel=1e-4)
@@ -63,7 +61,7 @@ def test_an_error_at_one_edge_fails_and_names_it():
     assert not edge.passed and edge.case == "batch=8"
 
 
-def test_other_broken_edges_are_named_too():
+def test_other_broken_edges_are_named():
     checks = expected_checks("engine", Fake(lambda i: {"y": i["x"] * 3}), golden(), Budget(sqnr_db=40))
     edge = by_name(checks, "edge")["sqnr_db"]
     assert {edge.case, *edge.note.removeprefix("also ").split(", ")} == {"batch=1", "batch=4", "batch=8"}
@@ -78,7 +76,7 @@ def test_decisions_at_an_edge_are_counted_too():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_not_finite_never_passes(bad):
+def test_non_finite_values_never_pass(bad):
     def broken(inputs):
         y = inputs["x"] * 2
         y[0, 0] = bad
@@ -88,7 +86,7 @@ def test_what_is_not_finite_never_passes(bad):
     assert [check.passed for check in checks if check.name == "nonfinite"] == [False, False]
 
 
-def test_a_reference_of_nan_never_passes():
+def test_a_nan_reference_never_passes():
     frozen = freeze([{"x": np.ones((1, 3), np.float32)}], SPECS, [], lambda i: {"y": i["x"] * np.nan})
     nan = Fake(lambda i: {"y": i["x"] * np.float32(np.nan)})
     assert not by_name(expected_checks("engine", nan, frozen, Budget()))["nonfinite"].passed
@@ -103,7 +101,7 @@ def test_a_reference_that_raises_raises():
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (lambda i: {"z": i["x"]}, "missing"),
         (lambda i: {"y": i["x"][:, :2]}, "expected shape"),
@@ -111,9 +109,9 @@ def test_a_reference_that_raises_raises():
     ],
     ids=["missing", "shape", "dtype"],
 )
-def test_other_outputs_fail(answer, said):
+def test_other_outputs_fail(answer, message):
     checks = expected_checks("engine", Fake(answer), golden(), Budget())
-    assert checks and not any(check.passed for check in checks) and said in checks[0].note
+    assert checks and not any(check.passed for check in checks) and message in checks[0].note
 
 
 def classes(inputs):

@@ -60,7 +60,7 @@ def test_accuracy_is_over_all_golden_cases_in_order():
     assert only(Fake(classes), golden(labels), accuracy(0.8)).passed
 
 
-def test_a_pass_on_few_samples_says_how_many_would_show_the_limit():
+def test_a_pass_on_few_samples_gives_the_sufficient_number():
     check = only(Fake(original), golden(), decisions(0.95))
     assert check.passed and check.value == 1.0
     needed = "59 samples without an error would be needed to show 0.95"
@@ -73,7 +73,7 @@ def raises(inputs):
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (raises, "out of memory"),
         (lambda i: {"z": i["x"]}, "'y' is not an output"),
@@ -83,10 +83,10 @@ def raises(inputs):
     ids=["raises", "missing", "shape", "empty"],
 )
 @pytest.mark.parametrize("metric", [accuracy(0.1), accuracy(), decisions(0.1)])
-def test_a_candidate_that_does_not_answer_fails_the_task(answer, said, metric):
+def test_a_candidate_that_does_not_answer_fails_the_task(answer, message, metric):
     check = only(Fake(answer), golden(np.zeros(8)), metric)
-    assert said in check.note
-    assert (not check.passed and check.value is None) if said else not check.value
+    assert message in check.note
+    assert (not check.passed and check.value is None) if message else not check.value
 
 
 def test_an_output_of_nan_has_no_accuracy():
@@ -96,7 +96,7 @@ def test_an_output_of_nan_has_no_accuracy():
 
 
 @pytest.mark.parametrize(
-    ("labels", "metric", "error", "said"),
+    ("labels", "metric", "error", "message"),
     [
         (None, accuracy(0.5), DataError, "no labels"),
         (np.arange(7) % 3, accuracy(0.5), DataError, "8 answers, but there are 7 labels"),
@@ -106,12 +106,12 @@ def test_an_output_of_nan_has_no_accuracy():
         (np.ones((8, 2)), RegressionMetric("y", against="labels"), DataError, "labels do not fit"),
     ],
 )
-def test_a_task_that_cannot_be_measured_is_an_error(labels, metric, error, said):
-    with pytest.raises(error, match=said):
+def test_an_unmeasurable_task_is_an_error(labels, metric, error, message):
+    with pytest.raises(error, match=message):
         task_checks(Fake(original), golden(labels), [metric])
 
 
-def test_several_metrics_take_one_run_of_each_case():
+def test_several_metrics_use_one_run_of_each_case():
     calls = []
 
     def counted(inputs):
@@ -128,7 +128,7 @@ def scaled(inputs):
     return {"y": inputs["x"] * 2.5}
 
 
-def test_a_metric_that_decides_is_in_the_place_of_limits_on_drift():
+def test_a_deciding_metric_replaces_drift_limits():
     frozen, metrics = golden(), [decisions(decides=True)]
     drift = drift_checks("engine", None, Fake(scaled), frozen, Budget(sqnr_db=40.0, max_rel=1e-3, cosine=0.999))
     broken = {(check.name, check.case): check.limit for check in drift if not check.passed}
@@ -156,7 +156,7 @@ def test_a_metric_that_decides_is_in_the_place_of_limits_on_drift():
     ],
     ids=["raises", "nan", "shape", "dtype", "constant"],
 )
-def test_what_is_no_drift_counts_whatever_decides(answer):
+def test_checks_other_than_drift_always_count(answer):
     drift = drift_checks("engine", None, Fake(answer), golden(), Budget(sqnr_db=40.0))
     assert any(not check.passed for check in lift_limits(drift, [decisions(decides=True)]))
 
@@ -179,13 +179,13 @@ DETECTION = DetectionMetric("boxes", scores="scores")
         (RegressionMetric("boxes"), BOXES, False),
     ],
 )
-def test_where_detection_decides_a_graph_may_select_another_number_of_boxes(metric, check, lifted):
+def test_with_deciding_detection_a_graph_may_select_other_numbers_of_boxes(metric, check, lifted):
     result = lift_limits([BOXES, check], [replace(metric, decides=("int8",))])[1]
     assert result.passed is lifted and (result.waived == check.limit) is (lifted or check.limit is None)
 
 
 @pytest.mark.parametrize("value", [None, math.nan])
-def test_a_limit_without_a_number_beside_it_is_not_lifted(value):
+def test_a_limit_without_a_number_is_not_lifted(value):
     check = Check("engine", "sqnr_db", "y", "golden", value, 40.0, False)
     assert lift_limits([check], [decisions(decides=True)]) == [check]
     assert lift_limits([replace(check, value=39.0)], [decisions(decides=True)])[0].passed
@@ -196,19 +196,19 @@ def test_other_sizes_may_drift_twice_as_far_as_the_worst_golden_sample():
     drift_checks("engine", None, Fake(lambda i: {"y": i["x"] * 2 + np.float32(0.01)}), golden(), Budget(), spreads)
     (spread,) = spreads.at("engine")
     assert limits_at_other_sizes([spread], [decisions()]) is None
-    held = limits_at_other_sizes([spread], [decisions(), decisions(decides=True)]).current.budgets
-    assert held.of("y", "edge") == Budget(sqnr_db=min(spread.sqnr_db) - HONEST_DB, argmax_agreement=0.0)
-    assert held.of("z", "edge") == Budget(argmax_agreement=0.0)
+    budgets = limits_at_other_sizes([spread], [decisions(), decisions(decides=True)]).current.budgets
+    assert budgets.of("y", "edge") == Budget(sqnr_db=min(spread.sqnr_db) - HONEST_DB, argmax_agreement=0.0)
+    assert budgets.of("z", "edge") == Budget(argmax_agreement=0.0)
     lost = replace(spread, sqnr_db=(-math.inf, 40.0))
     assert limits_at_other_sizes([lost], [decisions(decides=True)]).current.budgets.of("y", "edge").sqnr_db == LEAST_DB
 
 
-def test_drift_of_the_export_counts_whatever_decides():
+def test_drift_of_the_export_always_counts():
     drift = drift_checks("export", None, Fake(scaled), golden(), Budget(sqnr_db=40.0))
     assert lift_limits(drift, [decisions(decides=True)]) == list(drift)
 
 
-def test_a_metric_that_decides_looks_at_the_edges_too():
+def test_a_deciding_metric_checks_the_edges_too():
     def large_is_wrong(inputs):
         return {"y": inputs["x"] * (-2 if len(inputs["x"]) == 8 else 2)}
 
@@ -235,7 +235,7 @@ def shifted(inputs):
         (SignalDistortion("y", least_si_sdr_db=30.0), 30 - HONEST_DB),
     ],
 )
-def test_limits_at_the_edges_are_twice_as_far_and_allow_one_wrong_answer(metric, loosened):
+def test_limits_at_the_edges_are_doubled_and_allow_one_wrong_answer(metric, loosened):
     checks = task_checks(Fake(shifted), golden(), [replace(metric, decides=("int8",))])
     (result,) = [check for check in checks if check.case == "edges" and check.limit is not None]
     assert result.limit == pytest.approx(loosened)
@@ -244,7 +244,7 @@ def test_limits_at_the_edges_are_twice_as_far_and_allow_one_wrong_answer(metric,
 
 @pytest.mark.parametrize(("first", "have"), [(10, "10..17"), (-7, "-7..0")])
 @pytest.mark.parametrize("metric", [AccuracyMetric("y"), TopKMetric("y", k=2)], ids=["accuracy", "top_k"])
-def test_labels_that_the_output_has_no_classes_for_are_reported_and_are_no_accuracy_of_0(metric, first, have):
+def test_labels_without_a_class_in_the_output_are_reported(metric, first, have):
     def scores(inputs):
         return {"y": inputs["x"]}
 
@@ -254,7 +254,7 @@ def test_labels_that_the_output_has_no_classes_for_are_reported_and_are_no_accur
         task_checks(Fake(scores), labelled, [replace(metric, against="labels")])
 
 
-def test_a_floor_by_labels_is_held_per_class():
+def test_a_floor_by_labels_applies_per_class():
     x = np.eye(10, dtype=np.float32)[np.array([*(np.arange(144) % 9), 9, 9, 9, 9])]
     specs = [replace(SPECS[0], shape=("batch", 10))]
     labels = x.argmax(1)
@@ -264,5 +264,5 @@ def test_a_floor_by_labels_is_held_per_class():
         return Fake(lambda inputs: {"y": np.where(np.isin(np.arange(len(x)), rows)[:, None], 1 - x, x)})
 
     lost = only(loses([144, 145, 146, 147]), frozen, accuracy(0.9))
-    assert lost.value > 0.95 and not lost.passed and "less than half are left: 9" in lost.note
+    assert lost.value > 0.95 and not lost.passed and "lose over half of their right answers: 9" in lost.note
     assert only(loses([0, 1, 2, 3]), frozen, accuracy(0.9)).passed, "one of sixteen each"

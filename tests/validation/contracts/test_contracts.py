@@ -1,5 +1,3 @@
-"""Contracts: each one holds on a right engine, and each planted fault breaks the one that is meant for it."""
-
 import itertools
 from typing import Any
 
@@ -45,7 +43,7 @@ def tail(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return moved
 
 
-def test_an_engine_that_is_the_same_everywhere_keeps_every_bit(golden: GoldenSet) -> None:
+def test_a_deterministic_engine_passes_a_bitwise_contract(golden: GoldenSet) -> None:
     def by_element(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return x[:, :3] * np.float32(0.1)
 
@@ -62,14 +60,14 @@ def test_a_nondeterministic_op_breaks_bitwise(golden: GoldenSet) -> None:
     assert checks["bitwise"].value == 2.0
 
 
-def test_dependence_on_the_position_is_measured_and_fails_where_bits_are_asked_for(golden: GoldenSet) -> None:
+def test_dependence_on_the_position_is_measured_and_fails_if_bits_must_be_equal(golden: GoldenSet) -> None:
     loose = checked(golden, LOOSE, tail)
     assert failed(loose) == []
     assert "other bits" in loose["batch position"].note and 100 < (loose["batch position"].value or 0) < 140
     assert failed(checked(golden, STRICT, tail)) == ["batch position"]
 
 
-def test_dependence_on_the_position_beyond_the_budget_fails_without_being_asked_for(golden: GoldenSet) -> None:
+def test_dependence_on_the_position_beyond_the_budget_always_fails(golden: GoldenSet) -> None:
     def swapped(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.concatenate([y[:1], y[:0:-1]])
 
@@ -83,7 +81,7 @@ def test_dependence_on_size_and_on_position_are_distinguished(golden: GoldenSet)
     assert failed(checked(golden, LOOSE, lambda x, y: y + np.float32(len(x) > 8))) == ["batch size"]
 
 
-def test_decisions_that_may_differ_by_the_limits_may_differ_with_the_size(golden: GoldenSet) -> None:
+def test_decisions_may_depend_on_the_size_within_the_limits(golden: GoldenSet) -> None:
     def decided(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.rint(y).astype(np.int64) + int(len(x) > 8)
 
@@ -94,7 +92,7 @@ def test_decisions_that_may_differ_by_the_limits_may_differ_with_the_size(golden
     assert all(check.passed for check in actual)
 
 
-def test_bits_that_are_asked_for_where_there_is_no_batch_fail(golden: GoldenSet) -> None:
+def test_a_bitwise_contract_without_a_batch_fails(golden: GoldenSet) -> None:
     assert failed(checked(golden, STRICT, lambda x, y: y, None)) == ["batch"]
     assert failed(checked(golden, LOOSE, lambda x, y: y, None)) == []
 
@@ -131,8 +129,8 @@ SOFT = np.array([[0.2, 0.3, 0.5], [1, 0, 0]], np.float32)
 )
 def test_a_predicate_holds_on_what_it_describes_and_measures_what_breaks_it(structure, good, bad, value):
     read = decode(structure, Structure)
-    ((_, kept, limit),) = find_broken(read, good, good, {"batch": 2})
-    assert kept <= limit
+    ((_, number, limit),) = find_broken(read, good, good, {"batch": 2})
+    assert number <= limit
     ((name, broken, limit),) = find_broken(read, good, bad, {"batch": 2})
     assert name == next(iter(structure))
     assert not broken <= limit
@@ -149,11 +147,11 @@ def test_the_case_that_breaks_a_predicate_most_is_reported(golden: GoldenSet) ->
     assert failed(nan) == ["finite", "range"]
 
 
-def test_an_output_that_there_is_none_of_is_refused(golden: GoldenSet) -> None:
+def test_a_contract_on_an_unknown_output_is_refused(golden: GoldenSet) -> None:
     assert failed(checked(golden, {"structured": {"z": {"finite": True}}}, lambda x, y: y)) == ["output"]
 
 
-def test_boxes_that_no_case_holds_show_nothing(golden: GoldenSet) -> None:
+def test_a_contract_on_boxes_without_boxes_in_any_case_is_not_measured(golden: GoldenSet) -> None:
     boxes = {"structured": {"y": {"boxes": {"scores": "s", "least_score": 2.0}}}}
 
     class Boxes(Linear):

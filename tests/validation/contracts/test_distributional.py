@@ -1,5 +1,3 @@
-"""Distributions: each limit holds on a like engine, and breaks on the fault that it is meant for, and on no other."""
-
 from typing import Any
 
 import numpy as np
@@ -50,10 +48,10 @@ def golden(labels: np.ndarray | None = None, original: Any = lambda x: x) -> Gol
     return GoldenSet((*cases, edge), labels)
 
 
-def checked(engine: Any, rows: dict[str, Any] = ALL, graph: Any = lambda x: x, **given: Any) -> dict[str, Check]:
+def checked(engine: Any, rows: dict[str, Any] = ALL, graph: Any = lambda x: x, **options: Any) -> dict[str, Check]:
     limits = {**dict.fromkeys(("kl", "js", "flips", "top_k", "ece", "brier")), **rows}
     contract = decode({"distributional": {"rows": {"y": limits}}}, Contract)
-    actual = contract_checks(contract, Passing(graph), Passing(engine), golden(**given), (SPEC, None), BUDGETS)
+    actual = contract_checks(contract, Passing(graph), Passing(engine), golden(**options), (SPEC, None), BUDGETS)
     return {check.name.removeprefix("contract "): check for check in actual}
 
 
@@ -88,7 +86,7 @@ FAULTS: dict[str, tuple[Any, set[str]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_breaks_the_limits_that_are_meant_for_it(fault: str) -> None:
+def test_a_fault_breaks_its_own_limits(fault: str) -> None:
     engine, meant = FAULTS[fault]
     assert set(failed(checked(engine))) == meant
 
@@ -111,13 +109,13 @@ def test_the_worst_row_and_its_case_are_named() -> None:
     assert failed(alone) == ["js"] and alone["js"].case == "batch=1"
 
 
-def test_what_the_graph_broke_is_said_to_be_the_graphs() -> None:
+def test_a_violation_by_the_graph_is_attributed_to_the_graph() -> None:
     engine_only, both = checked(lambda x: x * 1.5)["kl"], checked(lambda x: x * 1.5, graph=lambda x: x * 1.5)["kl"]
     assert "the graph alone has 0" in engine_only.note and "it is the graph's" not in engine_only.note
     assert not both.passed and both.note.endswith("so it is the graph's")
 
 
-def test_probabilities_and_logits_of_them_are_the_same_promise() -> None:
+def test_probabilities_and_their_logits_give_equal_figures() -> None:
     logits = checked(lambda x: x * 1.2)
     rows = {"values": "probabilities", **ALL}
     inputs = checked(lambda x: softmax(x * 1.2), rows, graph=softmax, original=softmax)
@@ -135,7 +133,7 @@ def test_probabilities_and_logits_of_them_are_the_same_promise() -> None:
     assert np.isnan(negative["kl"].value or 0) and "kl" in failed(negative)
 
 
-def test_a_masked_class_is_compared_and_one_that_is_masked_on_one_side_breaks_it() -> None:
+def test_a_class_masked_on_one_side_only_breaks_the_contract() -> None:
     def mask(x: np.ndarray) -> np.ndarray:
         return np.where(np.arange(CLASSES) == 3, -np.inf, x)
 
@@ -145,17 +143,17 @@ def test_a_masked_class_is_compared_and_one_that_is_masked_on_one_side_breaks_it
 
 
 @pytest.mark.parametrize(
-    ("engine", "told"),
+    ("engine", "message"),
     [
         (lambda x: x[:, :5], "the original has the shape"),
         (lambda x: x.astype(np.int64), "no distribution"),
         (lambda x: x[:, :1], "holds no distribution"),
     ],
 )
-def test_an_output_that_is_no_distribution_fails(engine: Any, told: str) -> None:
-    like = engine if told == "holds no distribution" else lambda x: x
+def test_an_output_that_is_not_a_distribution_fails(engine: Any, message: str) -> None:
+    like = engine if message == "holds no distribution" else lambda x: x
     checks = checked(engine, graph=like, original=like)
-    assert failed(checks) == ["output"] and told in checks["output"].note
+    assert failed(checks) == ["output"] and message in checks["output"].note
 
 
 def test_calibration_errors_match_their_definitions() -> None:
@@ -172,7 +170,7 @@ def test_calibration_errors_match_their_definitions() -> None:
     assert sums.brier == pytest.approx(np.square(p - np.eye(CLASSES)[labels]).sum(1).mean())
 
 
-def test_with_labels_calibration_may_get_better_and_without_may_not_change() -> None:
+def test_calibration_may_improve_with_labels_and_may_not_change_without() -> None:
     labels = np.array([RNG.choice(CLASSES, p=row) for row in softmax(LOGITS / 2)])  # the original is overconfident
     only = {"ece": ECE, "brier": BRIER}
     assert not failed(checked(lambda x: x / 2, only, labels=labels))
@@ -239,18 +237,18 @@ def test_samples_that_cannot_be_compared_fail() -> None:
     assert y.passed
     (nan,) = drawn("noise", "noise", Drawing("noise", 1.0, lambda x, y: y * np.float32(np.nan)))
     assert not nan.passed and nan.note == "the engine gave a number that is not finite"
-    with pytest.raises(InputError, match=r"seeds.vary: 'sead' is no input; known: x, noise, seed"):
+    with pytest.raises(InputError, match=r"seeds.vary: 'sead' is not an input; known: x, noise, seed"):
         drawn("noise", "sead", Drawing("noise"))
 
 
-def test_tokens_are_compared_by_how_many_differ() -> None:
+def test_tokens_of_another_distribution_fail() -> None:
     assert drawn("noise", "noise", Drawing("noise"), ("token",))[0].passed
     biased = Drawing("noise")
     biased.run = lambda inputs: {"token": inputs["noise"] > 1}  # type: ignore[method-assign]
     assert not drawn("noise", "noise", biased, ("token",))[0].passed
 
 
-def test_false_alarms_are_as_rare_as_alpha_says() -> None:
+def test_the_rate_of_false_alarms_is_alpha() -> None:
     rng = np.random.default_rng(0)
     items = [p_value(rng.normal(size=(20, 3)), rng.normal(size=(25, 3)), 199) for _ in range(300)]
     # Binomial(300, 0.1): 45 or more has a probability of 0.4 %.

@@ -1,5 +1,3 @@
-"""Boxes and sequences: like ones match, in any order, and each fault is measured by what is meant for it."""
-
 from typing import Any
 
 import numpy as np
@@ -68,12 +66,12 @@ def test_boxes_of_low_score_do_not_count_and_two_never_share_a_match() -> None:
         {"boxes": CORNERS},
     ],
 )
-def test_what_is_no_set_of_boxes_breaks_it(actual: dict[str, np.ndarray]) -> None:
+def test_an_invalid_set_of_boxes_breaks_the_contract(actual: dict[str, np.ndarray]) -> None:
     assert all(np.isnan(value) for value in boxes(actual, least_score=0.1).values())
     assert "boxes" in boxes(actual, least_score=0.1)
 
 
-def test_overlap_is_that_of_the_definition() -> None:
+def test_overlap_matches_its_definition() -> None:
     left, right = np.array([[0, 0, 2, 2], [1, 1, 1, 1.0]]), np.array([[1, 1, 3, 3], [0, 0, 2, 2], [1, 1, 1, 1.0]])
     np.testing.assert_allclose(overlaps(left, right), [[1 / 7, 1, 0], [0, 0, 0]])
     assert boxes({**FOUND, "boxes": (flat := CORNERS[..., [0, 1, 0, 1]])}, {**FOUND, "boxes": flat}) == {}
@@ -111,7 +109,7 @@ def broken(structure: dict[str, Any], actual: np.ndarray) -> dict[str, float]:
         ({"until": 2, "first": 2}, GRAPH[:, :0], 2),
     ],
 )
-def test_sequences_are_equal_as_far_as_is_asked(asked: dict[str, Any], actual: np.ndarray, value: float | None) -> None:
+def test_sequences_are_equal_up_to_a_length(asked: dict[str, Any], actual: np.ndarray, value: float | None) -> None:
     name = "sequence first" if "first" in asked else "sequence edits"
     expected = {} if value is None else {name: value}
     assert broken({"sequence": asked}, actual) == pytest.approx(expected, nan_ok=True)
@@ -130,7 +128,7 @@ def test_sequences_are_equal_as_far_as_is_asked(asked: dict[str, Any], actual: n
         ({"apart": 0, "pad": 0}, GRAPH[:, :0], {"eos": 2}),
     ],
 )
-def test_ends_are_where_the_graphs_are(asked: dict[str, Any], actual: np.ndarray, expected: dict[str, float]) -> None:
+def test_ends_equal_the_graphs_ends(asked: dict[str, Any], actual: np.ndarray, expected: dict[str, float]) -> None:
     assert broken({"eos": {"token": 2, **asked}}, actual) == pytest.approx(expected, nan_ok=True)
 
 

@@ -1,5 +1,3 @@
-"""Batches that are filled from several golden groups."""
-
 import numpy as np
 import pytest
 
@@ -12,16 +10,16 @@ GROUPS = [{"x": np.full((4, 2), float(index), np.float32) + np.arange(4)[:, None
 
 
 @pytest.mark.parametrize(("batch", "first"), [(1, [0]), (4, [0]), (5, [0, 1]), (9, [0, 1, 2]), (99, [0, 1, 2])])
-def test_groups_follow_until_there_are_enough(batch, first):
+def test_groups_are_added_until_there_are_enough(batch, first):
     result = enough_samples(GROUPS, 0, ROWS, {"batch": batch, "width": 7})["x"]
     assert sorted(set(result[:, 0].astype(int))) == first and len(result) == 4 * len(first)
 
 
-def test_after_the_last_group_comes_the_first():
+def test_the_first_group_follows_the_last():
     assert enough_samples(GROUPS, 2, ROWS, {"batch": 5})["x"][:, 0].astype(int).tolist() == [2] * 4 + [0] * 4
 
 
-def test_a_group_stays_alone_where_samples_do_not_join():
+def test_a_group_stays_alone_if_samples_do_not_join():
     longer = [GROUPS[0], {"x": np.zeros((4, 3), np.float32)}]
     square = [TensorSpec("x", "float32", ("batch", "batch"))]
     fixed = [TensorSpec("x", "float32", (4, "width"))]
@@ -30,7 +28,7 @@ def test_a_group_stays_alone_where_samples_do_not_join():
     assert enough_samples(GROUPS, 1, ROWS, {"width": 5}) is GROUPS[1]
 
 
-def test_a_drawn_case_holds_each_sample_once():
+def test_a_drawn_case_contains_each_sample_once():
     """What is copied from one place of a batch to another must differ there."""
     drawn = make(FuzzCase((("batch", 11), ("width", 2))), ROWS, GROUPS, 0, "fp32")["x"]
     assert len(np.unique(drawn, axis=0)) == 11

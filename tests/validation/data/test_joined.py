@@ -1,5 +1,3 @@
-"""Steps of several samples, joined along a dim."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -41,10 +39,10 @@ def test_samples_with_one_number_are_one_step_of_their_sequence(tmp_path):
     assert read_steps(actual, None, ORDER, DIMS) is None
 
 
-def test_a_step_has_the_state_that_steps_of_any_size_left(tmp_path):
+def test_a_steps_state_comes_from_steps_of_any_size(tmp_path):
     actual = samples(tmp_path)
     streams = Streams(
-        lambda given: {"present": np.concatenate([given["past"], given["ids"]], 1)},
+        lambda inputs: {"present": np.concatenate([inputs["past"], inputs["ids"]], 1)},
         [IDS, VOICE, PAST],
         [State("past", "present")],
     )
@@ -55,7 +53,7 @@ def test_a_step_has_the_state_that_steps_of_any_size_left(tmp_path):
     assert len(steps.digests) == len(replace(steps, steps=None).digests), "samples are compared, whatever their steps"
 
 
-def test_what_each_step_adds_is_joined_to_the_steps_before():
+def test_each_steps_addition_is_joined_to_earlier_steps():
     items = [IDS, TensorSpec("mask", "int64", ("batch", "past + tokens"))]
     added = step_inputs([*items, PAST], [State("past", "present")])
     assert [spec.shape for spec in added] == [("batch", "tokens"), ("batch", "tokens")]
@@ -73,7 +71,7 @@ def test_a_step_that_the_dim_does_not_allow_is_refused(tmp_path):
         read_steps(samples(tmp_path, np.zeros((8, 2))), ("tokens", "call"), ORDER, DIMS)
 
 
-def test_an_input_that_cannot_be_joined_is_the_same_in_all_samples_of_a_step(tmp_path):
+def test_an_unjoinable_input_is_equal_in_all_samples_of_a_step(tmp_path):
     actual = samples(tmp_path, voice=np.arange(8)[:, None])
     with pytest.raises(DataError, match="samples of one step differ in input 'voice'"):
         list(JoinedSteps(actual, read_steps(actual, ("tokens", "call"), ORDER, DIMS)).runs())

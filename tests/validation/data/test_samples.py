@@ -1,5 +1,3 @@
-"""Samples: streaming, the two layouts, and one clear error for each kind of wrong data."""
-
 import itertools
 import tracemalloc
 import warnings
@@ -112,7 +110,7 @@ def test_a_leading_dim_that_is_also_an_inner_axis_fixes_the_group(tmp_path):
     assert [batch["x"].shape for batch in batches] == [(3, 3)] * 3
 
 
-def test_big_endian_data_comes_out_native(tmp_path):
+def test_big_endian_data_becomes_native(tmp_path):
     path = saved(tmp_path, image=images(3).astype(">f4"))
     (batch,) = opened(path).batches()
     assert batch["image"].dtype == np.float32
@@ -120,7 +118,7 @@ def test_big_endian_data_comes_out_native(tmp_path):
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed], ids=["stored", "deflated"])
-def test_memory_follows_the_batch_and_not_the_file(tmp_path, save):
+def test_memory_depends_on_the_batch_not_the_file(tmp_path, save):
     big = TensorSpec("x", "float32", ("batch", 1024))
     save(tmp_path / "big.npz", x=np.ones((16_384, 1024), np.float32))  # 64 MiB
     samples = opened(tmp_path / "big.npz", inputs=[big])
@@ -131,7 +129,7 @@ def test_memory_follows_the_batch_and_not_the_file(tmp_path, save):
     assert peak < 2 << 20
 
 
-def test_digest_is_of_the_file(tmp_path):
+def test_the_digest_is_the_files(tmp_path):
     first = opened(saved(tmp_path, image=images(3))).digest
     assert opened(saved(tmp_path, image=images(3) + 1)).digest != first
 
@@ -142,10 +140,10 @@ def nan_at(index: int, value: float = np.nan) -> np.ndarray:
     return data
 
 
-@pytest.mark.parametrize(("value", "said"), [(np.nan, "nan"), (np.inf, "inf"), (-np.inf, "-inf")])
-def test_non_finite_values_name_the_sample(tmp_path, value, said):
+@pytest.mark.parametrize(("value", "message"), [(np.nan, "nan"), (np.inf, "inf"), (-np.inf, "-inf")])
+def test_non_finite_values_name_the_sample(tmp_path, value, message):
     samples = opened(saved(tmp_path, image=nan_at(13, value)))
-    with pytest.raises(DataError, match=rf"array 'image' holds {said} in sample 13; remove"):
+    with pytest.raises(DataError, match=rf"array 'image' holds {message} in sample 13; remove"):
         list(samples.batches())
 
 
@@ -164,11 +162,11 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("arrays, said", WRONG.values(), ids=WRONG.keys())
-def test_wrong_arrays_are_named(tmp_path, arrays, said):
-    with pytest.raises(DataError, match=said) as caught:
+@pytest.mark.parametrize("arrays, message", WRONG.values(), ids=WRONG.keys())
+def test_wrong_arrays_are_named(tmp_path, arrays, message):
+    with pytest.raises(DataError, match=message) as error:
         opened(saved(tmp_path, **arrays))
-    assert str(tmp_path / "data.npz") in str(caught.value)
+    assert str(tmp_path / "data.npz") in str(error.value)
 
 
 PAIR = [TensorSpec("ids", "int64", ("batch", "seq")), TensorSpec("mask", "int64", ("batch", "seq"))]
@@ -180,7 +178,7 @@ def pair(ids: tuple[int, ...], mask: tuple[int, ...]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("ids", "mask", "said"),
+    ("ids", "mask", "message"),
     [
         ((4, 8), (5, 8), r"'mask' has 5 samples, but 'ids' has 4"),
         ((4, 8), (4, 9), r"'mask' has seq = 9 on axis 1 and 8 elsewhere"),
@@ -189,8 +187,8 @@ def pair(ids: tuple[int, ...], mask: tuple[int, ...]) -> dict[str, np.ndarray]:
         ((4, 8), (4, 2, 8), r"some arrays hold one complete input"),
     ],
 )
-def test_inputs_must_agree(tmp_path, ids, mask, said):
-    with pytest.raises(DataError, match=said):
+def test_inputs_must_agree(tmp_path, ids, mask, message):
+    with pytest.raises(DataError, match=message):
         opened(saved(tmp_path, **pair(ids, mask)), inputs=PAIR, dims=PAIR_DIMS)
 
 
@@ -266,7 +264,7 @@ def test_other_files_are_refused(tmp_path):
         ("notes.txt", r"it holds notes\.txt$"),
     ],
 )
-def test_a_folder_without_arrays_says_what_was_looked_for_and_what_is_there(tmp_path, file, words):
+def test_a_folder_without_arrays_lists_its_content(tmp_path, file, words):
     (tmp_path / file).write_bytes(b"{}")
     with pytest.raises(DataError, match=r"must hold image\.npy, or a folder of \.npy files.*" + words):
         opened(tmp_path)
@@ -295,7 +293,7 @@ def test_resize_takes_elements_modulo_length(batch, seq, new_batch, new_seq):
     assert resized["x"][-1, 1, -1] == x[(new_batch - 1) % batch, 1, (new_seq - 1) % seq]
 
 
-def test_places_and_lengths_stay_within_a_dim_that_is_cut():
+def test_places_and_lengths_stay_within_a_cut_dim():
     specs = [TensorSpec("x", "float32", ("nodes", 4)), TensorSpec("ends", "int64", (2, "edges"))]
     specs += [TensorSpec(name, "int64", (3,)) for name in ("lengths", "ids", "mask")]
     specs += [TensorSpec("atoms", "int64", ("nodes", 1)), TensorSpec("pixels", "uint8", (2, 9))]
@@ -316,7 +314,7 @@ def test_places_and_lengths_stay_within_a_dim_that_is_cut():
     assert (result["ids"] == ids[:2, :4]).all() and (result["places"] == ids[:1, :8]).all()
 
 
-def test_resize_and_sizes_refuse_what_cannot_be(tmp_path):
+def test_impossible_sizes_are_refused(tmp_path):
     with pytest.raises(DataError, match="empty along 'seq'"):
         resize({"x": np.ones((1, 2, 0), np.float32)}, [SPEC], {"seq": 3})
     with pytest.raises(DataError, match="another rank"):
@@ -339,7 +337,7 @@ def test_a_sum_follows_from_the_sizes_of_its_dims(tmp_path):
     assert check_inputs(specs, tensors) == sizes_of(tensors, specs)
     tensors["mask"] = np.ones((1, 4), int)
     for check in (lambda: sizes_of(tensors, specs), lambda: check_inputs(specs, tensors)):
-        with pytest.raises(DataError, match=r"'mask' has 4 along 'past \+ tokens' \(axis 1\), which is 5"):
+        with pytest.raises(DataError, match=r"'mask' has 4 on axis 1, where 'past \+ tokens' is 5"):
             check()
 
 
@@ -359,7 +357,7 @@ def test_labels_are_numbers(tmp_path):
 
 
 @given(st.integers(1, 30), st.integers(1, 8), st.integers(1, 4))
-def test_parts_are_disjoint_cover_everything_and_end_where_runs_do(tmp_path_factory, count, of, group):
+def test_parts_are_disjoint_and_cover_everything(tmp_path_factory, count, of, group):
     path = tmp_path_factory.mktemp("parts") / "x.npy"
     np.save(path, np.zeros((count * group, 3), np.float32))
     samples = Samples.open(path, [TensorSpec("x", "float32", (group, 3))], [])
@@ -385,12 +383,12 @@ ARRAYS = st.dictionaries(
 )
 
 
-@given(found=ARRAYS, labelled=st.booleans())
-def test_mistakes_are_found_exactly_where_opening_raises(tmp_path_factory, found, labelled):
+@given(arrays=ARRAYS, labelled=st.booleans())
+def test_mistakes_are_found_exactly_if_opening_raises(tmp_path_factory, arrays, labelled):
     inputs = (TensorSpec("x", "float32", ("n", 3)), TensorSpec("m", "int64", ("n",)))
     dims, labels = (Dim("n", 2, 2, 3),), "label" if labelled else None
     path = tmp_path_factory.mktemp("samples") / "s.npz"
-    np.savez(path, **{name: np.zeros(shape, dtype) for name, (dtype, shape) in found.items()})
+    np.savez(path, **{name: np.zeros(shape, dtype) for name, (dtype, shape) in arrays.items()})
     mistakes = list(Samples.find_mistakes(path, inputs, dims, (labels,) if labels else ()))
     try:
         samples = Samples.open(path, inputs, dims, (labels,) if labels else ())
@@ -402,7 +400,7 @@ def test_mistakes_are_found_exactly_where_opening_raises(tmp_path_factory, found
         assert mistakes == []
 
 
-def test_of_a_large_folder_few_headers_are_looked_at(tmp_path):
+def test_few_headers_of_a_large_folder_are_read(tmp_path):
     for index in range(20):
         np.save(tmp_path / f"{index:02}.npy", np.zeros(3 if index < 19 else 4, "float32"))
     inputs = (TensorSpec("x", "float32", (3,)),)
@@ -414,7 +412,7 @@ def test_of_a_large_folder_few_headers_are_looked_at(tmp_path):
 
 
 @pytest.mark.parametrize("names", [("x.npy", "x.npy"), ("x", "x.npy")])
-def test_an_array_that_is_there_twice_is_refused(tmp_path, names):
+def test_a_duplicate_array_is_refused(tmp_path, names):
     path, stored = tmp_path / "twice.npz", BytesIO()
     np.save(stored, np.ones(3, np.float32))
     with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings(action="ignore"):

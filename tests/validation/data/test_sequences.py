@@ -1,5 +1,3 @@
-"""Steps of sequences: each has the states that those before it left, whichever part of them is asked for."""
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,7 +28,7 @@ class Steps:
 
 
 def streams():
-    return Streams(lambda given: {"hn": given["h"] + given["x"][None]}, SPECS, [State("h", "hn")])
+    return Streams(lambda inputs: {"hn": inputs["h"] + inputs["x"][None]}, SPECS, [State("h", "hn")])
 
 
 def held(runs):
@@ -40,7 +38,7 @@ def held(runs):
 VALUES, ORDER = (1.0, 2.0, 3.0, 10.0, 20.0, 5.0), np.array([0, 0, 0, 1, 1, 2])
 
 
-def test_a_step_has_what_the_steps_of_its_sequence_left():
+def test_a_step_has_the_states_of_its_sequences_earlier_steps():
     samples = SequenceSamples(Steps(VALUES), streams(), ORDER)
     assert held(samples.runs()) == [0, 1, 3, 0, 10, 0]
     assert held(samples.runs()) == [0, 1, 3, 0, 10, 0], "each pass begins anew"
@@ -74,7 +72,7 @@ def test_steps_are_stacked_as_rows_with_their_states():
     assert [len(group["x"]) for group in stack(twice, SPECS, [Dim("batch", 1, 4, 5)])[0]] == [4] * 3, "two rows a step"
 
 
-def test_steps_of_several_sequences_that_are_alike_are_one_group_in_an_order_spread_over_all():
+def test_equal_steps_of_several_sequences_form_one_group():
     cache = TensorSpec("h", "float32", ("batch", "past"))
     runs = [{"x": np.full((1, 1), at, np.float32), "h": np.ones((1, at % 8), np.float32)} for at in range(24)]
     groups, places = stack(runs, [SPECS[0], cache], [Dim("batch", 1, 1, 4)])

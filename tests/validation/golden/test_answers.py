@@ -1,5 +1,3 @@
-"""Recorded answers of a reference: which of them are given, and when they are whole."""
-
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -42,7 +40,7 @@ def recorded(folder: Path) -> GoldenSet:
     return document
 
 
-def test_the_first_answer_is_the_recorded_one_and_the_second_the_sessions(tmp_path: Path) -> None:
+def test_the_first_answer_is_recorded_and_the_second_the_sessions(tmp_path: Path) -> None:
     other = Doubling(more=1)
     session = RecordedSession(other, 2, recorded(tmp_path))
     assert session.run(given(3, 4))["y"].tolist() == [6, 8] and other.ran == 0
@@ -58,13 +56,20 @@ def test_equal_numbers_of_another_shape_or_type_are_other_inputs(tmp_path: Path)
     assert other.ran == 2
 
 
-def test_a_record_with_other_outputs_is_not_given(tmp_path: Path) -> None:
+def test_a_record_with_other_outputs_is_not_used(tmp_path: Path) -> None:
     session = RecordedSession(Doubling(more=1), 2, recorded(tmp_path))
     session.outputs = (TensorSpec("z", "float32", ("n",)),)
     assert session.run(given(1))["y"].tolist() == [3]
 
 
-def test_large_answers_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_are_not_digested_once_the_record_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = RecordedSession(Doubling(), 1)
+    session.run(given(1))
+    monkeypatch.delattr(free_running, "_digest_inputs")
+    assert session.run(given(3))["y"].tolist() == [6] and len(session._fresh) == 1
+
+
+def test_large_answers_are_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free_running, "MOST_BYTES", 11)
     session = RecordedSession(Doubling(), 3)
     for count in (1, 2, 3):

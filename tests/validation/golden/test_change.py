@@ -1,5 +1,3 @@
-"""How a golden set changed: each kind of change is told, with its size."""
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,7 @@ def before() -> GoldenSet:
     return freeze(GOLDEN, SPECS, DIMS, Linear().run, np.arange(12))
 
 
-def test_the_same_set_has_not_changed_whether_in_memory_or_in_a_file(before: GoldenSet, tmp_path: Path) -> None:
+def test_the_same_set_is_unchanged_in_memory_and_in_a_file(before: GoldenSet, tmp_path: Path) -> None:
     before.save(tmp_path / "golden")
     result = change(before, GoldenSet.load(tmp_path / "golden"))
     assert result.same
@@ -33,7 +31,7 @@ def test_expected_outputs_that_moved_are_counted_and_the_largest_is_named(before
     assert str(result) == "1 of 7 cases has other expected outputs; y by up to 0.5 at batch=16"
 
 
-def test_other_data_other_cases_other_labels_and_another_floor_are_reported(before: GoldenSet) -> None:
+def test_changes_of_data_cases_labels_and_floor_are_reported(before: GoldenSet) -> None:
     other = [{"x": GOLDEN[0]["x"] + 1}, *GOLDEN[1:], GOLDEN[0]]
     after = replace(
         freeze(other, SPECS, (DIMS[0],), Linear().run, np.zeros(16)),

@@ -1,5 +1,3 @@
-"""Sequences of a golden set, and models that are run through them with their own states."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -26,10 +24,10 @@ class Sum(Fake):
     outputs = (TensorSpec("y", "float32", ("batch", 3)), TensorSpec("hn", "float32", ("batch", 3)))
 
     def __init__(self, gain=1.0):
-        super().__init__(lambda given: self.step(given, gain))
+        super().__init__(lambda inputs: self.step(inputs, gain))
 
-    def step(self, given, gain):
-        total = ((given["h"] + given["x"]) * np.float32(gain)).astype(np.float32)
+    def step(self, inputs, gain):
+        total = ((inputs["h"] + inputs["x"]) * np.float32(gain)).astype(np.float32)
         return {"y": total, "hn": total}
 
 
@@ -39,15 +37,15 @@ def sequences(steps=200):
     return GoldenSequences(STATES, {}, GoldenSet(cases, noise=Noise()))
 
 
-def test_a_sequence_is_run_with_the_models_own_states_and_its_outputs_are_stacked():
-    given = sequences()
-    session, (case, *_) = FreeRunningSession(Sum(), given), given.golden.cases
+def test_a_sequence_runs_with_the_models_own_states():
+    golden_sequences = sequences()
+    session, (case, *_) = FreeRunningSession(Sum(), golden_sequences), golden_sequences.golden.cases
     result = session.run(case.inputs)
     np.testing.assert_array_equal(result["hn"], result["y"][-1:], "of a state what the last step left")
     np.testing.assert_allclose(result["y"], np.cumsum(case.inputs["x"], axis=0), rtol=1e-5)
     np.testing.assert_array_equal(session.run(case.inputs)["y"], result["y"], "each run begins anew")
     assert [spec.shape for spec in session.outputs] == [("step", "batch", 3)] * 2
-    session = FreeRunningSession(Fake(lambda given: {"hn": given["h"] + given["x"]}), given)
+    session = FreeRunningSession(Fake(lambda inputs: {"hn": inputs["h"] + inputs["x"]}), golden_sequences)
     session.roller = replace(session.roller, inputs=Sum.inputs)
     assert session.run(case.inputs)["hn"].shape == (200, 1, 3), "all steps, where every output is a state"
     with pytest.raises(DataError, match="without steps"):
@@ -58,29 +56,29 @@ def test_an_input_of_no_axes_stays_an_array_in_each_step():
     class Scaled(Sum):
         inputs = (*Sum.inputs, TensorSpec("rate", "int64", ()))
 
-        def step(self, given, gain):
-            assert isinstance(given["rate"], np.ndarray) and given["rate"].shape == ()
-            return super().step({**given, "x": given["x"] * given["rate"]}, gain)
+        def step(self, inputs, gain):
+            assert isinstance(inputs["rate"], np.ndarray) and inputs["rate"].shape == ()
+            return super().step({**inputs, "x": inputs["x"] * inputs["rate"]}, gain)
 
     x = np.ones((3, 1, 3), np.float32)
     case = Case("sequence 0", "golden", {"x": x, "rate": np.array([1, 2, 3])}, {})
-    given = GoldenSequences(STATES, {}, GoldenSet((case,), noise=Noise()))
-    assert FreeRunningSession(Scaled(), given).run(case.inputs)["y"][:, 0, 0].tolist() == [1, 3, 6]
+    golden_sequences = GoldenSequences(STATES, {}, GoldenSet((case,), noise=Noise()))
+    assert FreeRunningSession(Scaled(), golden_sequences).run(case.inputs)["y"][:, 0, 0].tolist() == [1, 3, 6]
 
 
 def test_an_error_in_a_state_that_no_output_shows_is_caught():
     class Hidden(Sum):
-        def step(self, given, gain):
-            result = super().step(given, gain)
-            return {"y": given["x"], "hn": result["hn"]}
+        def step(self, inputs, gain):
+            result = super().step(inputs, gain)
+            return {"y": inputs["x"], "hn": result["hn"]}
 
-    given = sequences()
-    pair = (FreeRunningSession(Hidden(gain), given) for gain in (1.0, 1.002))
-    checks = free_running_checks("engine", *pair, given.golden, budgets("engine", "fp16", None))
+    golden_sequences = sequences()
+    pair = (FreeRunningSession(Hidden(gain), golden_sequences) for gain in (1.0, 1.002))
+    checks = free_running_checks("engine", *pair, golden_sequences.golden, budgets("engine", "fp16", None))
     assert {check.output for check in checks if not check.passed} == {"hn"}
 
 
-def test_the_check_of_sequences_names_the_worst_of_them_and_where_decisions_differ():
+def test_the_sequence_check_names_the_worst_and_the_first_other_decision():
     actual = sequences()
     pair = (FreeRunningSession(Sum(gain), actual) for gain in (1.0, 0.99))
     along = Along()
@@ -93,7 +91,7 @@ def test_the_check_of_sequences_names_the_worst_of_them_and_where_decisions_diff
 
 
 @pytest.mark.parametrize(("gain", "passed"), [(1.0, True), (1.002, False)])
-def test_an_error_that_each_step_allows_is_caught_where_it_is_handed_on(gain, passed):
+def test_an_error_that_single_steps_allow_is_caught_when_carried(gain, passed):
     result = sequences()
     expected, actual = (FreeRunningSession(Sum(value), result) for value in (1.0, gain))
     limits = budgets("engine", "fp16", None)
@@ -113,7 +111,7 @@ def test_answers_of_several_sizes_are_stacked_without_another_argmax():
     assert stack_steps([np.ones((1, 0)), np.ones((1, 2))]).shape == (2, 1, 2)
 
 
-def test_sequences_read_back_as_they_were(tmp_path):
+def test_sequences_survive_the_file(tmp_path):
     actual = sequences(8)
     golden = GoldenSet((Case("golden 0", "golden", {"x": np.ones(2)}, {"y": np.ones(2)}),), sequences=actual)
     digest = golden.save(tmp_path / "golden.safetensors")
@@ -129,7 +127,7 @@ def test_sequences_read_back_as_they_were(tmp_path):
     assert GoldenSet(golden.cases).save(tmp_path / "plain.safetensors") != digest
 
 
-def test_inputs_to_make_others_of_are_not_empty():
+def test_template_inputs_are_not_empty():
     def case(size):
         return Case(f"golden {size}", "golden", {"past": np.ones((1, size))}, {})
 

@@ -1,5 +1,3 @@
-"""The golden set: which cases it has, that it is frozen by digest, and that it reads back as it was."""
-
 import tracemalloc
 
 import ml_dtypes
@@ -26,7 +24,7 @@ def golden(count: int = 10) -> GoldenSet:
     return freeze(groups, SPECS, DIMS, double, np.arange(count))
 
 
-def test_golden_cases_are_the_samples_in_groups(tmp_path):
+def test_golden_cases_are_groups_of_samples(tmp_path):
     x = np.random.default_rng(1).standard_normal((10, 5)).astype(np.float32)
     np.savez(tmp_path / "data.npz", x=x)
     frozen = freeze(Samples.open(tmp_path / "data.npz", SPECS, DIMS), SPECS, DIMS, double)
@@ -50,7 +48,7 @@ def test_edges_are_capped_and_keep_the_corners():
 
 
 @pytest.mark.parametrize(("count", "sizes", "edges"), [(30, (1, 2, 3), MAX_EDGE_CASES), (60, (2, 2, 2), 1)])
-def test_many_dims_do_not_take_for_ever_and_of_one_size_are_one_edge(count, sizes, edges):
+def test_many_dims_are_quick_and_fixed_ones_have_one_edge(count, sizes, edges):
     dims = [Dim(f"d{index}", *sizes) for index in range(count)]
     assert len(edge_sizes([TensorSpec("x", "float32", tuple(dim.name for dim in dims))], dims)) == edges
 
@@ -59,7 +57,7 @@ def test_dims_that_no_input_has_make_no_edges():
     assert edge_sizes([TensorSpec("x", "float32", (2, 2))], DIMS) == []
 
 
-def test_an_edge_holds_each_sample_once_before_any_comes_again():
+def test_an_edge_uses_each_sample_once_before_repetition():
     """Tiled from one group of 4, places 0, 4 and 8 hold one sample, and answers that change places are not seen."""
     x = np.arange(20.0, dtype=np.float32).reshape(10, 2)
     groups = [{"x": x[start : start + 4]} for start in range(0, 10, 4)]

@@ -1,5 +1,3 @@
-"""The whole kit as a bare machine runs it, its page, and what the machine it runs on says of itself."""
-
 import json
 import math
 import os
@@ -81,6 +79,7 @@ def python(bare: dict[str, str], folder: Path, *words: object) -> subprocess.Com
     return subprocess.run(command, cwd=folder, env=bare, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_builders_and_the_kit_import_on_a_bare_machine(bare: dict[str, str], tmp_path: Path) -> None:
     result = python(bare, tmp_path, "-c", EVERY_MODULE)
     assert result.returncode == 0 and "all imported" in result.stdout, result.stderr
@@ -88,6 +87,7 @@ def test_builders_and_the_kit_import_on_a_bare_machine(bare: dict[str, str], tmp
     assert "as on a bare machine" in blocked.stderr, "the hook hides nothing, and this test says nothing"
 
 
+@pytest.mark.slow
 def test_the_kit_runs_on_a_bare_machine_and_its_page_says_what_it_saw(bare: dict[str, str], tmp_path: Path) -> None:
     """With torch alone; ONNX Runtime is registered here, and missing: that is its row."""
     words = ("--device", "cpu", "--size", "small", "--model", "mlp", "--peer", "eager", "--seconds", "0.01")
@@ -103,7 +103,7 @@ def test_the_kit_runs_on_a_bare_machine_and_its_page_says_what_it_saw(bare: dict
     assert "| mlp fp32 | PyTorch, op by op | passed |" in text and "no GPU: the CPU as the kit's device" in text
 
 
-def test_no_gpu_and_wrong_words_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_missing_gpu_and_wrong_arguments_give_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     if not find_gpu():
         assert main(["--out", str(tmp_path / "x")]) == 3
         assert "no NVIDIA GPU on this machine" in capsys.readouterr().err
@@ -113,25 +113,25 @@ def test_no_gpu_and_wrong_words_are_one_line(capsys: pytest.CaptureFixture[str],
     assert "no results of the GPU kit" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["--model", "resnet"])
-    assert "'resnet' is none of mlp, conv, block" in capsys.readouterr().err
+    assert "'resnet' is not one of mlp, conv, block" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", [("--seconds", "-1"), ("--seconds", "nan"), ("--timeout", "0"), ("--timeout", "x")])
-def test_times_that_cannot_be_are_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, str]) -> None:
+def test_impossible_times_are_refused(capsys: pytest.CaptureFixture[str], words: tuple[str, str]) -> None:
     with pytest.raises(SystemExit):
         main(["--device", "cpu", *words])
-    assert f"{words[1]!r} is no number of seconds above 0" in capsys.readouterr().err
+    assert f"{words[1]!r} is not a number of seconds above 0" in capsys.readouterr().err
 
 
 QUICK = ["--device", "cpu", "--model", "mlp", "--size", "small", "--peer", "none", "--no-peaks", "--seconds", "0.01"]
 
 
-def test_a_backend_that_is_not_known_is_refused_before_anything_is_tried(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_backend_is_refused_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*QUICK, "--backend", "onnxruntime,onnxruntim"]) == 2
     assert capsys.readouterr().err == "error: backend 'onnxruntim' is not known; did you mean 'onnxruntime'?\n"
 
 
-def test_what_was_measured_is_in_the_file_whatever_ends_the_kit(capsys, monkeypatch, tmp_path):
+def test_measurements_are_stored_however_the_kit_ends(capsys, monkeypatch, tmp_path):
     """After the first try the file has it: here Ctrl-C ends the second, where a lost machine would as well."""
     out, tried = tmp_path / "new" / "out.json", []
 
@@ -148,7 +148,7 @@ def test_what_was_measured_is_in_the_file_whatever_ends_the_kit(capsys, monkeypa
     assert len(Results.load(out).tries) == 1 and [path.name for path in out.parent.iterdir()] == ["out.json"]
 
 
-def test_a_file_that_cannot_be_written_is_reported_before_anything_is_tried(capsys, monkeypatch, tmp_path):
+def test_an_unwritable_file_is_reported_at_once(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr("validation.gpu.kit.run_job", lambda *_: pytest.fail("something was tried"))
     (tmp_path / "file").touch()
     assert main([*QUICK, "--backend", "onnxruntime", "--out", str(tmp_path / "file" / "out.json")]) == 2
@@ -162,7 +162,7 @@ def find_gpu() -> bool:
         return False
 
 
-def test_the_committed_page_is_what_the_results_that_are_committed_give() -> None:
+def test_the_committed_page_matches_the_committed_results() -> None:
     results = [Results.load(path) for path in sorted((ROOT / "docs/reference/gpu-results").glob("*.json"))]
     results_page = ROOT / "docs/reference/gpu-results.md"
     if results:
@@ -194,7 +194,7 @@ ENGINE = KitTrial(
 )  # fmt: skip
 
 
-def test_the_page_has_each_number_where_it_belongs() -> None:
+def test_each_number_is_in_its_place_on_the_page() -> None:
     peaks = Peaks(3e12, {"float16": 8e14}, 2e-6, {"fp8": "no | such"})
     other = KitTrial(
         kind="other generation", model="mlp fp16", backend="tensorrt-rtx", precision="fp16", built_for="sm_80",
@@ -223,7 +223,7 @@ def test_the_page_has_each_number_where_it_belongs() -> None:
     assert json.loads(results.to_bytes())["kind"] == "enginesmith-gpu-results"
 
 
-def test_a_machine_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_describes_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     here = devices.find_device("cpu")
     assert here.is_cpu and here.compute_capability is None and here.memory_bytes > 1 << 28
     assert (HOPPER.target.name, HOPPER.target.product) == ("sm_90", "h100")

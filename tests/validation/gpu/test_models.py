@@ -1,5 +1,3 @@
-"""The kit's models: the same everywhere, valid, and alike in both precisions."""
-
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ from validation.limits.noise_floor import DoubleSession
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_is_the_same_every_time_and_alike_in_both_precisions(name: str, tmp_path: Path) -> None:
+def test_a_model_is_deterministic_and_equal_in_both_precisions(name: str, tmp_path: Path) -> None:
     single, half = (write(name, precision, "small", tmp_path) for precision in ("fp32", "fp16"))
     (tmp_path / "again").mkdir()
     assert digest_of_file(single.path) == digest_of_file(write(name, "fp32", "small", tmp_path / "again").path)
@@ -25,7 +23,7 @@ def test_a_model_is_the_same_every_time_and_alike_in_both_precisions(name: str, 
     assert 0.05 < float(np.abs(exact).mean()) < 20, "values keep their size, far from fp16's largest"
 
 
-def test_a_model_at_its_real_size_is_one(tmp_path: Path) -> None:
+def test_a_full_size_model_is_valid(tmp_path: Path) -> None:
     model = write("block", "fp16", "real", tmp_path)
     assert 5e6 < model.path.stat().st_size < 6e7
     assert model.profile.inputs[0][1][0] == 1 and model.batch.min < model.batch.opt < model.batch.max
@@ -43,7 +41,7 @@ def test_cases_are_kept_without_safetensors_and_a_change_is_found(tmp_path: Path
             one.expected["y"], other.expected["y"]
         )
     (tmp_path / "cases.npz").write_bytes(b"PK")
-    with pytest.raises(IntegrityError, match=r"changed on the way\); carry it anew"):
+    with pytest.raises(IntegrityError, match=r"changed on the way\); copy the folder again"):
         load_cases(tmp_path)
     (tmp_path / "cases.json").write_bytes(b"[" * 100)
     with pytest.raises(IntegrityError, match="holds no golden cases"):

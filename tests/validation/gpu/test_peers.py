@@ -1,5 +1,3 @@
-"""PyTorch beside the engines, and the roofs, on the CPU: the code that a GPU runs, with another device's name."""
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from validation.limits.noise_floor import DoubleSession
 torch = pytest.importorskip("torch")
 
 
-def test_pytorch_as_a_session_takes_and_gives_arrays_and_times_its_device(tmp_path: Path) -> None:
+def test_a_pytorch_session_has_arrays_and_device_times(tmp_path: Path) -> None:
     """That it runs the very graph is seen in test_kit, where it is exported on a bare machine."""
     model = write("mlp", "fp32", "small", tmp_path)
     request = BuildRequest("", "fp32", CPU, "torch", model.inputs, model.outputs, (model.profile,))
@@ -36,7 +34,7 @@ def test_pytorch_as_a_session_takes_and_gives_arrays_and_times_its_device(tmp_pa
         session.run({"x": inputs["x"].astype(np.float64)})
 
 
-def test_an_engine_is_raced_against_pytorch_and_a_peer_that_fails_costs_no_number(tmp_path, monkeypatch):
+def test_a_failing_peer_costs_no_number_of_the_engine(tmp_path, monkeypatch):
     def made(peer: str, *_: object) -> Callable[..., Any]:
         if peer == "eager":
             return lambda x: (x + 1,)
@@ -56,7 +54,7 @@ def test_an_engine_is_raced_against_pytorch_and_a_peer_that_fails_costs_no_numbe
     assert compiled == PeerComparison("compile", "RuntimeError: CUDA error: out of memory")
 
 
-def test_roofs_are_measured_and_bound_what_a_run_can_take() -> None:
+def test_measured_roofs_bound_a_runs_time() -> None:
     before = torch.backends.cuda.matmul.fp32_precision
     actual = measure_peaks("cpu")
     assert torch.backends.cuda.matmul.fp32_precision == before
@@ -84,7 +82,7 @@ class _Event:
         return other.at - self.at
 
 
-def test_seconds_on_a_gpu_are_those_between_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_seconds_are_measured_between_events(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, waited = [], []
     monkeypatch.setattr(torch.cuda, "Event", _Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: waited.append(len(calls)))
@@ -92,7 +90,7 @@ def test_seconds_on_a_gpu_are_those_between_its_events(monkeypatch: pytest.Monke
     assert len(calls) == 5 and waited == [5], "one before, and read after all are done"
 
 
-def test_only_a_signal_speaks_against_the_engine() -> None:
+def test_only_a_signal_counts_against_the_engine() -> None:
     outcomes = {
         kind: _describe_end(StepError("x", kind, "a\nb")).outcome for kind in ("crash", "timeout", "memory", "error")
     }

@@ -1,5 +1,3 @@
-"""Answers as text: exact, bound to their question, and never more memory than they say."""
-
 import base64
 import zlib
 from dataclasses import replace
@@ -21,7 +19,7 @@ ARRAYS = hnp.arrays(
 
 
 @given(ARRAYS)
-def test_an_array_comes_back_bit_for_bit(array: np.ndarray) -> None:
+def test_an_array_survives_bit_for_bit(array: np.ndarray) -> None:
     result = unpack(pack(array))
     assert result.dtype == array.dtype and result.shape == array.shape
     assert result.tobytes() == array.tobytes()
@@ -34,7 +32,7 @@ class _Double:
         return {"x": 2 * inputs["x"]}
 
 
-def test_an_answer_belongs_to_its_question() -> None:
+def test_an_answer_belongs_to_its_inputs() -> None:
     recorder = RecordingSession(_Double())
     requests = {"x": np.arange(3, dtype=np.float32)}
     recorder.run(requests)
@@ -57,6 +55,6 @@ BOMB = base64.b64encode(zlib.compress(b"\0" * 10_000_000)).decode()
         ("data", BOMB), ("shape", (1 << 40,)), ("shape", (-3,)), ("dtype", "O"), ("dtype", "no type"), ("data", "%"),
     ],
 )  # fmt: skip
-def test_what_is_no_array_is_refused(field: str, value: Any) -> None:
+def test_invalid_arrays_are_refused(field: str, value: Any) -> None:
     with pytest.raises(IntegrityError, match="a recorded answer is damaged"):
         unpack(replace(pack(np.ones(3)), **{field: value}))

@@ -23,10 +23,10 @@ TERMS = TrialTerms("cpu", 0.01, Path())
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> KitModel:
     folder = tmp_path_factory.mktemp("kit")
-    made = write("mlp", "fp32", "small", folder)
-    golden = freeze([made.sample(2)], made.inputs, [made.batch], DoubleSession(made.path).run)
+    graph_path = write("mlp", "fp32", "small", folder)
+    golden = freeze([graph_path.sample(2)], graph_path.inputs, [graph_path.batch], DoubleSession(graph_path.path).run)
     save_cases(golden, "a" * 64, folder)
-    return made
+    return graph_path
 
 
 def tried(task: BuildTask, model: KitModel, workdir: Path, **options: Any) -> TrialOutcome:
@@ -36,7 +36,7 @@ def tried(task: BuildTask, model: KitModel, workdir: Path, **options: Any) -> Tr
 
 
 @pytest.mark.parametrize(
-    ("how", "outcome", "said"),
+    ("how", "outcome", "message"),
     [
         ("right", "passed", "15 checks passed"),
         ("wrong", "wrong", "engine max_rel of y"),
@@ -45,12 +45,12 @@ def tried(task: BuildTask, model: KitModel, workdir: Path, **options: Any) -> Tr
         ("no run", "run failed", "illegal memory access"),
     ],
 )
-def test_a_try_says_where_it_ended_and_in_whose_words(how, outcome, said, model, tmp_path, monkeypatch):
+def test_a_trial_records_its_stage_and_message(how, outcome, message, model, tmp_path, monkeypatch):
     register(monkeypatch)
     (task, _) = own_tasks([model], HOPPER)
     assert isinstance(task, BuildTask)
     result = tried(task, model, tmp_path, how=how)
-    assert result.outcome == outcome and said in str(result.reason), result
+    assert result.outcome == outcome and message in str(result.reason), result
     assert (result.latency is not None) is (how == "right"), "a wrong engine's speed is not worth a look"
     if how == "right":
         rows = result.latency
@@ -59,7 +59,7 @@ def test_a_try_says_where_it_ended_and_in_whose_words(how, outcome, said, model,
         assert result.notes == ("sm_90",), "it is built for its target, and presented as this device's"
 
 
-def test_each_backend_is_asked_and_what_it_says_is_kept(model: KitModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_backends_answer_is_stored(model: KitModel, monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, "onnxruntime", "tensorrt", "tensorrt-rtx")
     actual = list(own_tasks([model], HOPPER))
     tasks = [item for item in actual if isinstance(item, BuildTask)]
@@ -75,7 +75,7 @@ def test_each_backend_is_asked_and_what_it_says_is_kept(model: KitModel, monkeyp
         list(own_tasks([model], HOPPER, ["fak"]))
 
 
-def test_engines_for_every_other_generation_are_tried_here(model: KitModel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_for_every_other_generation_are_tried(model: KitModel, monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch, "tensorrt-rtx")
     actual = list(other_tasks(model, HOPPER))
     built_for = [item.request.target.sm for item in actual if isinstance(item, BuildTask) and "rtx" in item.name]

@@ -19,7 +19,7 @@ PLANTED = {"compute": nets.huge_product, "bandwidth": nets.big_addition, "overhe
 
 
 @pytest.mark.parametrize("bound", PLANTED)
-def test_what_is_planted_is_what_bounds(bound, tmp_path):
+def test_a_planted_bound_is_found(bound, tmp_path):
     path = nets.save(PLANTED[bound](), tmp_path / "net.onnx")
     for _ in range(3):
         result = measured(path, tmp_path)
@@ -53,7 +53,7 @@ def cost(operations=0, moved=0, dtype="float32"):
     return NodeCost("n", "Op", dtype, operations // 2, operations, moved, 0)
 
 
-def test_shares_are_least_times_over_the_measured_one():
+def test_shares_are_minimum_times_over_the_measured_one():
     message = diagnose_run(1e-3, [cost(400_000, 900), cost(400_000, 0, "int8")], LIMITS, 1000, kernels_s=0.9e-3)
     assert message.compute == pytest.approx(0.5) and message.bandwidth == pytest.approx(0.0009)
     assert message.overhead == pytest.approx(0.012) and message.outside == pytest.approx(0.1)
@@ -65,7 +65,7 @@ def test_shares_are_least_times_over_the_measured_one():
     assert diagnose_node(1e-6, cost(10, 10), LIMITS, 10).bound == "overhead"
 
 
-def test_a_least_time_beyond_the_run_is_no_share_and_leaves_no_bound():
+def test_a_minimum_time_beyond_the_run_gives_no_bound():
     message = diagnose_run(1e-5, [cost(20_100)], LIMITS, 1000, kernels_s=1.2e-5)
     assert (message.outside, message.bound, message.clear) == (None, None, False)
     assert {message.compute, message.bandwidth, message.overhead} == {None}

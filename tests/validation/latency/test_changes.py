@@ -1,5 +1,3 @@
-"""Change points: steps are found where they are, flat series and single slow days have none."""
-
 import numpy as np
 import pytest
 
@@ -19,7 +17,7 @@ def test_a_step_of_3_percent_is_found_within_5_points(seed: int) -> None:
     assert abs(result.index - 80) <= 2 and result.ratio == pytest.approx(1.03, abs=0.015) and result.z > 4
 
 
-def test_a_step_back_is_another_change() -> None:
+def test_a_step_back_counts_as_another_change() -> None:
     series = noisy(1, 120)
     series[40:80] *= 0.9
     changes = find_changes(series)
@@ -32,18 +30,18 @@ def test_single_slow_days_are_no_change() -> None:
     assert find_changes(series) == []
 
 
-def test_few_points_and_equal_points_have_none() -> None:
+def test_few_and_equal_points_have_no_change() -> None:
     assert find_changes([1.0] * (LEAST_POINTS - 1)) == [] and find_changes([1.0] * 50) == []
     assert find_changes([1.0] * 20 + [2.0] * 20)[0].index == 20
 
 
-def test_the_unit_does_not_matter() -> None:
+def test_the_unit_is_irrelevant() -> None:
     series = noisy(3, 60)
     series[30:] *= 1.1
     assert [change.index for change in find_changes(series * 1e-6)] == [change.index for change in find_changes(series)]
 
 
-def test_a_step_of_the_level_counts_little_for_the_noise() -> None:
+def test_a_step_of_the_level_hardly_affects_the_noise() -> None:
     logs = np.log(noisy(4, 200))
     stepped = np.where(np.arange(200) < 100, logs, logs + 1.0)
     assert noise_of(stepped) == pytest.approx(noise_of(logs), rel=0.2)

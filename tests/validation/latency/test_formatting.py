@@ -1,5 +1,3 @@
-"""What people are told of a latency report, in text and on the page."""
-
 import json
 import re
 from dataclasses import replace
@@ -25,7 +23,7 @@ from validation.latency.machine import SystemLoadMonitor
 from validation.latency.roofline.breakdown import diagnose
 
 
-def test_a_row_shows_intervals_and_what_is_missing():
+def test_a_row_shows_intervals_and_gaps():
     row = format_bucket(latency_report().buckets[0])
     assert re.fullmatch(r"\S+ µs \(\S+ to \S+\)", row["p50"])
     wide = Quantile(0.5, 9e-4, 8e-4, 2e-3, 500.0, 6)
@@ -34,7 +32,7 @@ def test_a_row_shows_intervals_and_what_is_missing():
     assert row["runs"] == "300 (+20 warm-up)" and row["memory"] == "12 MB"
 
 
-def test_the_diagnosis_comes_with_its_evidence():
+def test_the_diagnosis_shows_its_evidence():
     result = latency_report().anatomy
     text = describe_diagnosis(result)
     assert text.startswith("compute-bound at batch=8: of 8 ms a run, arithmetic at this machine's rate would take ")
@@ -75,15 +73,15 @@ def test_a_busy_machine_is_reported_once_for_each_reason():
     assert any("/mask/NonZero" in line for line in describe_report(quiet))
 
 
-def test_what_a_column_of_times_has_no_place_for_is_a_remark():
+def test_times_without_a_column_become_remarks():
     report = latency_report()
-    (told,) = list_remarks(report)
-    assert told.startswith("too few runs for p99 at batch=1 (made 300, needs 368), p99.9 at batch=1 (made 300, needs ")
+    (note,) = list_remarks(report)
+    assert note.startswith("too few runs for p99 at batch=1 (made 300, needs 368), p99.9 at batch=1 (made 300, needs ")
     assert list(list_remarks(report, ("p50", "p90"))) == []
-    assert told in list(describe_report(report))
+    assert note in list(describe_report(report))
     first, second, third = report.buckets
-    held = replace(report, buckets=(first, replace(second, mean_s=6.8 * second.median_s), third))
-    assert list(list_remarks(held, ("p50",))) == ["some runs were delayed: the mean is 6.8 times the median at batch=8"]
+    slow = replace(report, buckets=(first, replace(second, mean_s=6.8 * second.median_s), third))
+    assert list(list_remarks(slow, ("p50",))) == ["some runs were delayed: the mean is 6.8 times the median at batch=8"]
     (busy,) = list_remarks(latency_report(others=0.8), ("p50",))
     assert busy.startswith("the machine was busy: ")
 
@@ -94,7 +92,7 @@ def test_items_a_second_follow_from_the_median_beside_them():
         assert format_bucket(bucket)["items/s"] == format_count(bucket.items / bucket.median_s)
 
 
-def test_no_share_beyond_the_whole_is_shown():
+def test_no_share_exceeds_the_whole():
     result = latency_report().anatomy
     first, *rest = result.profile.nodes
     nodes = (replace(first, diagnosis=diagnose(1e-6, 2.0, 0.1, 0.2)), *rest)
@@ -105,7 +103,7 @@ def test_no_share_beyond_the_whole_is_shown():
     assert "%" not in text and format_nodes(result)[0]["bound"] == "compute"
 
 
-def test_surroundings_say_why_a_machine_counts_as_busy():
+def test_surroundings_give_the_reason_for_a_busy_machine():
     now = SystemLoadMonitor().stop()
     assert now.cores >= 1 and now.seconds > 0
     assert SystemLoad(1.0, 0.1, 0.05, 0.0, 10.0, 0, 2).busy == ()
@@ -119,13 +117,13 @@ def test_surroundings_say_why_a_machine_counts_as_busy():
     assert len(SystemLoad(1.0, 9.0, 0.4, 0.05, 100.0, 2, 2).busy) == 3
 
 
-def test_the_slowest_nodes_come_first_with_what_bounds_them():
+def test_the_slowest_nodes_come_first_with_their_bounds():
     rows = format_nodes(latency_report().anatomy)
     assert len(rows) == 12 and rows[0]["node"].startswith("/encoder/layers.13/")
     assert rows[0]["op"] == "MatMul" and rows[0]["bound"].startswith("compute ")
 
 
-def test_an_ab_says_what_it_could_have_shown():
+def test_a_comparison_gives_the_detectable_difference():
     ratios = (Ratio(0.5, 0.97, 0.95, 0.99, 0.028), Ratio(0.99, None, None, None, None, "too few"))
     quiet = SystemLoad(1.0, 0.1, 0.0, 0.0, 0.0, 0, 2)
     paired = PairedBenchmark(
@@ -163,7 +161,7 @@ def test_device_time_is_reported_where_the_device_measures_it():
     assert message.startswith("the device itself is busy, without copies: 2 ms of ")
 
 
-def test_a_report_survives_its_json():
+def test_a_report_survives_json():
     report = latency_report()
     written = json.loads(json.dumps(encode(report), allow_nan=False))
     assert decode(written, LatencyReport) == report

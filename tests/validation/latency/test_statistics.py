@@ -26,7 +26,7 @@ def latencies(rng, count=600, memory=0.0, spikes=0.0):
     return np.where(rng.random(count) < spikes, values * 8, values)
 
 
-def test_the_ranks_are_those_of_the_binomial_distribution():
+def test_ranks_equal_those_of_the_binomial_distribution():
     # Hahn & Meeker (1991), table A.15a, and by summing: n = 100, p = 0.5, 95 %.
     assert order_ranks(100, 0.5) == (40, 61)
     assert order_ranks(6, 0.5) == (1, 6) and order_ranks(5, 0.5) is None
@@ -39,7 +39,7 @@ def test_the_ranks_are_those_of_the_binomial_distribution():
         assert at_most[2] < 0.975 <= at_most[3], "P(Bin < u) is at least 97.5 %, and u the least such rank"
 
 
-def test_a_quantile_that_the_runs_cannot_give_is_not_invented():
+def test_unavailable_quantiles_are_none():
     result = {item.p: item for item in quantiles(latencies(np.random.default_rng(0), 300))}
     assert result[0.5].low < result[0.5].value < result[0.5].high
     for p, least in ((0.99, 368), (0.999, 3688)):
@@ -48,22 +48,22 @@ def test_a_quantile_that_the_runs_cannot_give_is_not_invented():
 
 
 @pytest.mark.parametrize(("memory", "least"), [(0.0, 0.93), (0.8, 0.90)])
-def test_the_intervals_hold_what_they_should(memory, least):
+def test_intervals_have_their_coverage(memory, least):
     truth = {p: np.exp(0.05 * NormalDist().inv_cdf(p)) * 1e-3 for p in (0.5, 0.9)}
-    held = dict.fromkeys(truth, 0)
+    covered = dict.fromkeys(truth, 0)
     for seed in range(120):
         for item in quantiles(latencies(np.random.default_rng(seed), 500, memory), tuple(truth)):
-            held[item.p] += item.low <= truth[item.p] <= item.high
-    assert min(held.values()) / 120 >= least
+            covered[item.p] += item.low <= truth[item.p] <= item.high
+    assert min(covered.values()) / 120 >= least
 
 
-def test_runs_that_resemble_each_other_count_for_fewer():
+def test_correlated_runs_count_for_fewer():
     alone, alike = (quantiles(latencies(np.random.default_rng(3), 1000, memory))[0] for memory in (0.0, 0.95))
     assert alone.effective > 600 and alike.effective < 200
     assert alike.high - alike.low > 1.5 * (alone.high - alone.low)
 
 
-def test_a_slow_beginning_is_cut_and_a_spike_is_not_taken_for_one():
+def test_a_slow_beginning_is_cut_and_a_spike_is_not():
     for seed in range(10):
         rng = np.random.default_rng(seed)
         steady = latencies(rng, 400, spikes=0.01)
@@ -92,7 +92,7 @@ def test_an_engine_against_itself_shows_no_difference(luck):
     assert sum(verdict != "no difference shown" for verdict in verdicts) <= 8  # 5 %, and what 100 trials leave open
 
 
-def test_a_real_difference_is_shown_and_what_could_have_been_is_reported():
+def test_a_real_difference_is_shown_with_the_detectable_one():
     slower = compare_times(pairs(1, slower=0.2), 1)
     assert slower.verdict == "slower" and slower.ratios[0].low < 1.2 < slower.ratios[0].high
     assert compare_times(pairs(1, slower=-0.2), 1).verdict == "faster"
@@ -101,6 +101,6 @@ def test_a_real_difference_is_shown_and_what_could_have_been_is_reported():
     assert equal.ratios[1].ratio is None and "it takes 1000" in equal.ratios[1].note
 
 
-def test_what_happens_to_both_cancels():
+def test_common_changes_cancel():
     calm, stormy = (compare_times(pairs(4, storm=storm), 4).ratios[0].detectable for storm in (0.05, 0.5))
     assert stormy < 3 * calm

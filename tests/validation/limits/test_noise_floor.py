@@ -1,5 +1,3 @@
-"""The noise floor: float64 as the reference, and limits that follow from it."""
-
 import math
 from pathlib import Path
 
@@ -44,7 +42,7 @@ CONVOLUTIONS = {
 
 
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
-def test_convolutions_are_those_of_onnxruntime_but_for_rounding(tmp_path: Path, kind: str) -> None:
+def test_convolutions_equal_onnxruntimes_except_for_rounding(tmp_path: Path, kind: str) -> None:
     text, shape = CONVOLUTIONS[kind]
     path = net(tmp_path, f"y = {text}", "float[n,6,9,8] x", "float[n,c,h,v] y", w=normal(*shape), b=normal(shape[0]))
     x = normal(2, 6, 9, 8, seed=1)
@@ -71,14 +69,14 @@ def test_constants_casts_and_normalizations_are_widened(tmp_path: Path) -> None:
     np.testing.assert_allclose(DoubleSession(path).run({"x": x})["y"], expected, rtol=1e-10)
 
 
-def test_erf_is_computed_in_float64_and_large_weights_are_too(tmp_path: Path) -> None:
+def test_erf_and_large_weights_are_computed_in_float64(tmp_path: Path) -> None:
     path = net(tmp_path, "h = MatMul(x, w) y = Erf(h)", "float[n,32] x", "float[n,32] y", w=normal(32, 32))
     x = normal(3, 32)
     expected = [math.erf(value) for value in (x.astype(np.float64) @ normal(32, 32).astype(np.float64)).ravel()]
     np.testing.assert_allclose(DoubleSession(path).run({"x": x})["y"].ravel(), expected, rtol=1e-13)
 
 
-def test_a_floor_grows_with_the_sums_and_says_why_when_there_is_none(tmp_path: Path) -> None:
+def test_a_floor_grows_with_the_sums_and_a_missing_floor_has_a_reason(tmp_path: Path) -> None:
     path = net(tmp_path, "y = MatMul(x, w)", "float[n,512] x", "float[n,8] y", w=normal(512, 8))
     session = OrtSession(path, optimized=False)
     result = noise_floor(DoubleSession(path).run, session.run, {"golden": [{"x": normal(4, 512)}]})
@@ -93,7 +91,7 @@ def test_a_floor_grows_with_the_sums_and_says_why_when_there_is_none(tmp_path: P
     assert noise_floor(cannot, session.run, {"golden": [{"x": normal(4, 512)}]}) == Noise(reason="no such operator")
 
 
-def test_a_model_that_draws_has_no_floor(tmp_path: Path) -> None:
+def test_a_model_with_random_operators_has_no_floor(tmp_path: Path) -> None:
     path = net(tmp_path, "r = RandomNormalLike(x) y = Add(x, r)", "float[2] x", "float[2] y")
     with pytest.raises(ValueError, match="RandomNormalLike draws its result"):
         DoubleSession(path)
@@ -109,14 +107,14 @@ NOISE = Noise({"y": {"golden": OutputFloor(135.0, 1e-6)}})
 
 
 @pytest.mark.parametrize(("precision", "limit"), [("fp32", 105.0), ("fp16", 44.7), ("bf16", 26.7), ("int8", 15.0)])
-def test_limits_lie_a_documented_distance_below_the_floor(precision, limit) -> None:
+def test_limits_are_a_documented_distance_below_the_floor(precision, limit) -> None:
     actual = budgets("engine", precision, NOISE)
     assert actual.of("y", "golden").sqnr_db == pytest.approx(limit, abs=0.05)
     assert actual.of("y", "edge") == actual.of("z", "golden") == default_budget("engine", precision)
     assert budgets("engine", precision, None).measured == {}
 
 
-def test_what_a_spec_says_replaces_the_floor_too() -> None:
+def test_limits_of_the_spec_replace_the_floor_too() -> None:
     assert budgets("engine", "fp32", NOISE).override({"sqnr_db": 50}).of("y", "golden").sqnr_db == 50
     lifted = budgets("engine", "fp32", NOISE).override({"sqnr_db": None})
     assert lifted.of("y", "golden").sqnr_db is None and not lifted.notes
@@ -159,17 +157,17 @@ def test_the_floor_is_part_of_the_golden_set(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("opset", "body", "told"),
+    ("opset", "body", "message"),
     [
         (17, "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)", "RuntimeError"),
         (20, "y = com.microsoft.Gelu(x)", "NotImplementedError"),
     ],
 )
-def test_an_operator_that_the_evaluator_lacks_is_a_value_error(tmp_path, opset, body, told):
+def test_an_operator_that_the_evaluator_lacks_is_a_value_error(tmp_path, opset, body, message):
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : {opset}, "com.microsoft" : 1]> net (float[4] x) => (float[4] y)'
         f" <float s = {{0.1}}, int8 z = {{0}}> {{ {body} }}"
     )
     onnx.save(model, tmp_path / "model.onnx")
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         DoubleSession(tmp_path / "model.onnx")

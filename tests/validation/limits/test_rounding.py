@@ -1,5 +1,3 @@
-"""What few elements show of honest rounding: near ties that kernels decide otherwise, and the quartile of samples."""
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +50,7 @@ def agreements(checks: list) -> dict[str, float]:  # type: ignore[type-arg]
 
 # Seeds with near ties: with a limit of 1 each fails in the graph, and TopK in the engine too.
 @pytest.mark.parametrize(("operator", "seed"), [("TopK", 2), ("TopK", 6), ("ArgMax", 2)])
-def test_near_ties_of_fp16_are_no_errors(operator: str, seed: int, tmp_path: Path) -> None:
+def test_near_ties_of_fp16_are_not_errors(operator: str, seed: int, tmp_path: Path) -> None:
     bench = bench_of(tmp_path, ranking(operator, seed), seed)
     graph = cast_float(bench.canonical(), "fp16")[0]
     in_graph = bench.graph_checks(graph, "fp16")
@@ -65,7 +63,7 @@ def test_near_ties_of_fp16_are_no_errors(operator: str, seed: int, tmp_path: Pat
 
 
 @pytest.mark.parametrize("operator", BEST)
-def test_an_engine_that_decides_by_other_weights_fails(operator: str, tmp_path: Path) -> None:
+def test_an_engine_with_decisions_of_other_weights_fails(operator: str, tmp_path: Path) -> None:
     bench = bench_of(tmp_path, ranking(operator, 2), 2)
     graph = cast_float(bench.canonical(), "fp16")[0]
     name = weighted(graph)[-1][1]
@@ -75,7 +73,7 @@ def test_an_engine_that_decides_by_other_weights_fails(operator: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("found", "golden"),
+    ("decisions", "limit"),
     [
         (Decisions(0, 1000), 0.998),  # a near tie that no run has shown: two elements change places
         (Decisions(1, 1000), 0.997),
@@ -86,11 +84,11 @@ def test_an_engine_that_decides_by_other_weights_fails(operator: str, tmp_path: 
         *((Decisions(0, count), share) for count, share in ((16, 0.875), (8, 0.875), (5, 0.8), (1, 1.0))),
     ],
 )
-def test_the_limit_of_golden_cases(found: Decisions, golden: float) -> None:
-    assert found.limit("golden", 0) == golden
+def test_the_limit_of_golden_cases(decisions: Decisions, limit: float) -> None:
+    assert decisions.limit("golden", 0) == limit
 
 
-def test_edges_are_strict_where_no_golden_sample_holds_a_near_tie() -> None:
+def test_edges_are_strict_if_no_golden_sample_has_a_near_tie() -> None:
     assert Decisions(0, 1000).limit("edge", 5) == 1
     assert Decisions(20, 1000, 2).limit("edge", 1) < 0.5 < Decisions(20, 1000, 2).limit("edge", 400) < 0.96
     assert Decisions(0, 50, 1, 950).limit("edge", 400) < 0.9144
@@ -101,7 +99,7 @@ def test_a_near_tie_of_a_case_is_as_often_in_an_edge_as_the_case() -> None:
     assert decisions.limit("edge", 80) == decisions.limit("edge", 20) <= 1 - 2 / 20
 
 
-def test_edges_with_few_elements_seldom_hold_more_than_they_may() -> None:
+def test_edges_with_few_elements_rarely_exceed_their_limit() -> None:
     """Errors that come one by one, at the rate that was measured."""
     rng, result = np.random.default_rng(0), Decisions(20, 1000)
     for count in (1, 4, 30, 400):
@@ -109,7 +107,7 @@ def test_edges_with_few_elements_seldom_hold_more_than_they_may() -> None:
         assert np.mean(agreement < result.limit("edge", count)) <= 0.01
 
 
-def test_limits_are_of_integers_alone_and_a_person_s_win() -> None:
+def test_only_integers_have_these_limits_and_limits_of_the_spec_replace_them() -> None:
     honest = Honest(decisions={"y": Decisions(20, 1000)})
     actual = budgets("engine", "int8", None, honest)
     assert actual.of("y", "golden").argmax_agreement == 0.96 and actual.of("z", "golden") == actual.default
@@ -139,7 +137,7 @@ def test_the_note_of_integers_behind_quantization_names_what_helps(asked, metric
 
 
 @pytest.mark.parametrize("count", [4, 8, 16])
-def test_few_elements_allow_what_a_second_sample_may_show(count: int) -> None:
+def test_few_elements_allow_the_spread_of_a_second_sample(count: int) -> None:
     """Of two samples of one honest rounding, the second is over four times what is allowed in hardly any case."""
     rng = np.random.default_rng(0)
     plain = allowed = 0
@@ -160,7 +158,7 @@ def test_many_elements_allow_no_more() -> None:
     assert slices and same and np.array_equal(same.axes[1].error_sq, slices.axes[1].error_sq)
 
 
-def test_an_energy_of_few_elements_of_a_slice_counts_as_that_of_so_few() -> None:
+def test_only_a_slice_with_few_large_errors_gets_more_allowance() -> None:
     expected = np.random.default_rng(0).normal(size=(64, 3))
     error = np.where(np.arange(64)[:, None] < [[64, 4, 64]], 1e-6, 1e-12)
     drift = measure(expected, expected + error, samples=64)
@@ -186,7 +184,7 @@ def quartile(expected: np.ndarray, actual: np.ndarray) -> float:
 
 @pytest.mark.parametrize("offset", [0.0, 288.0])
 @pytest.mark.parametrize("shape", [(48, 6), (1000, 1), (30, 4, 5), (7, 3, 20000)])
-def test_three_of_four_samples_are_that_near_or_nearer(shape: tuple[int, ...], offset: float) -> None:
+def test_the_quartile_matches_its_definition_and_can_be_merged(shape: tuple[int, ...], offset: float) -> None:
     rng = np.random.default_rng(0)
     expected = offset + rng.normal(size=shape)
     actual = expected + 1e-4 * rng.normal(size=shape) * rng.uniform(0.1, 10, (shape[0], *(1,) * (len(shape) - 1)))
@@ -197,7 +195,7 @@ def test_three_of_four_samples_are_that_near_or_nearer(shape: tuple[int, ...], o
     assert parts[0].merge(parts[1]).quartile_sqnr_db == pytest.approx(drift.quartile_sqnr_db, abs=1e-6)
 
 
-def test_few_samples_with_great_errors_do_not_hide_what_all_have() -> None:
+def test_few_large_errors_do_not_hide_an_error_of_all_samples() -> None:
     expected, actual = noisy()
     flipped = actual.copy()
     flipped[:10] += 0.5
@@ -218,7 +216,7 @@ def test_equal_samples_and_those_that_are_not_finite() -> None:
     assert measure(expected, actual).quartile_sqnr_db == math.inf, "samples that are not known"
 
 
-def test_however_many_samples_there_are_a_few_hundred_counts_are_kept() -> None:
+def test_a_few_hundred_counts_are_stored_for_any_number_of_samples() -> None:
     rng = np.random.default_rng(0)
     errors = SampleErrors()
     for _ in range(50):
@@ -242,7 +240,7 @@ class Answers:
         return {"y": self.actual[inputs["x"].astype(int)]}
 
 
-def test_the_quartile_has_a_limit_where_honest_rounding_was_measured_and_by_a_person() -> None:
+def test_the_quartile_has_a_limit_from_honest_rounding_or_the_spec() -> None:
     expected, actual = noisy()
     for limits, limit in (
         (budgets("engine", "int8", None, Honest(most_samples={"y": 90.0})), 84.0),
@@ -259,15 +257,15 @@ def test_the_quartile_has_a_limit_where_honest_rounding_was_measured_and_by_a_pe
 
 @pytest.mark.parametrize("honest_db", [math.inf, 140.0, 60.0, 1.0, -math.inf])
 def test_no_measurement_is_stricter_than_the_strictest_limit(honest_db: float) -> None:
-    held = budgets("engine", "int8", None, Honest(most_samples={"y": honest_db})).of("y", "golden").quartile_sqnr_db
-    assert held is not None and LEAST_DB <= held <= 104.0 == strictest("engine", "int8", None).default.quartile_sqnr_db
+    db = budgets("engine", "int8", None, Honest(most_samples={"y": honest_db})).of("y", "golden").quartile_sqnr_db
+    assert db is not None and LEAST_DB <= db <= 104.0 == strictest("engine", "int8", None).default.quartile_sqnr_db
 
 
 def drift_of(errors: np.ndarray) -> Drift:
     return Drift(count=len(errors), centered_sq=float(len(errors)), samples=SampleErrors.of(errors, 0))
 
 
-def test_few_samples_set_no_limit_and_more_of_them_more_than_their_worst() -> None:
+def test_few_samples_set_no_limit_and_many_set_one_above_their_worst() -> None:
     assert sqnr_of_most(drift_of(np.full(FEWEST_SAMPLES - 1, 1e-9))) is None
     assert sqnr_of_most(Drift(count=48)) is None
     for count, more in ((16, 0), (24, 1), (48, 4)):
@@ -278,7 +276,7 @@ def test_few_samples_set_no_limit_and_more_of_them_more_than_their_worst() -> No
 
 
 @pytest.mark.parametrize("count", [16, 24, 48, 384])
-def test_a_net_in_which_many_samples_move_raises_no_alarm(count: int) -> None:
+def test_small_changes_in_many_samples_raise_no_alarm(count: int) -> None:
     """Whatever share moves: another kernel moves others, and seldom a quarter where an honest run moved few."""
     rng = np.random.default_rng(0)
     for share in np.linspace(0.02, 0.6, 30):
@@ -299,7 +297,7 @@ def test_edges_are_not_judged_by_a_quartile() -> None:
 @pytest.mark.parametrize(
     ("fault", "precision"), [("epsilon 1e-3 for 1e-5", "int8-dynamic"), ("tanh for erf in GELU", "int8")]
 )
-def test_faults_as_small_as_one_element_on_the_other_side_of_a_step(fault: str, precision, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_fault_of_one_step_in_one_element_is_found(fault: str, precision, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     subject = Subject(tmp_path / "encoder", FAMILIES["encoder"], 2)
     result = subject.plant(next(plant for plant in PLANTS if plant.name == fault), precision)
     assert result is not None and "quartile_sqnr_db" in result.by and result.right

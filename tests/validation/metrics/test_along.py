@@ -1,6 +1,5 @@
-"""Drift along sequences: parts, worst sequence, first other decision."""
-
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -23,7 +22,8 @@ def test_the_worst_sequence_and_the_first_other_decision_are_named() -> None:
     assert [item.first for item in result.sequences] == [12, None, 4, 4]
     assert result.worst.case == "sequence 2" and result.decides
     assert result.decisions == (
-        "decisions differ first at step 4 (sequence 2), in the median at step 4; 1 of 3 sequences without a difference"
+        "decisions first differ at step 4 (sequence 2; median of the sequences: step 4); "
+        "1 of 3 sequences without a difference"
     )
     assert result.starts == tuple(range(0, 16, 2))
     assert result.free_db[:2] == (math.inf, math.inf) and result.free_db[2] > result.free_db[7]
@@ -31,7 +31,7 @@ def test_the_worst_sequence_and_the_first_other_decision_are_named() -> None:
     assert along.at("engine")[1].starts == (0, 2, 4, 6, 8), "at most eight parts"
 
 
-def test_drift_of_single_steps_is_told_apart_by_their_place() -> None:
+def test_drift_of_single_steps_depends_on_their_place() -> None:
     along = Along()
     along.add("y", "sequence 0", True, pair(16, 16), 16)
     spreads = StepSpreads(along, {"golden 0": (0, 1, 15), "golden 1": (14,)})
@@ -43,9 +43,11 @@ def test_drift_of_single_steps_is_told_apart_by_their_place() -> None:
     assert result.single_db[0] == math.inf and result.single_db[-1] == round(10 * math.log10(2), 2)
     assert all(math.isnan(level) for level in result.single_db[1:-1])
     assert spreads.at("engine")[0].samples == 4
+    assert result.course == "inf dB at the beginning, inf dB at the end (step by step: inf dB and 3 dB)"
+    assert replace(result, single_db=(math.nan,) * 8).course == "inf dB at the beginning, inf dB at the end"
 
 
-def test_what_has_no_decisions_has_no_first_difference() -> None:
+def test_outputs_without_decisions_have_no_first_difference() -> None:
     along = Along()
     along.add("p", "sequence 0", True, (np.ones((8, 1, 1)), np.zeros((8, 1, 1))), 8)
     along.add("left", "sequence 0", True, (np.ones((1, 1, 9)), np.zeros((1, 1, 9))), 1)

@@ -1,5 +1,3 @@
-"""Sums over chunks: the same whether chunks are summed up together or one by one, whatever they hold."""
-
 import math
 
 import numpy as np
@@ -18,7 +16,7 @@ ODD = st.sampled_from([math.nan, math.inf, -math.inf, 3e38, 1e-45, 0.0])
     st.sampled_from([0.0, 1e-3, -0.9999999, -1.0]),
     st.dictionaries(st.integers(), ODD),
 )
-def test_chunks_that_are_summed_up_together_give_what_they_give_one_by_one(size, seed, noise, odd):
+def test_chunks_summed_together_equal_single_ones(size, seed, noise, odd):
     expected, errors = np.random.default_rng(seed).normal(size=(2, size)).astype(np.float32)
     actual = expected + np.float32(noise) * (expected if noise < 0 else errors)
     for place, value in odd.items():

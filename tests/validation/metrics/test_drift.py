@@ -17,7 +17,7 @@ PAIRS = hnp.arrays(np.float64, st.tuples(st.just(2), st.integers(1, 50)), elemen
 
 
 @given(PAIRS)
-def test_metrics_are_those_of_the_definitions(pair):
+def test_metrics_match_their_definitions(pair):
     expected, actual = pair
     error = actual - expected
     drift = measure(expected, actual)
@@ -40,7 +40,7 @@ def test_merging_parts_gives_the_whole(pair, at):
     assert merged.dot == pytest.approx(whole.dot, rel=1e-9, abs=1e-3)
 
 
-def test_what_only_one_part_measured_is_kept():
+def test_measurements_of_one_part_are_kept():
     expected = np.random.default_rng(0).normal(size=(20, 3))
     measured = measure(expected, expected + 0.1, decisions=True, samples=20)
     for merged in (measured.merge(Drift()), Drift().merge(measured)):
@@ -72,19 +72,19 @@ def test_float32_sums_do_not_lose_small_errors():
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_value_that_is_not_finite_is_counted(bad):
+def test_a_non_finite_value_is_counted(bad):
     drift = measure(np.ones(5, np.float32), np.array([1, 1, bad, 1, 2], np.float32))
     assert drift.nonfinite == 1
     assert drift.worst_index == (2,)
     assert drift.max_abs == 1
 
 
-def test_the_worst_index_stays_on_what_is_not_finite():
+def test_the_worst_index_stays_on_a_non_finite_value():
     drift = measure(np.ones(2), np.array([1, np.nan])).merge(measure(np.ones(2), np.array([9.0, 1])))
     assert (drift.nonfinite, drift.worst_index) == (1, (1,))
 
 
-def test_equal_infinities_are_a_mask_and_leave_the_sums():
+def test_equal_infinities_are_a_mask_outside_the_sums():
     drift = measure(np.array([np.inf, -np.inf, 1.0]), np.array([np.inf, -np.inf, 2.0]))
     assert (drift.nonfinite, drift.count, drift.max_abs) == (0, 1, 1)
     assert measure(np.array([np.inf]), np.array([-np.inf])).nonfinite == 1
@@ -96,7 +96,7 @@ def test_nan_is_wrong_even_where_expected():
     assert measure(np.array([[np.nan, 1.0]]), np.array([[np.nan, 1.0]]), decisions=True).argmax_agreement == 0
 
 
-def test_without_signal_any_error_is_infinitely_bad():
+def test_without_signal_any_error_is_infinite():
     drift = measure(np.zeros(3), np.ones(3))
     assert (drift.sqnr_db, drift.max_rel, drift.cosine) == (-math.inf, math.inf, 0)
     assert measure(np.zeros(3), np.zeros(3)).cosine == 1
@@ -116,7 +116,7 @@ def test_argmax_agreement_counts_rows_and_forgives_ties():
     assert measure(expected, actual, decisions=True).argmax_agreement == pytest.approx(2 / 3)
 
 
-def test_empty_and_scalar_arrays():
+def test_empty_and_scalar_arrays_are_compared():
     assert measure(np.zeros((0, 3)), np.zeros((0, 3))) == Drift()
     assert measure(np.float32(2), np.float32(3)).max_abs == 1
     assert measure(np.zeros(0, int), np.zeros(0, int)).argmax_agreement == 1
@@ -131,7 +131,7 @@ def test_shapes_and_kinds_must_match():
 
 
 @given(st.integers(0, 99), st.sampled_from(["swapped", "stepped", "reversed"]))
-def test_layout_does_not_matter(seed, layout):
+def test_layout_is_irrelevant(seed, layout):
     rng = np.random.default_rng(seed)
     expected, noise = rng.normal(size=(2, 40, 30)).astype(np.float32)
     actual = expected + noise
@@ -142,7 +142,7 @@ def test_layout_does_not_matter(seed, layout):
     assert one.sqnr_db == pytest.approx(other.sqnr_db)
 
 
-def test_the_result_does_not_depend_on_the_threads(monkeypatch):
+def test_the_result_is_independent_of_threads(monkeypatch):
     monkeypatch.setattr("validation.metrics.slice_sums.SPAN", 3 * CHUNK)
     expected, actual = np.random.default_rng(0).normal(size=(2, 20 * CHUNK + 5)).astype(np.float32)
     assert measure(expected, actual, threads=1) == measure(expected, actual, threads=3)
@@ -168,7 +168,7 @@ def test_denormals_count():
 
 
 @given(st.floats(-8, 8), st.integers(0, 99))
-def test_the_norm_of_what_came_survives_cancellation(power, seed):
+def test_the_norm_of_the_actual_values_survives_cancellation(power, seed):
     expected = np.random.default_rng(seed).normal(size=50)
     actual = expected * 10.0**power
     assert measure(expected, actual).actual_sq == pytest.approx(actual @ actual, rel=1e-9)

@@ -22,7 +22,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 @given(SHAPES, st.integers(0, 99), st.sampled_from([0.0, 0.01, 1.0]))
-def test_divergences_are_those_of_the_definitions(shape, seed, noise):
+def test_divergences_match_their_definitions(shape, seed, noise):
     e, a = logits(shape, seed), logits(shape, seed) + np.float32(noise) * logits(shape, seed + 1)
     p, q = softmax(e), softmax(a)
     m = (p + q) / 2
@@ -36,7 +36,7 @@ def test_divergences_are_those_of_the_definitions(shape, seed, noise):
 
 
 @given(st.integers(0, 99), st.integers(1, 8), st.integers(1, 9))
-def test_top_k_is_the_share_of_the_k_likeliest(seed, k, length):
+def test_top_k_is_the_share_of_the_k_likeliest_classes(seed, k, length):
     e, a = logits((6, length), seed), logits((6, length), seed + 1)
     k = min(k, length)
     shared = [len(set(np.argsort(x)[-k:]) & set(np.argsort(y)[-k:])) / k for x, y in zip(e, a, strict=True)]
@@ -46,7 +46,7 @@ def test_top_k_is_the_share_of_the_k_likeliest(seed, k, length):
     assert rows.argmax_agreement == pytest.approx(1 - rows.flips / 6)
 
 
-def test_many_small_blocks_are_one(monkeypatch):
+def test_many_small_blocks_equal_one(monkeypatch):
     e, a = logits((3, 4, 5, 6), 0), logits((3, 4, 5, 6), 1)
     whole = measure_rows(e, a)
     monkeypatch.setattr("validation.metrics.drift.CHUNK", 13)
@@ -55,7 +55,7 @@ def test_many_small_blocks_are_one(monkeypatch):
     assert parts.js_max == pytest.approx(whole.js_max) and parts.kl == pytest.approx(whole.kl)
 
 
-def test_a_row_that_is_not_finite_has_no_divergence_and_passes_nothing():
+def test_a_non_finite_row_has_no_divergence_and_passes_nothing():
     e = np.array([[0.0, 1.0], [0.0, 1.0]])
     rows = measure_rows(e, np.array([[0.0, 1.0], [0.0, np.nan]]))
     assert math.isnan(rows.kl)
@@ -70,6 +70,6 @@ def test_scalars_and_empty_arrays_have_no_rows():
     assert RowSums().merge(few).k == few.merge(RowSums()).k == 3, "they do not say of how many classes"
 
 
-def test_a_decision_that_was_not_measured_passes_no_limit():
+def test_an_unmeasured_decision_passes_no_limit():
     assert not measure(np.ones((2, 2)), np.ones((2, 2))).argmax_agreement >= 0
     assert measure(np.ones((2, 2)), np.ones((2, 2)), decisions=True).argmax_agreement == 1

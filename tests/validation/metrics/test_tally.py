@@ -1,5 +1,3 @@
-"""Spreads of errors: quantiles near the true ones, worst samples with their place."""
-
 import json
 import math
 
@@ -34,7 +32,7 @@ def test_quantiles_of_the_error_are_within_a_percent_of_the_true_ones():
     assert result.abs_error[-1] == true[-1] and result.elements == expected.size
 
 
-def test_the_sqnr_of_each_sample_is_its_own():
+def test_the_sqnr_of_each_sample_is_independent():
     expected, actual = pair(rows=50)
     e, error = expected.astype(float), actual.astype(float) - expected
     true = np.sort(10 * np.log10((e**2).sum(1) / (error**2).sum(1)))
@@ -44,12 +42,12 @@ def test_the_sqnr_of_each_sample_is_its_own():
 
 
 @pytest.mark.parametrize("scale", [1e300, 1e-170])
-def test_squares_that_float64_cannot_hold(scale):
+def test_squares_beyond_float64_are_handled(scale):
     expected = np.random.default_rng(0).normal(size=(5, 8)) * scale
     assert spread((expected, 1.1 * expected)).sqnr_db == pytest.approx((20,) * 5)
 
 
-def test_long_rows_and_many_rows_are_cut_the_same_way():
+def test_long_rows_and_many_rows_are_cut_equally():
     for shape in ((3, CHUNK * 2 + 5), (CHUNK + 3, 2)):
         expected = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
         result = spread((expected, expected + np.float32(0.25)))
@@ -71,7 +69,7 @@ def test_the_worst_samples_come_first_with_their_place_and_values():
     assert len(result) == 2, "samples without any error are no worst cases"
 
 
-def test_what_is_not_finite_is_worst_and_in_no_quantile():
+def test_non_finite_values_are_worst_and_in_no_quantile():
     expected, actual = pair(rows=4, length=5)
     actual[2, 3] = np.nan
     expected[0, 0] = actual[0, 0] = -np.inf  # a mask: no error
@@ -90,14 +88,14 @@ def test_integers_have_worst_cases_and_no_quantiles():
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (0, 3), (3, 0)])
-def test_odd_shapes_are_taken(shape):
+def test_odd_shapes_are_accepted(shape):
     value = np.ones(shape, np.float32)
     result = spread((value, value), samples=shape[0] if shape else 1)
     assert result.elements == value.size and result.worst == ()
     assert decode(json.loads(json.dumps(encode_document(result), allow_nan=False)), Spread) == result
 
 
-def test_edge_cases_count_among_the_worst_only():
+def test_edge_cases_count_only_among_the_worst():
     spreads = Spreads()
     expected, actual = pair(rows=4, length=5)
     spreads.add("y", "golden 0", True, (expected, expected), 4)
@@ -109,7 +107,7 @@ def test_edge_cases_count_among_the_worst_only():
     assert len(spreads.at("engine")) == MOST_OUTPUTS
 
 
-def test_samples_are_entries_where_inputs_and_outputs_agree():
+def test_samples_are_entries_if_inputs_and_outputs_agree():
     x, y = np.zeros((4, 3)), np.zeros((4, 2))
     assert samples_of([x, np.zeros(())], y) == 4
     assert (
@@ -117,7 +115,7 @@ def test_samples_are_entries_where_inputs_and_outputs_agree():
     )
 
 
-def test_json_that_is_not_whole_is_refused():
+def test_truncated_json_is_refused():
     data = encode_document(spread(pair(rows=2, length=2)))
     back = decode(json.loads(json.dumps(data, allow_nan=False)), Spread)
     assert encode_document(back) == data

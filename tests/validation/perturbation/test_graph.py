@@ -1,5 +1,3 @@
-"""Rounding nodes in a graph: the same function, in every kind of graph, or a reason."""
-
 from pathlib import Path
 
 import numpy as np
@@ -72,7 +70,7 @@ def test_results_move_by_rounding_alone_within_branches_loops_and_functions_too(
 @pytest.mark.parametrize(
     "text", ["t = Div(w, two) r = Mul(t, two)", "t = Mul(w, two) s = CumSum(t, axis) r = Identity(s)"]
 )
-def test_whole_numbers_that_are_added_up_are_not_moved_below_a_step(tmp_path, text):
+def test_sums_of_integers_are_not_perturbed(tmp_path, text):
     text = f"w = Round(x) two = Constant<value_float=2.0>() axis = Constant<value_int=1>() {text} y = Floor(r)"
     model = onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[n,m] y) {{{text}}}")
     expected = answers(tmp_path, model)
@@ -82,7 +80,7 @@ def test_whole_numbers_that_are_added_up_are_not_moved_below_a_step(tmp_path, te
     assert not np.array_equal(answers(tmp_path, fractions), answers(tmp_path, with_rounding(fractions)))
 
 
-def test_what_computes_nothing_rounds_nothing(tmp_path):
+def test_exact_operators_are_not_rounded(tmp_path):
     text = "a = Relu(x) b = Transpose<perm=[1,0]>(a) c = Concat<axis=0>(b, b) y = Abs(c)"
     model = onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[m,n] y) {{{text}}}")
     assert np.array_equal(answers(tmp_path, model), answers(tmp_path, with_rounding(model)))
@@ -120,7 +118,7 @@ def test_operators_without_perturbation_are_reported(text, reason):
         with_rounding(model)
 
 
-def test_a_new_session_draws_the_same_again_and_each_run_again(tmp_path):
+def test_a_new_session_repeats_the_draws_and_each_run_draws_anew(tmp_path):
     model = with_rounding(mlp())
     first, second = answers(tmp_path, model, runs=2, **rows())
     again = answers(tmp_path, model, runs=2, **rows())
@@ -128,7 +126,7 @@ def test_a_new_session_draws_the_same_again_and_each_run_again(tmp_path):
 
 
 @pytest.mark.parametrize("zeros", [0, 300])
-def test_as_many_elements_fall_elsewhere_as_are_asked_for(tmp_path, zeros):
+def test_about_the_requested_number_of_elements_changes(tmp_path, zeros):
     net = build("float[n,8] x", "float[n,8] y", "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)",
                 {"s": np.float32(0.02), "z": np.int8(0)})  # fmt: skip
     x = {"x": np.random.default_rng(0).uniform(-2, 2, size=(500, 8)).astype(np.float32)}
@@ -140,7 +138,7 @@ def test_as_many_elements_fall_elsewhere_as_are_asked_for(tmp_path, zeros):
 
 
 @pytest.mark.parametrize("flips", [0.0, 4.0])
-def test_a_tensor_of_zeros_stays_one(tmp_path, flips):
+def test_a_tensor_of_zeros_stays_zero(tmp_path, flips):
     net = build("float[n,8] x", "float[n,8] y", "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s, z)",
                 {"s": np.float32(0.02), "z": np.int8(0)})  # fmt: skip
     assert not answers(tmp_path, with_rounding(net), flips=flips, x=np.zeros((3, 8), np.float32)).any()
@@ -158,8 +156,8 @@ def test_16_bit_rounding_is_optional(tmp_path):
     model = with_rounding(graph)
     assert traits(model) == (True, False)
     rounded, whole = answers(tmp_path, graph, **rows()), answers(tmp_path, mlp(), **rows())
-    kept, left_out = (answers(tmp_path, model, skip, **rows()) for skip in (False, True))
-    error = {name: np.square(value - whole).sum() for name, value in (("kept", kept), ("left out", left_out))}
+    plain, left_out = (answers(tmp_path, model, skip, **rows()) for skip in (False, True))
+    error = {name: np.square(value - whole).sum() for name, value in (("kept", plain), ("left out", left_out))}
     assert error["left out"] < error["kept"] < 4 * np.square(rounded - whole).sum()
 
 
@@ -180,7 +178,7 @@ def test_inputs_are_rounded_to_16_bits_too_as_the_cast_graph_rounds_them(tmp_pat
     assert np.square(actual - cast).sum() < 0.25 * np.square(cast - expected).sum()
 
 
-def test_weights_in_shards_are_rounded_where_they_lie(tmp_path: Path) -> None:
+def test_weights_in_shards_are_rounded_in_place(tmp_path: Path) -> None:
     weights = np.random.default_rng(1).normal(size=(8, 64)).astype(np.float32)
     net = build("float[n,8] x", "float[n,64] y", "y = MatMul(x, w)", {"w": weights})
     whole = answers(tmp_path, with_rounding(net, "fp16"))
@@ -201,22 +199,24 @@ def test_a_quantized_graph_has_grids(scheme):
     assert maker(with_rounding(emulate(graph)), "x_quantized").op_type == "QuantizeLinear"
 
 
-@pytest.mark.parametrize(("rows", "added"), [("n", "Add(h, b)"), ("n", "Add(b, h)"), ("n,2", "Add(h, b)")])
-def test_a_bias_behind_an_integer_product_may_be_added_in_integers(tmp_path, rows, added):
+@pytest.mark.parametrize(("leading_dims", "added"), [("n", "Add(h, b)"), ("n", "Add(b, h)"), ("n,2", "Add(h, b)")])
+def test_a_bias_behind_an_integer_product_may_be_added_in_integers(tmp_path, leading_dims, added):
     """ONNX Runtime makes one QGemm of the two, with a bias of int32; of a product of three dims it does not."""
     text = f"""
         q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) v = DequantizeLinear(w, t, z)
         h = MatMul(d, v) y = {added}
     """
     entries = {"s": np.float32(0.02), "t": np.float32(0.5), "z": np.int8(0), "b": np.float32([0.3, 1.7, -2.1, 0])}
-    net = build(f"float[{rows},8] x", f"float[{rows},4] y", text, entries | {"w": np.ones((8, 4), np.int8)})
-    x = {"x": np.full((3, 8) if rows == "n" else (3, 2, 8), 0.2, np.float32)}
+    net = build(
+        f"float[{leading_dims},8] x", f"float[{leading_dims},4] y", text, entries | {"w": np.ones((8, 4), np.int8)}
+    )
+    x = {"x": np.full((3, 8) if leading_dims == "n" else (3, 2, 8), 0.2, np.float32)}
     moved = np.abs(answers(tmp_path, with_rounding(net), **x) - answers(tmp_path, net, **x)).max()
-    assert (5e-4 < moved < 0.0051) if rows == "n" else moved < 1e-5
+    assert (5e-4 < moved < 0.0051) if leading_dims == "n" else moved < 1e-5
 
 
 @pytest.mark.parametrize("text", [BRANCHES, LOOP])
-def test_what_branches_and_loops_read_of_the_inputs_is_rounded_to_16_bits(tmp_path, text):
+def test_inputs_read_by_branches_and_loops_are_rounded_to_16_bits(tmp_path, text):
     model = with_rounding(onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[n,8] y) {{{text}}}"), "fp16")
     before = X["x"].astype(np.float16).astype(np.float32)
     assert np.array_equal(answers(tmp_path, model), answers(tmp_path, model, x=before))

@@ -1,5 +1,3 @@
-"""Honest rounding of a model, the limits that follow from it, and what a person's limits do to them."""
-
 import math
 from dataclasses import replace
 from functools import partial
@@ -54,41 +52,41 @@ def in_int8(seed: int = 0) -> onnx.ModelProto:
     return quantize_int8(model, ranges_of(model, rows(2), ("x", "h", "n", "m", "logits")), CPU)[0]
 
 
-def test_honest_fp16_is_what_leaving_out_its_roundings_does_or_more(tmp_path):
+def test_honest_fp16_drift_is_near_that_of_omitted_roundings(tmp_path):
     graph = emulate(cast_float(mlp(), "fp16")[0])
-    found = honest_of(tmp_path, graph)
+    honest = honest_of(tmp_path, graph)
     onnx.save(mlp(), tmp_path / "whole.onnx")
     x = {"x": rows(count=24)["x"]}
     with OrtSession(tmp_path / "graph.onnx", optimized=False) as rounded, OrtSession(tmp_path / "whole.onnx") as whole:
         skipped = measure(rounded.run(x)["logits"], whole.run(x)["logits"]).sqnr_db
-    assert abs(found.drifts["logits", "golden"].sqnr_db - skipped) < 4  # the weights of `whole` are not rounded
+    assert abs(honest.drifts["logits", "golden"].sqnr_db - skipped) < 4  # the weights of `whole` are not rounded
 
 
-def test_one_element_of_an_edge_counts_for_more_than_one_of_all_the_data(tmp_path):
-    found = honest_of(tmp_path, in_int8())
-    golden, edge = (found.drifts["logits", kind] for kind in ("golden", "edge"))
+def test_an_element_of_an_edge_weighs_more_than_one_of_the_golden_data(tmp_path):
+    honest = honest_of(tmp_path, in_int8())
+    golden, edge = (honest.drifts["logits", kind] for kind in ("golden", "edge"))
     assert 40 < golden.sqnr_db < 65 and edge.sqnr_db < golden.sqnr_db - 6
     assert golden.slices is not None and (golden.slices.axes[1].error_sq > 0).all()
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_an_edge_of_few_samples_is_held_to_no_less_than_the_golden_cases_are(tmp_path, seed):
-    found = honest_of(tmp_path, emulate(cast_float(mlp(seed), "fp16")[0]))
-    golden, edge = (found.drifts["logits", kind] for kind in ("golden", "edge"))
+def test_the_limit_of_a_small_edge_is_as_strict_as_that_of_the_golden_cases(tmp_path, seed):
+    honest = honest_of(tmp_path, emulate(cast_float(mlp(seed), "fp16")[0]))
+    golden, edge = (honest.drifts["logits", kind] for kind in ("golden", "edge"))
     assert edge.max_rel >= 0.999 * golden.max_rel and edge.sqnr_db <= golden.sqnr_db + 0.001
 
 
 @pytest.mark.parametrize(("filled", "most"), [(320, 0.0), (40, 1.0), (6, 12.0)])
-def test_honest_rounding_of_a_sparse_output_is_that_of_its_elements_that_are_not_zero(filled, most):
-    found = drift(60)
-    assert most - 6 <= found.sqnr_db - with_chance(replace(found, count=320), filled).sqnr_db <= most
+def test_rounding_of_a_sparse_output_is_measured_on_nonzero_elements(filled, most):
+    wide = drift(60)
+    assert most - 6 <= wide.sqnr_db - with_chance(replace(wide, count=320), filled).sqnr_db <= most
 
 
-def test_figures_repeat(tmp_path):
+def test_a_repeated_measurement_gives_the_same_figures(tmp_path):
     assert honest_of(tmp_path, in_int8()) == honest_of(tmp_path, in_int8())
 
 
-def test_why_it_is_not_known_is_said(tmp_path):
+def test_an_unknown_rounding_has_a_reason(tmp_path):
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["": 20]> net (float[n,8] x) => (float[n,8] y) '
         "{ r = RandomNormalLike(x) y = Add(x, r) }"
@@ -99,21 +97,21 @@ def test_why_it_is_not_known_is_said(tmp_path):
 @pytest.mark.parametrize(
     ("operator", "reason"), [("Tanh", ""), ("Mish", ""), ("Swish", "no operator RandomUniformLike")]
 )
-def test_a_graph_of_a_late_opset_is_measured_where_older_ones_have_its_operators(tmp_path, operator, reason):
+def test_a_graph_of_a_newer_opset_is_measured_if_older_opsets_have_its_operators(tmp_path, operator, reason):
     model = x_net(f"h = MatMul(x, w) y = {operator}(h)", opset=24)
     onnx.save(model, tmp_path / "graph.onnx")
     with OrtSession(tmp_path / "graph.onnx", optimized=False) as session:
         perturbed = perturb_graph(tmp_path / "graph.onnx", partial(OrtSession, optimized=False), tmp_path)
         golden = GoldenSet([Case("golden", "golden", {"x": np.ones((16, 5), np.float32)}, {})])
-        (*_, found) = measure_rounding([tmp_path / "graph.onnx"], perturbed, golden, session)
-    assert reason in found.reason and bool(found.drifts) is not bool(reason)
+        (*_, honest) = measure_rounding([tmp_path / "graph.onnx"], perturbed, golden, session)
+    assert reason in honest.reason and bool(honest.drifts) is not bool(reason)
 
 
 def test_a_large_model_is_measured_in_stages_that_only_loosen(tmp_path, monkeypatch):
     assert len(stages_of(tmp_path, in_int8())) == 1
     monkeypatch.setattr("validation.perturbation.honest.SMALL_BYTES", 0)
     for seed in range(3):
-        first, last = (budgets("engine", "int8", None, found) for found in stages_of(tmp_path, in_int8(seed)))
+        first, last = (budgets("engine", "int8", None, honest) for honest in stages_of(tmp_path, in_int8(seed)))
         for kind in ("golden", "edge"):
             tight, loose = first.of("logits", kind), last.of("logits", kind)
             assert (
@@ -124,7 +122,7 @@ def test_a_large_model_is_measured_in_stages_that_only_loosen(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("graph", [emulate(cast_float(mlp(), "fp16")[0]), in_int8()], ids=["fp16", "int8"])
-def test_what_few_samples_of_a_large_graph_do_not_explain_is_measured_on_more(tmp_path, monkeypatch, graph):
+def test_a_thorough_measurement_of_a_large_graph_uses_more_samples(tmp_path, monkeypatch, graph):
     monkeypatch.setattr("validation.perturbation.honest.SMALL_BYTES", 0)
     few, more = (stages_of(tmp_path, graph, thorough=thorough)[-1] for thorough in (False, True))
     key = "logits", "golden"
@@ -132,7 +130,7 @@ def test_what_few_samples_of_a_large_graph_do_not_explain_is_measured_on_more(tm
     assert more.drifts[key].max_rel >= few.drifts[key].max_rel
 
 
-def test_a_cast_is_rounded_in_several_ways_and_an_engine_by_each_left_out_edge_s_own_rounding(tmp_path, monkeypatch):
+def test_a_cast_is_rounded_in_several_ways_and_omitted_edges_have_their_own_rounding(tmp_path, monkeypatch):
     """Where inputs are large, `d` cancels more: an edge that the others do not show. Twice honest rounding is allowed
     there, and no more; at no edge does another measurement tighten a limit."""
     monkeypatch.setattr("validation.perturbation.honest.SMALL_BYTES", 0)
@@ -146,10 +144,10 @@ def test_a_cast_is_rounded_in_several_ways_and_an_engine_by_each_left_out_edge_s
     with OrtSession(tmp_path / "graph.onnx", optimized=False) as reference:
         perturbed = perturb_graph(tmp_path / "graph.onnx", opener, tmp_path, "fp16")
         stages = list(measure_rounding([], perturbed, golden, reference, thorough=True))
-        golden_only, found = stages[-2:]
+        golden_only, all_cases = stages[-2:]
         assert stages[0].drifts["y", "golden"].count == 8 * 5, "of each group the first four samples"
-        assert found.drifts["y", "golden"] == golden_only.drifts["y", "golden"]
-        assert found.drifts["y", "batch=16"].sqnr_db < found.drifts["y", "edge"].sqnr_db - 12
+        assert all_cases.drifts["y", "golden"] == golden_only.drifts["y", "golden"]
+        assert all_cases.drifts["y", "batch=16"].sqnr_db < all_cases.drifts["y", "edge"].sqnr_db - 12
         all_limits = [OutputLimits(budgets("engine", "fp16", None, stage), stage.drifts) for stage in stages]
         for name in ("batch=8", "batch=16"):
             sqnr_db = [limits.at("y", "edge", 0, name)[0].sqnr_db or 0.0 for limits in all_limits]
@@ -158,7 +156,7 @@ def test_a_cast_is_rounded_in_several_ways_and_an_engine_by_each_left_out_edge_s
         def failed(factor: float) -> set[str]:
             def answer(inputs: Tensors) -> Tensors:
                 right, case = reference.run(inputs)["y"], "batch=16" if len(inputs["x"]) == 16 else "golden"
-                size = factor * np.sqrt(np.square(right).mean()) * 10 ** (-found.drifts["y", case].sqnr_db / 20)
+                size = factor * np.sqrt(np.square(right).mean()) * 10 ** (-all_cases.drifts["y", case].sqnr_db / 20)
                 return {"y": right + size * np.random.default_rng(0).choice([-1, 1], right.shape).astype(np.float32)}
 
             candidate = Mock(inputs=reference.inputs, outputs=reference.outputs, run=answer)
@@ -168,7 +166,7 @@ def test_a_cast_is_rounded_in_several_ways_and_an_engine_by_each_left_out_edge_s
         assert not failed(1.9) and "sqnr_db" in failed(2.1)
 
 
-def test_what_few_cases_of_a_small_graph_do_not_explain_is_measured_on_more(tmp_path):
+def test_a_thorough_measurement_of_a_small_graph_uses_more_cases(tmp_path):
     graph = emulate(cast_float(mlp(), "fp16")[0])
     few, more = (stages_of(tmp_path, graph, count=15, thorough=thorough)[-1] for thorough in (False, True))
     key = "logits", "golden"
@@ -186,13 +184,13 @@ def drift(sqnr_db: float, max_rel: float = 1e-3) -> Drift:
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp8", "int8", "int8-dynamic", "int4"])
 @pytest.mark.parametrize(("honest", "limit"), [(70.0, 64.0), (16.0, 10.0), (5.0, LEAST_DB), (math.inf, 104.0)])
-def test_an_engine_is_held_to_twice_honest_rounding(precision, honest, limit):
-    found = budgets("engine", precision, None, Honest({("y", "golden"): drift(honest)}))
-    budget, default = found.of("y", "golden"), default_budget("engine", precision)
+def test_the_limit_of_an_engine_is_twice_the_honest_rounding(precision, honest, limit):
+    limits = budgets("engine", precision, None, Honest({("y", "golden"): drift(honest)}))
+    budget, default = limits.of("y", "golden"), default_budget("engine", precision)
     assert budget.sqnr_db == budget.slice_sqnr_db == pytest.approx(limit, abs=0.1)
-    assert f"honest {precision} rounding is {honest:.0f} dB below this output; twice" in found.notes["y", "golden"]
-    assert ("looser than" in found.notes["y", "golden"]) == (limit < default.sqnr_db)
-    assert found.of("y", "edge") == default
+    assert f"honest {precision} rounding is {honest:.0f} dB below this output; twice" in limits.notes["y", "golden"]
+    assert ("looser than" in limits.notes["y", "golden"]) == (limit < default.sqnr_db)
+    assert limits.of("y", "edge") == default
 
 
 def test_variation_and_greatest_error_have_limits_from_honest_rounding_too():
@@ -205,15 +203,15 @@ def test_quantization_to_integers_keeps_its_documented_limits():
     assert budgets("quantization", "int8", Noise({"y": {"golden": OutputFloor(135.0, 1e-6)}})).measured == {}
 
 
-def test_the_floor_of_an_ill_conditioned_model_loosens_a_default_and_the_line_says_so():
+def test_an_ill_conditioned_models_noise_floor_loosens_a_default_with_a_note():
     """float32 itself is 65 dB from exact, and two honest kernels 63.5 dB from each other."""
     noise = Noise({"y": {"golden": OutputFloor(65.0, 1e-3)}})
     for stage in ("export", "engine"):
-        found = budgets(stage, "fp32", noise)
-        assert found.of("y", "golden").sqnr_db == 45 and found.of("y", "golden").max_rel == pytest.approx(
+        limits = budgets(stage, "fp32", noise)
+        assert limits.of("y", "golden").sqnr_db == 45 and limits.of("y", "golden").max_rel == pytest.approx(
             1e-3 * 10**1.5
         )
-        assert found.notes["y", "golden"] == "float32's own noise is 65 dB below this output (looser than 80)"
+        assert limits.notes["y", "golden"] == "float32's own noise is 65 dB below this output (looser than 80)"
     assert (
         budgets("engine", "fp32", Noise({"y": {"golden": OutputFloor(20.0, 1.0)}})).of("y", "golden").sqnr_db
         == LEAST_DB
@@ -221,33 +219,33 @@ def test_the_floor_of_an_ill_conditioned_model_loosens_a_default_and_the_line_sa
 
 
 @pytest.mark.parametrize("written", [80.0, 20.0])
-def test_what_a_person_wrote_wins_over_what_was_measured(written):
+def test_limits_of_the_spec_replace_measured_limits(written):
     honest = Honest({("y", "golden"): drift(50)})
-    found = budgets("engine", "int8", None, honest).override({"sqnr_db": written})
-    assert found.of("y", "golden").sqnr_db == written and not found.notes
-    assert found.of("y", "golden").slice_sqnr_db <= min(written, default_budget("engine", "int8").slice_sqnr_db)
+    limits = budgets("engine", "int8", None, honest).override({"sqnr_db": written})
+    assert limits.of("y", "golden").sqnr_db == written and not limits.notes
+    assert limits.of("y", "golden").slice_sqnr_db <= min(written, default_budget("engine", "int8").slice_sqnr_db)
     lifted = budgets("engine", "int8", None, honest).override({"sqnr_db": None}).of("y", "golden")
     assert lifted.sqnr_db is lifted.slice_sqnr_db is lifted.centered_sqnr_db is None
     other = budgets("engine", "int8", None, honest).override({"max_rel": 0.5}).of("y", "golden")
     assert other.max_rel == 0.5 and other.sqnr_db == 44.0
 
 
-def test_a_part_of_a_model_is_held_to_what_its_outputs_are():
+def test_a_part_of_a_model_has_the_limits_of_its_outputs():
     honest = Honest({("y", "golden"): drift(50), ("z", "golden"): drift(12)})
     assert budgets("engine", "int8", None, honest).tightest.sqnr_db == 44.0
     assert budgets("engine", "int8", None, Honest({("y", "golden"): drift(12)})).tightest.sqnr_db == 6.0
     assert budgets("engine", "int8", None).tightest == default_budget("engine", "int8")
 
 
-def test_its_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, held = in_int8(), iter([100.0, 105.0, 111.0])
+def test_the_measurement_has_a_memory_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, readings = in_int8(), iter([100.0, 105.0, 111.0])
     monkeypatch.setattr("validation.perturbation.honest.BASE_MIB", 10)
-    monkeypatch.setattr("validation.perturbation.honest.held_mib", lambda _: next(held))
+    monkeypatch.setattr("validation.perturbation.honest.held_mib", lambda _: next(readings))
     assert honest_of(tmp_path, model) == Honest(reason="its runs were ended when they held over 10 MiB")
-    assert next(held, None) is None, "it was looked at before each run"
+    assert next(readings, None) is None, "it was looked at before each run"
 
 
-def test_its_time_is_bounded_and_no_error_leaves_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_measurement_has_a_time_limit_and_raises_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = in_int8()
     monkeypatch.setattr("validation.perturbation.honest.MOST_S", -1.0)
     assert honest_of(tmp_path, model) == Honest(reason="its runs were ended after -1 s")

@@ -1,5 +1,3 @@
-"""Pictures: the same bytes each time, the page's colours, words for those who do not see."""
-
 import math
 import re
 import subprocess
@@ -35,7 +33,7 @@ def test_the_same_drawing_gives_the_same_bytes(drawn):
     assert draw_svg("ecdf", HOSTILE, draw) == drawn
 
 
-def test_a_picture_has_words_and_only_the_colours_of_a_page(drawn):
+def test_a_picture_has_text_and_only_the_pages_colours(drawn):
     root = ElementTree.fromstring(drawn)
     assert root.get("class") == "picture ecdf" and root.get("role") == "img"
     assert root.get("aria-label") == root.find("title").text and root.get("aria-label").startswith("</title><script>")
@@ -44,7 +42,7 @@ def test_a_picture_has_words_and_only_the_colours_of_a_page(drawn):
     assert not any(value in drawn for value in COLOURS.values()) and "\x00" not in drawn
 
 
-def test_a_picture_brings_nothing_that_acts_on_its_page(drawn):
+def test_a_picture_contains_nothing_active(drawn):
     tags = {item.tag for item in ElementTree.fromstring(drawn).iter()}
     assert tags <= {"svg", "title", "g", "path", "text", "defs", "clipPath", "rect", "use"}
     assert not re.search(r"<style|font-family|xmlns|url\((?!#)| href=\"(?!#)", drawn)
@@ -57,12 +55,12 @@ def test_groups_have_classes_and_titles(drawn):
     assert root.find(".//g[@class='dot']/title") is None
 
 
-def test_curves_beyond_the_colours_are_dashed():
+def test_curves_without_an_own_colour_are_dashed():
     assert len({tuple(series(index).values()) for index in range(12)}) == 12
 
 
 @pytest.mark.parametrize(("charts", "above"), [(1, 1), (2, 0)])
-def test_a_legend_is_above_the_only_axes_and_within_each_of_several(charts, above):
+def test_a_legend_is_above_single_axes_and_within_several(charts, above):
     figures = []
 
     def draw_charts(figure) -> None:
@@ -75,21 +73,21 @@ def test_a_legend_is_above_the_only_axes_and_within_each_of_several(charts, abov
     assert [axes.get_legend() is None for axes in figures[0].axes] == [bool(above)] * charts
 
 
-def test_an_axis_has_ends_around_the_values():
+def test_an_axis_ends_beyond_the_values():
     assert span([0.0, -1.0], log=True) == (1.0, 10.0) and span([]) == (0.0, 1.0)
     assert span([5.0, 5.0], least=1.0, pad=0) == (4.5, 5.5)
 
 
 @pytest.mark.parametrize("log", [True, False])
 @pytest.mark.parametrize(("least", "most"), [(1e299, 1e299), (5e-324, 1.7e308), (-1.7e308, 1.7e308)])
-def test_an_axis_around_numbers_at_the_ends_of_what_a_float_holds_is_drawn(least, most, log):
+def test_an_axis_near_the_float_limits_is_drawn(least, most, log):
     ends = span([least, most], log=log, least=0.1)
     assert all(map(math.isfinite, ends)) and ends[0] < ends[1] and (ends[0] > 0 or not log)
     text = draw_svg("p", "w", lambda figure: set_axis(figure.subplots(), "y", ends, log=log))
     assert "nan" not in text
 
 
-def test_a_picture_for_a_file_brings_its_own_colours():
+def test_a_picture_in_a_file_has_its_own_colours():
     text = draw_svg("ecdf", "w", draw, standalone=True)
     assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg" and "prefers-color-scheme" in text
     named = set(re.findall(r"var\(--([\w-]+)\)", text))
@@ -112,7 +110,7 @@ def test_pages_do_not_import_matplotlib_before_they_draw():
     assert result.returncode == 0, result.stderr
 
 
-def test_settings_of_the_process_are_as_before():
+def test_process_settings_are_restored():
     import matplotlib
 
     before = dict(matplotlib.rcParams)

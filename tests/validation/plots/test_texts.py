@@ -1,5 +1,3 @@
-"""Numbers as text: short, with units."""
-
 from validation.plotting import number_text, percent_text, seconds_text, share_text
 
 

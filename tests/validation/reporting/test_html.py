@@ -1,5 +1,3 @@
-"""The page: it says the verdict first, escapes everything, needs nothing else, and fits narrow and wide windows."""
-
 import json
 import math
 import re
@@ -25,6 +23,12 @@ HOSTILE = "<script>alert(1)</script>\"'&" + "x" * 300
 
 def render(data: dict) -> str:
     return draw(decode(data, VersionDocument))
+
+
+def render_texts(data: dict) -> str:
+    """The page without the sections that are pictures, which take a second to draw."""
+    page = overview(data)
+    return templates().get_template("reporting/report.html.j2").render(page=page, **vars(page))
 
 
 def overview(data: dict, pictures: bool = False) -> VersionPage:
@@ -77,7 +81,7 @@ def test_no_fuzzing_is_proposed_for_an_ensemble():
     assert "debug fuzz" not in commands(replace(page, manifest=replace(page.manifest, graphs=("encoder",))))
 
 
-def test_an_engine_that_was_not_run_says_so():
+def test_an_engine_that_was_not_run_is_marked():
     text = " ".join(Page(usual()).text.split())
     assert "39 passedtightest: quantization" in text and "26 passed on the graph" in text
     assert [engine.ran for engine in overview(version_report()).engines].count(True) == 3
@@ -88,7 +92,7 @@ def test_failures_show_their_log_and_command():
     assert "--target sm_120 --precision int8" in page.text and "Using PTX of a lower capability" in page.text
 
 
-def test_it_needs_no_network_and_no_scripts():
+def test_the_page_needs_no_network_and_no_scripts():
     page = Page(usual())
     assert not {"script", "iframe", "img", "object", "form"} & set(page.tags)
     addresses = [value for name, value in page.attributes if name in ("src", "href", "action", "srcset")]
@@ -107,13 +111,13 @@ KEPT = frozenset({
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def hostile(value, kept=KEPT):
+def hostile(value, keep=KEPT):
     """The same structure with every free text made hostile; of a quantization record, every text."""
     if isinstance(value, dict):
-        inner = {key: frozenset() if key == "quantization" else kept for key in value}
-        return {key: item if key in kept else hostile(item, inner[key]) for key, item in value.items()}
+        inner = {key: frozenset() if key == "quantization" else keep for key in value}
+        return {key: item if key in keep else hostile(item, inner[key]) for key, item in value.items()}
     if isinstance(value, list):
-        return [hostile(item, kept) for item in value]
+        return [hostile(item, keep) for item in value]
     return HOSTILE if isinstance(value, str) and value not in FIXED and not DIGEST.fullmatch(value) else value
 
 
@@ -124,7 +128,7 @@ def test_everything_is_escaped():
 
 
 @pytest.mark.parametrize(
-    ("statuses", "said"),
+    ("statuses", "expected"),
     [
         (["proven"], "1 engine proven"),
         (["proven", "proven", "refused"], "All 2 engines proven"),
@@ -133,42 +137,42 @@ def test_everything_is_escaped():
         (["refused"], "There is no engine to pull"),
     ],
 )
-def test_the_headline_says_what_there_is(statuses, said):
+def test_the_headline_summarizes_the_engines(statuses, expected):
     engine = version_report()["engines"][0]
     entries = [{**engine, "status": status} for status in statuses]
-    assert overview({**version_report(), "engines": entries}).verdict["text"] == said
+    assert overview({**version_report(), "engines": entries}).verdict["text"] == expected
 
 
-def test_an_engine_that_ran_and_is_not_measured_is_not_said_to_have_never_run():
+def test_an_unmeasured_engine_that_ran_is_not_marked_as_never_run():
     report = bare()
     engine = {**report["engines"][0], "status": "unproven"}
     report = {**report, "engines": [engine]}
     blind = encode_document(unmeasured("engine", "y", "golden", "the same in all samples"))
     for item in report["reports"]:
         item["checks"] = [*(check for check in item["checks"] if check["passed"]), blind]
-    page = render(report)
+    page = render_texts(report)
     assert overview(report).verdict["text"] == "0 of 1 engine proven, 1 not measured in full"
     assert "1 not measured in full by the golden data" in page
     assert "never run on their hardware" not in page and "Prove the unproven engines" not in page
 
 
-def test_the_least_version_renders():
+def test_a_minimal_version_renders():
     named = {"model": "m", "version": "1", "created_at": "2026-01-01T00:00:00+00:00", "content": "0" * 64}
     page = render({**named, "engines": [], "format": 1})
     assert "There is no engine to pull" in page
 
 
-def test_a_failed_check_is_the_tightest_and_names_itself():
+def test_a_failed_check_is_the_tightest_and_is_named():
     report = bare()
     broken = [encode_document(check) for check in stage_checks("engine", 3.0, 22.0, passed=False)]
     report["reports"][0]["checks"] += broken
     shown = overview(report)
     assert shown.engines[0].tightest.value == 3.0
-    assert "✕ sqnr_db" in render(report)
+    assert "✕ sqnr_db" in render_texts(report)
 
 
 @pytest.mark.parametrize("name", ["nonfinite", "max_abs", "contract finite"])
-def test_what_has_to_be_0_and_is_is_not_the_tightest_check(name):
+def test_a_zero_check_at_zero_is_not_the_tightest(name):
     report = bare()
     report["reports"][0]["checks"] = [encode_document(Check("export", name, "y", "golden", 0.0, 0.0, True))]
     assert overview(report).engines[0].tightest is None
@@ -176,7 +180,7 @@ def test_what_has_to_be_0_and_is_is_not_the_tightest_check(name):
     assert overview(report).engines[0].tightest.name == "cosine"
 
 
-def test_characters_that_a_terminal_obeys_are_shown_and_not_written():
+def test_control_characters_are_shown_escaped():
     named = "logits\x1b[31m\u202e\x9b\x07"
     document = json.loads(json.dumps(version_report()).replace("logits", json.dumps(named)[1:-1]))
     page = render(document)
@@ -188,7 +192,7 @@ def test_non_finite_values_are_shown():
     report = bare()
     for check, value in zip(report["reports"][0]["checks"], ("nan", "inf", "-inf", "inf"), strict=False):
         check["value"] = value
-    text = Page(render(report)).text
+    text = Page(render_texts(report)).text
     assert "NaN" in text and "∞" in text
 
 
@@ -209,7 +213,7 @@ def test_headroom_orders_checks_of_different_metrics():
     assert headroom_db(check("contract finite", 0.0, 0.0)) == float("inf")
 
 
-def test_sizes_and_metrics_have_units():
+def test_values_have_units():
     assert metric_text(23.61, "sqnr_db") == "23.6 dB"
     assert metric_text(0.98333, "accuracy") == "0.9833"
 
@@ -218,8 +222,8 @@ def with_tasks(*checks: Check) -> dict:
     """The usual version whose engines have these task metrics, and their graphs the same values."""
     data = bare()
     for report in data["reports"]:
-        kept = [check for check in report["checks"] if check["stage"] != "task"]
-        report["checks"] = kept + [encode_document(check) for check in checks]
+        kept_checks = [check for check in report["checks"] if check["stage"] != "task"]
+        report["checks"] = kept_checks + [encode_document(check) for check in checks]
     values = {check.name: check.value for check in checks if check.case.startswith("golden")}
     return {**data, "metrics": dict.fromkeys(data["metrics"], values)}
 
@@ -238,20 +242,20 @@ def test_each_task_metric_has_a_section_with_its_limit_on_its_side():
     assert not any(point["passed"] for point in errors["points"])
     assert {point["kind"] for point in texts["points"]} == {"graph", "engine"}
     assert ratio["limit"] is None and {point["value"] for point in ratio["points"]} == {41.26}
-    page = Page(render(actual)).text
+    page = Page(render_texts(actual)).text
     assert "character_error, ceiling 0.01" in page and "equal_texts, floor 0.9" in page and "41.3 dB" in page
 
 
-def test_a_limit_that_a_task_metric_lifts_is_shown_as_such():
+def test_a_limit_lifted_by_a_task_metric_is_marked():
     data = bare()
     for report in data["reports"]:
         for check in report["checks"]:
             if check["stage"] == "engine" and check["name"] == "sqnr_db":
                 check |= {"limit": None, "waived": 45.0, "value": 41.0}
-    assert "limit 45.0 dB not applied" in Page(render(data)).text
+    assert "limit 45.0 dB not applied" in Page(render_texts(data)).text
 
 
-def test_the_joints_stand_side_by_side_and_name_where_the_drift_is():
+def test_joints_are_side_by_side_and_name_the_place_of_drift():
     rows = {row.title: row for row in overview(version_report()).beside}
     int8 = rows["cpu int8 onnxruntime"]
     values = {stage: cell.worst.value for stage, cell in int8.cells.items()}
@@ -269,11 +273,11 @@ def test_a_failure_names_its_stage_and_comes_first():
     )
     rows = overview(report).beside
     assert [row.cause for row in rows[:2]] == ["fails at engine"] * 2 and rows[2].cause != "fails at engine"
-    text = " ".join(Page(render(report)).text.split())
+    text = " ".join(Page(render_texts(report)).text.split())
     assert "every output" in text and "✕ 3.0 dB" in text
 
 
-def test_a_broken_promise_leaves_nearness_green_and_shows_what_failed():
+def test_a_broken_contract_keeps_nearness_green_and_shows_the_failure():
     report = bare()
     report["reports"] = report["reports"][:1]
     promises = [("contract kl", 3.0, 0.01), ("contract seeds", 1e-4, 1e-3), ("contract batch size", 20.0, 80.0)]
@@ -288,7 +292,7 @@ def test_a_broken_promise_leaves_nearness_green_and_shows_what_failed():
     assert 'class="level failed"' not in drift and drift.count('class="level proven"') == 3
 
 
-def test_a_limit_is_shown_as_the_bound_it_is():
+def test_a_limit_is_shown_as_its_bound():
     cases = [("contract kl", 3.0, 0.01, False, "≤"), ("contract seeds", 1e-4, 1e-3, False, "≥")]
     cases += [("max_rel", 0.1, 0.6, True, "≤"), ("sqnr_db", 99.0, 80.0, True, "≥"), ("nonfinite", 0.0, 0.0, True, "≤")]
     cases += [("agreement", 1.0, 1.0, True, "≥"), ("sqnr_db", math.nan, 80.0, False, "≥")]
@@ -298,7 +302,7 @@ def test_a_limit_is_shown_as_the_bound_it_is():
         assert format_bound(Check("task", name, "y", "golden", 0.5, 0.5, True)) == sign
 
 
-def test_worst_cases_say_sample_place_expected_and_actual():
+def test_worst_cases_name_sample_place_expected_and_actual():
     text = " ".join(Page(usual().replace("<td", " <td").replace("<span", " <span")).text.split())
     assert "int8 graph logits golden 2, sample 17 14.6 dB [17, 3] 4.218443 4.813067 0.595" in text
     assert "batch=32" in text
@@ -311,7 +315,7 @@ def test_worst_cases_say_sample_place_expected_and_actual():
     )
 
 
-def test_the_axes_of_each_picture_have_their_ticks_and_say_what_they_measure():
+def test_the_axes_of_each_picture_have_ticks_and_names():
     pictures = re.findall(r'<svg(?! class="level).*?</svg>', usual(), re.DOTALL)
     shares = "0 %, 25 %, 50 %, 75 %, 100 %"
     expected = [
@@ -333,7 +337,7 @@ def test_reports_without_spreads_have_no_distributions():
     assert "Distribution of errors" not in page and "Worst cases" not in page and "Drift by stage" in page
 
 
-def test_errors_that_are_zero_or_not_finite_are_drawn_and_said():
+def test_zero_and_non_finite_errors_are_drawn_and_reported():
     report = bare()
     first, second = report["reports"][0]["spreads"]
     report["reports"] = report["reports"][:1]
@@ -345,18 +349,18 @@ def test_errors_that_are_zero_or_not_finite_are_drawn_and_said():
     assert "3 unequal" in render(report)
 
 
-def test_what_failed_has_the_command_that_does_it_again():
+def test_failures_have_their_repeating_command():
     report = bare()
     report["engines"][0] |= {"status": "failed"}
-    text = render(report)
+    text = render_texts(report)
     commands = ("validate digits@14 --target cpu", "debug attribute digits@14 --target cpu --precision fp32")
     assert "\n".join(f"enginesmith {command}" for command in commands) in text
     report["reports"][0]["checks"].append(encode_document(stage_checks("engine", 3.0, 22.0, passed=False)[3]))
     report["engines"][0] |= {"digest": None}
-    assert "enginesmith build SPEC.yaml --target cpu --precision fp32 --backend onnxruntime" in render(report)
+    assert "enginesmith build SPEC.yaml --target cpu --precision fp32 --backend onnxruntime" in render_texts(report)
 
 
-def test_an_engine_has_its_graphs_colour_and_graphs_of_one_precision_have_names_of_their_own():
+def test_an_engine_has_its_graphs_colour_and_graphs_have_unique_names():
     report = bare()
     int8 = [item for item in report["reports"] if item["precision"] == "int8"]
     int8[-1]["spreads"][1] |= {"samples": 59}
@@ -369,8 +373,8 @@ ENGINE = "cpu int8 onnxruntime"
 
 
 def curves_of(picture: str) -> dict[str, str]:
-    found = ElementTree.fromstring(picture).findall(".//g[@class='curve']")
-    return {item.find("title").text: re.search(r"stroke: ([^;]*)", item.find("path").get("style"))[1] for item in found}
+    lines = ElementTree.fromstring(picture).findall(".//g[@class='curve']")
+    return {item.find("title").text: re.search(r"stroke: ([^;]*)", item.find("path").get("style"))[1] for item in lines}
 
 
 def test_joints_that_are_both_exact_have_no_drift():

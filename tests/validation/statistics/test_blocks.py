@@ -1,5 +1,3 @@
-"""Blocks and the bootstrap of quantiles without sorting."""
-
 import numpy as np
 import pytest
 
@@ -16,7 +14,7 @@ def test_blocks_are_as_long_as_the_memory():
     assert politis_white(np.ones(100)) == 1.0 and block_length(np.arange(5.0)) == 1
 
 
-def test_replicates_are_those_of_sorting_each_resample():
+def test_replicates_equal_sorted_resamples():
     rng = np.random.default_rng(1)
     values, block = rng.lognormal(size=600), 3
     draws = draw_block_counts(200, 50, 0)

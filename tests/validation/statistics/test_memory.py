@@ -1,5 +1,3 @@
-"""How much a series is worth: the blocks follow its memory, and one that is too slow for its length tells nothing."""
-
 import math
 
 import numpy as np
@@ -38,7 +36,7 @@ def test_too_few_independent_blocks_give_infinite_variance(memory):
     assert all(one.block * LEAST_INDEPENDENT > 2000 for one in items if math.isinf(one.variance))
 
 
-def test_a_slow_component_that_is_weak_is_seen_in_the_means_of_blocks():
+def test_a_weak_slow_component_is_found_in_block_means():
     items = []
     for seed in range(20):
         rng = np.random.default_rng(seed)
@@ -47,21 +45,21 @@ def test_a_slow_component_that_is_weak_is_seen_in_the_means_of_blocks():
     assert sum(items) >= 12
 
 
-def test_a_level_that_moves_over_the_whole_run_tells_no_variance():
+def test_a_level_that_moves_over_the_whole_run_gives_no_variance():
     noise = np.random.default_rng(0).normal(size=5000)
     assert math.isfinite(memory_of(noise).variance)
     assert math.isinf(memory_of(noise + np.linspace(0, 1, 5000)).variance)
 
 
 @pytest.mark.parametrize("count", [160, 2000])
-def test_a_level_that_keeps_still_is_said_to_move_as_rarely_as_promised(count):
+def test_a_steady_level_is_rarely_reported_as_moving(count):
     rng = np.random.default_rng(3)
     items = [drifts(rng.normal(size=count), max(1, count // 400), level) for level in (0.05, 0.02) for _ in range(1000)]
     assert sum(items[:1000]) == pytest.approx(50, abs=21) and sum(items[1000:]) == pytest.approx(20, abs=14)
     assert not drifts(np.ones(count), 1, 0.05)
 
 
-def test_a_level_that_wanders_is_seen_where_its_slowest_wave_is_flat():
+def test_a_wandering_level_is_found_despite_a_flat_slow_wave():
     """Kwiatkowski et al. give that wave four times the weight of the next one, and saw two of three of these."""
     rng = np.random.default_rng(2)
     items = []
@@ -72,7 +70,7 @@ def test_a_level_that_wanders_is_seen_where_its_slowest_wave_is_flat():
     assert sum(items) >= 90
 
 
-def test_what_moves_both_of_a_pair_cancels_and_what_moves_each_does_not():
+def test_common_moves_of_a_pair_cancel():
     rng = np.random.default_rng(2)
     both, ours, theirs = (autoregressive(rng, 5000, 0.999, 1.0) for _ in "abc")
     own = rng.normal(size=(2, 5000)) * 0.1
@@ -82,7 +80,7 @@ def test_what_moves_both_of_a_pair_cancels_and_what_moves_each_does_not():
     assert math.isinf(apart.variance)
 
 
-def test_an_effect_of_unknown_variance_still_says_how_many_requests_lie_beyond():
+def test_an_effect_of_unknown_variance_gives_the_needed_requests():
     """What races engines opening by opening has its own variance, and asks for these alone."""
     rng = np.random.default_rng(3)
     levels = np.repeat(rng.normal(size=8) * 0.05, 250)
@@ -91,7 +89,7 @@ def test_an_effect_of_unknown_variance_still_says_how_many_requests_lie_beyond()
     assert math.isinf(effect.share_error) and effect.beyond > 0.0 and math.isfinite(effect.error)
 
 
-def test_blocks_that_are_independent_by_design_are_taken_for_that_unless_their_means_are_not():
+def test_blocks_independent_by_design_count_unless_their_means_disagree():
     """The requests of a segment are alike, and a segment knows nothing of the one before."""
     result, flat = [], []
     for seed in range(20):

@@ -1,5 +1,3 @@
-"""Exact bounds on shares: coverage by summing the binomial, bursts, and the sample sizes that are promised."""
-
 import math
 
 import numpy as np
@@ -24,7 +22,7 @@ def binomial(count: int, total: int, share: float) -> float:
 
 @pytest.mark.parametrize("total", [10, 60, 300])
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.2, 0.5, 0.93])
-def test_the_bounds_are_wrong_as_seldom_as_promised(total, share):
+def test_bounds_are_wrong_as_rarely_as_promised(total, share):
     below = sum(binomial(x, total, share) for x in range(total + 1) if upper(x, total, 0.05) < share)
     above = sum(binomial(x, total, share) for x in range(total + 1) if lower(x, total, 0.05) > share)
     assert below <= 0.05 and above <= 0.05
@@ -40,7 +38,7 @@ def test_the_bounds_invert_the_binomial():
             assert 1 - sum(binomial(x, total, low) for x in range(count)) == pytest.approx(0.05, rel=1e-6)
 
 
-def test_ends_of_the_incomplete_beta_function():
+def test_the_incomplete_beta_function_is_right_at_its_ends():
     assert (beta_cdf(0.0, 2, 3), beta_cdf(1.0, 2, 3)) == (0.0, 1.0)
     assert beta_cdf(0.3, 1, 1) == pytest.approx(0.3) and beta_cdf(0.3, 2, 1) == pytest.approx(0.09)
     assert t_quantile(0.95, 10) == pytest.approx(1.8125, rel=1e-3)
@@ -68,7 +66,7 @@ def test_the_promised_numbers_of_requests_hold():
     assert detectable(5, 0.3, 0.01, True) is None and count_needed(1.5, 0.05) is None
 
 
-def test_bounds_that_hold_at_any_time_do():
+def test_anytime_bounds_hold():
     """Looking after every hundred requests: the bounds for one look are wrong far more often than promised."""
     rng = np.random.default_rng(0)
     counts = np.cumsum(rng.binomial(100, 0.01, (300, 60)), 1)

@@ -34,7 +34,7 @@ def test_run_times_are_drawn_from_the_curve_of_the_batch():
     assert 0.1 <= result.service_s.min() < 0.11 and 0.29 < result.service_s.max() <= 0.3
 
 
-def test_a_lone_request_waits_for_others_and_no_longer():
+def test_a_lone_request_waits_its_limit():
     result = simulate_batching(np.array([0.0]), np.array([1]), np.array([0]), [[constant(0.01)]], BatchPolicy(4, 0.005))
     assert result.waited_s[0] == pytest.approx(0.005)
 
@@ -57,7 +57,7 @@ def test_the_bucket_with_the_oldest_request_goes_first():
     assert result.waited_s.tolist() == pytest.approx([0.0, 0.999, 1.998])
 
 
-def test_a_request_larger_than_a_batch_runs_alone_by_the_last_curve():
+def test_an_oversized_request_runs_alone_by_the_last_curve():
     at = np.zeros(2)
     curves = [[constant(0.1), constant(0.2)]]
     result = simulate_batching(at, np.array([5, 1]), np.zeros(2, np.int64), curves, BatchPolicy(2, 0.0))
@@ -87,7 +87,7 @@ def test_each_request_has_the_index_of_its_batch():
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 8), st.sampled_from([0.0, 0.002, 0.01]), st.integers(1, 4), st.integers(0, 10_000))
-def test_the_shorter_way_of_one_queue_gives_what_the_general_one_gives(most, wait_s, largest, seed):
+def test_the_fast_path_of_one_queue_equals_the_general_one(most, wait_s, largest, seed):
     rng = np.random.default_rng(seed)
     at = np.sort(rng.random(80)).round(2) * 0.2
     samples, places = rng.integers(1, largest + 1, 80), np.zeros(80, np.int64)

@@ -15,7 +15,7 @@ def times(seconds, sizes=LENGTHS, dims=("length",)) -> ServiceTimes:
     return ServiceTimes(dims, sizes, curves, np.full(len(sizes), 0.005))
 
 
-def test_a_power_of_the_size_is_met_between_measured_sizes():
+def test_a_power_law_is_met_between_measured_sizes():
     result, error = times(lambda length: 1e-5 * length**1.3).predict(np.array([[24], [48], [200]]))
     assert result == pytest.approx([1e-5 * length**1.3 for length in (24, 48, 200)], rel=0.01)
     assert (error < 0.05).all()
@@ -38,7 +38,7 @@ def test_measured_sizes_have_their_own_times_and_small_errors():
     assert (error < 0.01).all()
 
 
-def test_it_is_less_sure_between_sizes_than_at_them():
+def test_between_measured_sizes_the_uncertainty_is_larger():
     service = times(lambda length: 1e-3 * (1.5 + np.sin(length)))
     _, at = service.predict(np.array([[64]]))
     _, between = service.predict(np.array([[90]]))
@@ -55,12 +55,12 @@ def test_one_measured_size_gives_that_time():
     assert result == pytest.approx([0.25])
 
 
-def test_beyond_what_was_timed_nothing_is_predicted():
+def test_beyond_timed_sizes_nothing_is_predicted():
     with pytest.raises(DataError, match=r"length=300 is beyond what was timed \(16 to 256\).*--bucket length=300"):
         times(lambda length: 1.0).predict(np.array([[300]]))
 
 
-def test_two_dims():
+def test_two_dims_are_predicted():
     sizes = np.array([[batch, length] for batch in (1, 4, 8) for length in (16, 64, 256)])
     service = times(lambda batch, length: 1e-5 * batch * length, sizes, ("batch", "length"))
     result, _ = service.predict(np.array([[2, 32]]))

@@ -1,5 +1,3 @@
-"""Traces: times and sizes of recorded requests."""
-
 import numpy as np
 import pytest
 

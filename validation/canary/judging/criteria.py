@@ -33,11 +33,11 @@ from validation.statistics.serial_dependence import (
 
 # The margins by which a candidate may be worse; docs/guides/canary.md has the reason of each default.
 
-# An answer that takes more than so many times the baseline's p99 counts as failed: what a tail beyond p99 costs.
+# An answer that takes over this many times the baseline's p99 counts as failed, so that a tail beyond p99 counts.
 LATE = 5.0
-# How much of the baseline's mean latency late answers may add, beyond the ones that the baseline has, in a PASS.
+# In a PASS, late answers (beyond as many as the baseline has) add at most this share of the baseline's mean latency.
 LATE_TIME = 0.1
-# The share of different answers that is allowed by their own noise: at least, and at most.
+# The least and the greatest share of different answers that a margin of 'noise' allows.
 NOISE = (0.002, 0.01)
 
 # The criteria of a canary: latency quantiles, shares of failed or different answers, the mean score.
@@ -56,7 +56,7 @@ CALIBRATED = 0.9
 # The same for a replay in segments (`CanaryEvidence.design_block`), which has fewer blocks: at 0.9 a candidate at its
 # margin of the median passed in 5.3 % of 1,000 simulated canaries of 5,000 requests with 32 in flight.
 CALIBRATED_IN_TURNS = 0.8
-# The wider of two intervals misses less often than either: ranks move by this share of what one alone would take.
+# The wider of two intervals misses less often than either, so ranks move by this share of the distance for one alone.
 _RANKS = 0.9
 Z_POWER = NORMAL.inv_cdf(POWER)
 
@@ -65,7 +65,7 @@ Z_POWER = NORMAL.inv_cdf(POWER)
 class ErrorLevels:
     """One-sided levels: of the upper bound, by which a criterion passes, and of the lower one, by which it fails.
 
-    anytime: whether a lower bound must hold at every number of requests, because nobody planned how often one looks.
+    anytime: whether a lower bound must hold at every number of requests, because the number of looks is not planned.
     """
 
     passing: float
@@ -73,12 +73,12 @@ class ErrorLevels:
     anytime: bool = False
 
     def at(self, requests: int) -> "ErrorLevels":
-        """The levels of normal bounds with so many requests."""
+        """The levels for normal bounds on `requests` requests."""
         failing_level = rates.anytime_level(max(requests, 1), self.failing) if self.anytime else self.failing
         return ErrorLevels(self.passing, failing_level)
 
     def lower(self, counts: tuple[float, float], halves: bool = False) -> float:
-        """The lower bound of a share, of its count and total. halves: at half the level."""
+        """The lower bound of a share, given (count, total). halves: whether to use half the level."""
         bound_of = rates.lower_anytime if self.anytime else rates.lower
         return bound_of(*counts, self.failing / 2 if halves else self.failing)
 
@@ -88,11 +88,11 @@ class Criterion:
     """One test. Its numbers are relative slowdowns (latency), shares of requests, or points of score, by `kind`.
 
     low: lower bound at the level that fails.  high: upper bound at the level that passes.
-    detectable: the smallest true effect that this much data would have failed with a probability of 0.8.
-    provable: the smallest margin that an equal candidate would have passed at with that probability.
-    needed: about how many requests let an equal candidate pass with a probability of 0.8; with a note, the least number
-    that allows any statement.
-    note: why there is no estimate, or, of kind 'fact', what was observed that fails a candidate without any statistics.
+    detectable: the smallest true effect that leads to a FAIL with a probability of 0.8, with this number of requests.
+    provable: the smallest margin with which an equal candidate passes with that probability.
+    needed: about how many requests an equal candidate needs to pass with a probability of 0.8; if there is a note, the
+    least number that allows an estimate.
+    note: why there is no estimate; for kind 'fact', the observation that fails a candidate without any statistics.
     assumed: a remark on the interval.
     """
 
@@ -134,8 +134,8 @@ def latency_criteria(
 ) -> list[Criterion]:
     """A criterion for each latency quantile of `thresholds`, from the bootstrap of the logarithm of the sides' ratio.
 
-    seed, replicates: of the bootstrap, which draws the same blocks on both sides, so that what slowed both cancels.
-    Different requests of the same time are paired by their order.
+    seed, replicates: of the bootstrap, which draws the same blocks on both sides, so that common slowdowns cancel.
+    Different requests of the same period are paired by their order.
     """
     latencies = pair_by_order(*select_answered(evidence))
     probabilities = [probability(name) for name in thresholds.latency]
@@ -178,7 +178,7 @@ def _latency(
 
 
 def _unknown(name: str, effect: Effect, is_paired: bool) -> tuple[str, int] | None:
-    """Why a quantile cannot be compared, and how many requests it takes at least; None where it can."""
+    """Why a quantile cannot be compared, and the least number of requests that allows it; None if it can."""
     tail = min(probability(name), 1 - probability(name))
     least_count = max(math.ceil(LEAST_BEYOND / tail), 2 * LEAST_BLOCKS)
     if effect.requests >= least_count and math.isinf(effect.share_error):
@@ -195,9 +195,9 @@ def _unknown(name: str, effect: Effect, is_paired: bool) -> tuple[str, int] | No
 
 
 def least_requests(block: int, count: int) -> int:
-    """The number of requests that a series needs which keeps its level for `block` of its `count` requests.
+    """The least number of requests of a series whose values depend on each other over `block` of `count` requests.
 
-    Twice as many where it does so for all of them, as nothing shows for how much longer it does.
+    Twice `count` if the dependence spans all of them, as it may last longer than the series.
     """
     return 2 * count if block >= count else LEAST_INDEPENDENT * block
 
@@ -205,7 +205,7 @@ def least_requests(block: int, count: int) -> int:
 def unsteady(quantity: str, block: int, count: int, is_paired: bool) -> str:
     """The note on a series of `count` values with too long an autocorrelation.
 
-    is_paired: whether it is of the differences of pairs.  block: requests that make one independent observation.
+    is_paired: whether its values are differences of pairs.  block: requests that make one independent observation.
     """
     subject = f"the two sides' difference in {quantity}" if is_paired else quantity
     remedy = "" if is_paired else ", or the same requests sent to both sides"
@@ -218,8 +218,8 @@ def unsteady(quantity: str, block: int, count: int, is_paired: bool) -> str:
 
 
 def failures(evidence: CanaryEvidence) -> tuple[Array, Array]:
-    """Whether each request of candidate and baseline failed or was late (LATE), bool [requests]; of pairs, failures
-    that the other side has too are left out."""
+    """Whether each request of candidate and baseline failed or was late (LATE), bool [requests]; for pairs, without the
+    failures that both sides have."""
     late_flags = _late(evidence)
     candidate_flags, baseline_flags = ~evidence.candidate.ok | late_flags[0], ~evidence.baseline.ok | late_flags[1]
     return (
@@ -240,8 +240,8 @@ def _late(evidence: CanaryEvidence) -> tuple[Array, Array]:
 
 
 def late_time(evidence: CanaryEvidence, passing: float) -> str:
-    """Why late answers forbid a PASS: the upper bound of their number, times their mean latency, adds more to the mean
-    than LATE_TIME; '' where it does not, or none was late."""
+    """Why late answers forbid a PASS: the upper bound of their number, times their mean latency, adds more than
+    LATE_TIME to the mean. '' if it adds less, or if no answer was late."""
     late_flags = _late(evidence)
     if not late_flags[0].any():
         return ""
@@ -266,8 +266,8 @@ def late_time(evidence: CanaryEvidence, passing: float) -> str:
 def error_criterion(
     evidence: CanaryEvidence, margin: float, levels: ErrorLevels, budget: float | None = None
 ) -> Criterion:
-    """The criterion of the shares of failed requests: their difference, or, where the candidate's own share is proven
-    to be within `budget`, that share.  margin: the greatest difference that passes, as a share."""
+    """The criterion for failed requests: the difference of both sides' shares, or the candidate's own share if that is
+    proven to be within `budget`.  margin: the greatest difference that passes, as a share."""
     flags = failures(evidence)
     candidate_counts, baseline_counts = map(rates.effective, flags)
     count = min(map(len, flags))
@@ -287,7 +287,7 @@ def error_criterion(
 
 
 def share_criterion(name: str, flags: Array, margin: float, levels: ErrorLevels) -> Criterion:
-    """The criterion of the share of requests with a flag (bool, [requests]), which must not be above the margin."""
+    """The criterion that the share of requests with a flag (bool, [requests]) is at most `margin`."""
     effective_counts = rates.effective(flags)
     low, high = levels.lower(effective_counts), rates.upper(*effective_counts, levels.passing)
     estimate = float(flags.mean()) if len(flags) else math.nan
@@ -304,9 +304,9 @@ def _share(
     assumed: str = "",
     budget: float | None = None,
 ) -> Criterion:
-    """interval: estimate, lower and upper bound.  count: requests.  size: of the bursts in which flags come.
+    """The criterion of a share. interval: estimate, lower and upper bound.  count: requests.  size: of bursts of flags.
 
-    budget: within which a share passes that has no flag, too.
+    budget: share up to which a candidate passes in any case.
     """
     estimate, low, high = interval
     is_difference = name == "errors" and not assumed
@@ -323,7 +323,7 @@ def _share(
 
 
 def score_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels) -> Criterion | None:
-    """The criterion of the drop of the mean score; None where scores were not observed."""
+    """The criterion that the mean score drops by at most `margin`; None if scores were not observed."""
     score_pair = [np.where(side.ok, side.score, np.nan) for side in (evidence.candidate, evidence.baseline)]
     if evidence.paired:
         scored_mask = ~np.isnan(score_pair[0]) & ~np.isnan(score_pair[1])
@@ -345,7 +345,7 @@ def score_criterion(evidence: CanaryEvidence, margin: float, levels: ErrorLevels
 
 
 def _score(score_pair: list[Array], margin: float, levels: ErrorLevels, error: float, freedom: float) -> Criterion:
-    """error: standard error of the difference of the means.  freedom: its degrees of freedom."""
+    """The criterion of the mean scores. error: standard error of their difference.  freedom: its degrees of freedom."""
     count = len(score_pair[0])
     estimate = float(score_pair[1].mean() - score_pair[0].mean())
     # At the level itself, means of scores passed at their margin in 4.4 to 6.4 % of 500 simulated canaries.
@@ -367,7 +367,7 @@ def describe(criterion: Criterion) -> str:
 
 
 def describe_measured(criterion: Criterion, of: tuple[str, ...] = ("PASS", "FAIL", "INSUFFICIENT")) -> str:
-    """A criterion's note, or its estimate, interval and margin; if its verdict is one of `of`, `describe_power` too."""
+    """A criterion's note, or its estimate, interval and margin; `describe_power` is added if its verdict is in `of`."""
     if criterion.note:
         return criterion.note
     estimate, margin = (describe_value(value, criterion.kind) for value in (criterion.estimate, criterion.margin))
@@ -376,7 +376,7 @@ def describe_measured(criterion: Criterion, of: tuple[str, ...] = ("PASS", "FAIL
 
 
 def describe_interval(criterion: Criterion) -> str:
-    """'+2.4 % to +3.7 %', 'at most +3.7 %' where the other bound is not known, or 'without bounds'."""
+    """'+2.4 % to +3.7 %', 'at most +3.7 %' if the lower bound is not known, or 'without bounds'."""
     low, high = (describe_value(end, criterion.kind) for end in (criterion.low, criterion.high))
     is_bounded = is_finite(criterion.low) and (criterion.kind != "latency" or criterion.low > -1.0)
     if is_bounded and is_finite(criterion.high):
@@ -385,10 +385,10 @@ def describe_interval(criterion: Criterion) -> str:
 
 
 def describe_power(criterion: Criterion) -> str:
-    """What so many requests would have shown with a power of 0.8, and what was assumed.
+    """The power of the test as text: the smallest effect that leads to a FAIL with a probability of 0.8, the smallest
+    margin with which an equal candidate passes with that probability, and the criterion's assumptions.
 
-    That is the smallest effect that would have failed, and the smallest margin at which an equal candidate would have
-    passed. Shares of all requests are left out.
+    A share of 100 % is left out.
     """
     effects = {"{} or more": criterion.detectable, "an equal candidate to be within {}": criterion.provable}
     effect_texts = [
@@ -402,9 +402,9 @@ def describe_power(criterion: Criterion) -> str:
 
 
 def describe_needed(criteria: Sequence[Criterion], requests: int, seconds: float | None) -> str:
-    """About how many requests, and seconds of such traffic, would let an equal candidate pass; '' where none would.
+    """About how many requests, and seconds of such traffic, an equal candidate needs to pass; '' if no number helps.
 
-    requests, seconds: how many requests there were, and in what time; None: the time is not known.
+    requests, seconds: number of the requests so far, and their duration; None: the duration is not known.
     """
     undecided_criteria = [criterion for criterion in criteria if criterion.verdict == "INSUFFICIENT"]
     if not undecided_criteria or any(criterion.needed is None for criterion in undecided_criteria):

@@ -1,17 +1,17 @@
 """The verdict on a candidate: PASS when every criterion passes, FAIL when one fails, INSUFFICIENT otherwise.
 
 A PASS needs all criteria, so each is tested at the full level (intersection-union test; Berger, Technometrics 24,
-1982). Any criterion alone can FAIL the candidate, so for that each has its share of the level (Bonferroni).
+1982). Any criterion alone can FAIL the candidate, so a FAIL is tested at a share of the level (Bonferroni).
 
-Data may be looked at while it grows, and each look is another chance of an error. The error of all looks together is
-bounded by alpha spending (Lan & DeMets, Biometrika 70, 1983): the share of the planned data that is there determines
-how much of alpha may be used up. The spending function approximates O'Brien & Fleming's (1979) boundaries: almost
+Data may be judged while it grows, and each look is another chance of an error. The error of all looks together is
+bounded by alpha spending (Lan & DeMets, Biometrika 70, 1983): the share of the planned data that has arrived determines
+how much of alpha may be spent. The spending function approximates O'Brien & Fleming's (1979) boundaries: almost
 nothing early, almost everything at the end. The boundaries follow by recursive integration (Armitage, McPherson & Rowe,
 JRSS A 132, 1969; Jennison & Turnbull, 2000, chapters 7 and 19). Growing logs without a plan fail a candidate by
 bounds that hold at every number of requests at once (`rates.anytime_level`).
 
-Facts come before statistics (`outages`): a candidate whose process ended, that fails or is slow for a stretch which
-the baseline lacks, fails however few such events there are.
+Facts come before statistics (`facts_of`): a candidate gets a FAIL if its process ended, or if it fails or is slow for a
+stretch of time in which the baseline does neither, however few such events there are.
 """
 
 import math
@@ -54,7 +54,7 @@ _POINTS, _REACH = 801, 8.0
 
 
 def spend_error(fraction: float, alpha: float) -> float:
-    """The one-sided error that may be used up once the share `fraction` of the planned data is there."""
+    """The one-sided error that may be spent once the share `fraction` of the planned data has arrived."""
     if fraction >= 1.0:
         return alpha
     return 2.0 - 2.0 * NORMAL.cdf(NORMAL.inv_cdf(1.0 - alpha / 2.0) / math.sqrt(fraction))
@@ -78,13 +78,13 @@ def level_of(fractions: Sequence[float], alpha: float) -> float:
 
 @lru_cache(maxsize=256)
 def _level(fractions: tuple[float, ...], alpha: float) -> float:
-    """`level_of`, by the density of the statistic at each look where no boundary was crossed before."""
+    """`level_of`, from the density of the statistic at each look over the runs that crossed no boundary before."""
     start, level = fractions[0], max(spend_error(fractions[0], alpha), LEAST_LEVEL)
     boundary = NORMAL.inv_cdf(1.0 - level) * math.sqrt(start)
     grid = np.linspace(-_REACH * math.sqrt(start), boundary, _POINTS)
     density = np.exp(-(grid**2) / (2 * start)) / math.sqrt(2 * math.pi * start)
     for previous, fraction in pairwise(fractions):
-        # The density one look later, and the point above which it holds what this look may spend.
+        # The density one look later, and the point above which its mass is the error that this look may spend.
         wide_grid = np.linspace(-_REACH * math.sqrt(fraction), _REACH * math.sqrt(fraction), 2 * _POINTS)
         step = fraction - previous
         kernel = np.exp(-((wide_grid[:, None] - grid[None, :]) ** 2) / (2 * step)) / math.sqrt(2 * math.pi * step)
@@ -115,7 +115,7 @@ class Looks:
         """The share of the plan at each look, the present one last. Raises InputError when it does not grow."""
         if self.planned is None:
             if self.before:
-                raise InputError("there were looks before this one, so the number of planned requests must be given")
+                raise InputError("there were earlier looks, so the number of planned requests must be given")
             return (1.0,)
         if self.before and self.before[-1] >= self.planned:
             raise InputError(
@@ -127,7 +127,7 @@ class Looks:
 
 @dataclass(frozen=True)
 class CanaryJudgement:
-    """A verdict, its reason in a line, and what it follows from. levels, fractions: of the present look."""
+    """A verdict, its reason in one line, and the criteria behind it. levels, fractions: of the present look."""
 
     verdict: Verdict
     reason: str
@@ -144,9 +144,9 @@ def judge(
     seed: int = SEED,
     replicates: int = REPLICATES,
 ) -> CanaryJudgement:
-    """Judge a candidate by observations of both sides (`pairing.evidence_of`).
+    """The judgement of a candidate by observations of both sides (`pairing.evidence_of`).
 
-    looks: None for a single one.  Raises InputError for looks that do not fit the plan.
+    looks: None for a single look.  Raises InputError for looks that do not fit the plan.
     """
     limits, looks = thresholds or Thresholds(), looks or Looks()
     # How many criteria may FAIL a candidate: all that the thresholds ask for, whatever was observed.
@@ -186,8 +186,8 @@ def judge(
 
 
 def size_classes(evidence: CanaryEvidence) -> list[tuple[str, CanaryEvidence]]:
-    """The requests by their size, in classes of a factor of two that have enough of them; [] where sizes are not
-    recorded or alike. Each with its sizes as text."""
+    """The requests in classes of size: octaves, joined until each has enough requests; [] if sizes are not
+    recorded or are alike. Each class comes with its sizes as text."""
     sides = evidence.candidate, evidence.baseline
     if sides[0].size is None or sides[1].size is None:
         return []
@@ -216,14 +216,14 @@ def size_classes(evidence: CanaryEvidence) -> list[tuple[str, CanaryEvidence]]:
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict that follows from those of the criteria; INSUFFICIENT from none."""
+    """The verdict that follows from the verdicts of the criteria; INSUFFICIENT if there are none."""
     if "FAIL" in verdicts:
         return "FAIL"
     return "PASS" if verdicts and all(verdict == "PASS" for verdict in verdicts) else "INSUFFICIENT"
 
 
 def quality_criteria(evidence: CanaryEvidence, limits: Thresholds, levels: ErrorLevels) -> list[Criterion]:
-    """The criteria of the answers' quality. Where nothing was observed of it, one that is INSUFFICIENT."""
+    """The criteria of the answers' quality; a single INSUFFICIENT one if no quality was observed."""
     quality = limits.quality
     if quality is None:
         return []
@@ -243,9 +243,9 @@ def quality_criteria(evidence: CanaryEvidence, limits: Thresholds, levels: Error
 
 
 def reason_of(verdict: Verdict, criteria: Sequence[Criterion]) -> str:
-    """The verdict's reason in a line, with the criterion that decided.
+    """The verdict's reason in one line, with the criterion that decided.
 
-    Of several it names answers and errors before latency, which a busy machine changes too.
+    If several decided, answers and errors are named before latency, which a busy machine changes too.
     """
     if verdict == "PASS":
         return f"{pluralize(len(criteria), 'criterion', 'criteria')} passed"
@@ -262,24 +262,24 @@ def reason_of(verdict: Verdict, criteria: Sequence[Criterion]) -> str:
     return f"{describe(criterion)}{suffix}"
 
 
-# A stretch of failures has at least so many: more than may be in flight when a log ends.
+# The least number of failures of a stretch: more than may be in flight when a log ends.
 LEAST_STRETCH = 10
-# The chance that independent failures make such a stretch in a run, and the largest ratio of the expected time in
-# stretches to a candidate's that gives a FAIL. By Markov's inequality an equal candidate has that with a probability of
-# at most SPENT, if the baseline's run shows how often outages occur. A short run does not show it: one long outage of a
-# candidate is a fact there, of an equal one too (29 to 30 of 200 simulated pairs of short logs FAILed).
+# The chance that independent failures form such a stretch in a run; and the ratio of the expected time in stretches to
+# the candidate's that gives a FAIL if it is smaller. By Markov's inequality an equal candidate gets there with a
+# probability of at most SPENT if the baseline's run shows how often outages occur. A short run does not show it: one
+# long outage FAILs an equal candidate there, too (29 to 30 of 200 simulated pairs of short logs).
 CHANCE, SPENT = 1e-3, 0.02
-# Parts of a run whose medians show a slow stretch, the consecutive ones that it takes, and the slowdown.
+# The number of parts of a run whose medians are compared; the parts in a row that make a slow stretch; its slowdown.
 PARTS, SLOW_PARTS, SLOW = 40, 3, 2.0
-# Seconds that such a stretch takes at least: an equal candidate's collector of garbage pauses for less.
+# The least seconds of a slow stretch: garbage collection of an equal candidate pauses for less.
 LEAST_SLOW = 1.0
 SLOW_STRETCH = "a slow stretch"
-# How many times the range of the ratio in the quieter third of the parts such a stretch stands out.
+# A slow stretch exceeds the rest by more than this many times the range of the ratio in the quieter third of the parts.
 STANDS_OUT = 2.5
 
 
 def facts_of(evidence: CanaryEvidence, limits: Thresholds) -> list[Criterion]:
-    """What fails a candidate without statistics, or bars a PASS, each with what was observed and what was expected."""
+    """The facts that FAIL a candidate without statistics or forbid a PASS, with observed and expected values."""
     is_open, stretch_note = _failing_stretch(evidence, limits.error_rate or 0.001)
     notes = {"the process": evidence.died, "failures in a stretch": stretch_note, SLOW_STRETCH: _slow_stretch(evidence)}
     facts = [
@@ -290,12 +290,12 @@ def facts_of(evidence: CanaryEvidence, limits: Thresholds) -> list[Criterion]:
 
 
 def _failing_stretch(evidence: CanaryEvidence, margin: float) -> tuple[bool, str]:
-    """Whether the candidate's log ends in a stretch of failures that is no longer than the baseline's; and a sentence
-    on one at its end, or on more time in such stretches than the baseline's share of them explains, '' for neither."""
+    """Whether the candidate's log ends in a stretch of failures no longer than the baseline's; and a sentence about a
+    stretch at its end, or about more time in such stretches than the baseline's share explains; '' for neither."""
     candidate_flags, baseline_flags = failures(evidence)
     if not len(candidate_flags) or not len(baseline_flags):
         return False, ""
-    # Half of a window of independent failures, as frequent as the baseline's or the margin, is no chance (Chernoff).
+    # Independent failures, as frequent as the baseline's or the margin, fill half of a window rarely (Chernoff).
     share = min(max(margin, upper(float(baseline_flags.sum()), len(baseline_flags), SPENT)), 0.49)
     least_count = math.log(len(candidate_flags) / CHANCE) / -math.log(4.0 * share * (1.0 - share))
     count = max(LEAST_STRETCH, math.ceil(least_count))
@@ -307,21 +307,21 @@ def _failing_stretch(evidence: CanaryEvidence, margin: float) -> tuple[bool, str
         lone_stretches &= ~baseline_stretches[np.maximum(last_indices, 0)] & (last_indices >= 0)
     expected_share, lone_share = float(baseline_stretches.mean()) + margin, float(lone_stretches.mean())
     expected_text = f"expected from the baseline and the margin: {100 * expected_share:.2g} % of the run"
-    # An outage as long as one that the baseline came out of is no end, and no evidence that it ends.
+    # An outage as long as one that the baseline recovered from proves neither that the candidate died nor recovers.
     length, longest = run_lengths(stretches(candidate_flags, count))[-1], max(run_lengths(baseline_stretches))
     lone_length = run_lengths(lone_stretches)[-1]
-    # The end of one that both had: flags last longer on the side with less traffic.
+    # The end of an outage of both sides: its flags last longer on the side with less traffic.
     is_over = lone_length < length and candidate_flags[-lone_length:].sum() < LEAST_STRETCH
     is_longer = not is_over and length * len(baseline_flags) > longest * len(candidate_flags)
     if lone_share * SPENT > expected_share and not (lone_stretches[-1] and is_longer):
         return False, (
-            f"the candidate failed for {100 * lone_share:.3g} % of the run in stretches of {count} requests or more, "
-            f"which the baseline answered; {expected_text}"
+            f"the candidate failed for {100 * lone_share:.3g} % of the run in stretches of {count} requests or more "
+            f"that the baseline answered; {expected_text}"
         )
     if is_over or not lone_stretches[-1]:
         return False, ""
     last = candidate_flags[max(0, len(candidate_flags) - lone_length + 1 - count) :]
-    remedy = expected_text if is_longer else "the baseline came out of one as long: judge again later"
+    remedy = expected_text if is_longer else "the baseline recovered from one as long: judge again later"
     end_text = f"the candidate failed {int(last.sum())} of its last {len(last)} requests, and the baseline did not"
     return not is_longer, f"{end_text}; {remedy}"
 
@@ -340,15 +340,15 @@ def stretches(flags: np.ndarray, count: int) -> np.ndarray:
 
 
 def _slow_stretch(evidence: CanaryEvidence) -> str:
-    """What was observed where the candidate was SLOW times slower for a stretch or for most of the run, and the
-    baseline was not; else ''."""
+    """A sentence if the candidate became SLOW times slower for a stretch, or was that much slower than the baseline for
+    most of the run; else ''."""
     sides = [evidence.candidate, evidence.baseline]
     answered_mask = evidence.candidate.ok & evidence.baseline.ok if evidence.paired else None
     sides = [side.select(side.ok if answered_mask is None else answered_mask) for side in sides]
     if min(map(len, sides)) < PARTS * LEAST_STRETCH:
         return ""
     edges = [np.linspace(0, len(side), PARTS + 1).astype(int) for side in sides]
-    if not evidence.paired:  # the parts are of the same time
+    if not evidence.paired:  # both sides' parts cover the same time
         edges[0] = np.append(np.searchsorted(sides[0].time, sides[1].time[edges[1][:-1]]), len(sides[0]))
         if int(np.diff(edges[0]).min()) < LEAST_STRETCH // 2:
             return ""

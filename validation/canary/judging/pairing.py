@@ -1,14 +1,13 @@
-"""Two files of observations as the evidence of a canary: paired by the names of their requests, else unpaired.
+"""Turns two files of observations into the evidence of a canary: paired by the names of their requests, else unpaired.
 
-A process that dies logs nothing, so the side whose log stops first may have died there. A log with a line of its writer
-that accounts for all observations (`ObservationLog.close`) was stopped in order. Without such lines on both sides, a
-log that stops before the other one cannot lead to a PASS. Logs that are still written to may lack the requests that
-were in flight when they were read: those that are younger than an answer may take, which is a quantile of the latencies
-and not their maximum, as one slow answer says nothing of how long the others are in flight.
+A process that dies logs nothing, so the side whose log stops first may have died there. A log that ends with the number
+of its observations (`ObservationLog.close`) was stopped in order. Without such an end on both sides, a log that stops
+before the other one cannot lead to a PASS. Logs that are still written to may lack the requests that were in flight
+when they were read: those younger than the time that an answer takes, which is a quantile of the latencies and not
+their maximum, because one slow answer does not show how long the others are in flight.
 
-Latency depends on the hour and on the load. Sides that answered different requests are compared in the time that both
-logs cover, and only where their loads were alike throughout: what one side's queue does to its latency is not the
-engine.
+Latency depends on the hour and on the load. Sides that answered different requests are compared only in the time that
+both logs cover, and only if their loads were alike throughout: a longer queue raises latency without a slower engine.
 """
 
 import math
@@ -26,25 +25,25 @@ from validation.canary.observations import Name, ObservationTable
 from validation.statistics.rates import CanaryEvidence
 from validation.statistics.serial_dependence import NORMAL
 
-# Requests that may be in flight when a log ends without being a sign of a death.
+# The number of requests in flight at the end of a log that is no sign of a dead process.
 MOST_IN_FLIGHT = 8
-# The quantile of latency that is taken for the longest time in flight.
+# The quantile of latency that counts as the longest time in flight.
 _IN_FLIGHT = 0.99
-# The probability below which a run of requests that a side did not see is no chance.
+# A run of requests that one side did not see is not chance if its probability is below this.
 _RARE = 1e-6
-# Median distance in time at which the same requests on both sides are no longer compared.
+# The same requests on both sides are not compared if the median distance of their times is greater.
 MOST_APART_S = 900.0
-# Times below this (1973) count as seconds since some start.
+# Times below this (1973) count as seconds since an unknown start.
 _EPOCH = 1e8
-# Windows in which the loads of two sides are compared, at most, and the requests in one, at least.
+# The greatest number of windows in which the loads of two sides are compared, and the least requests in a window.
 LOAD_WINDOWS, PER_WINDOW = 20, 50
-# How many times the requests per second of the other side a side may have had, chance aside.
+# The greatest ratio of the two sides' requests per second, apart from chance.
 MOST_LOAD = 1.25
-# What counts as chance: so many standard deviations of a binomial share.
+# Chance reaches this many standard deviations of a binomial share.
 _CHANCE = 4.0
-# Requests in the common time that are enough, however long the logs are.
+# This many requests in the common time are enough, however long the logs are.
 LEAST_REQUESTS = 40
-# A side's end is not chance where so many of its requests were to be expected after it.
+# A side's end is not chance if this many more of its requests were to be expected.
 _SILENCE = 20.0
 REMEDY = "send requests to both sides at the same time, as many to one as to the other, or name them so that they pair"
 CLOSE = "judge when both were closed (`ObservationLog.close`), or cut both at the same request"
@@ -60,7 +59,7 @@ class PairsEnd:
 
 
 def describe_kill(role: str, side: ObservationTable) -> str:
-    """Why a side's log ends too early by itself: its engine or its replay was killed; '' where it was not."""
+    """Why a side's log ends too early: its engine or its replay was killed; '' if neither was."""
     if side.died:
         return f"the {role}'s engine ended its process: {side.died}; find out why, mend it, run the canary again"
     if side.planned and not side.ended:
@@ -72,9 +71,9 @@ def describe_kill(role: str, side: ObservationTable) -> str:
 
 
 def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore_missing: bool) -> PairsEnd:
-    """Judge the end of two logs of the same requests. ignore_missing: a side may see a part of the requests."""
-    closed = candidate.ended and baseline.ended
-    # Seconds that a request may be in flight, a quantile of the latencies; 0 where a side was stopped in order.
+    """The end of two logs of the same requests. ignore_missing: whether a side may see only a part of the requests."""
+    is_closed = candidate.ended and baseline.ended
+    # How long a request may be in flight, in seconds: a quantile of the latencies; 0 if a side was stopped in order.
     latencies = np.concatenate([np.asarray(side.latency, float) for side in (candidate, baseline)])
     latencies = latencies[~np.isnan(latencies)]
     has_ended = candidate.ended or baseline.ended or not len(latencies)
@@ -86,7 +85,7 @@ def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore
         young_names = [name for name, age in ages.items() if longest_s and age <= longest_s]
         if not tail_names <= set(young_names):  # the side had stopped before the last requests arrived
             young_names = [name for name in young_names if name not in tail_names]
-        if closed and role == "baseline" and len(tail_names) <= MOST_IN_FLIGHT:  # closed a moment before the candidate
+        if is_closed and role == "baseline" and len(tail_names) <= MOST_IN_FLIGHT:  # a moment before the candidate
             young_names = list(tail_names)
         pending += young_names
         if len(young_names) > MOST_IN_FLIGHT:
@@ -99,16 +98,18 @@ def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore
             continue
         text = f"{side.path.name} ({role}) stops {pluralize(len(tail_names), 'request')} before {peer.path.name}"
         is_chance = (1.0 - share) ** len(tail_names) >= _RARE
-        if (ignore_missing and (closed or is_chance)) or (closed and role == "candidate"):
+        if (ignore_missing and (is_closed or is_chance)) or (is_closed and role == "candidate"):
             notes.append(text)
         else:
-            reasons.append(f"{text}{'' if closed else ', and not both say that they were stopped in order'}; {CLOSE}")
+            reasons.append(
+                f"{text}{'' if is_closed else ', and not both say that they were stopped in order'}; {CLOSE}"
+            )
     return PairsEnd(tuple(pending), "; ".join(reasons), tuple(notes))
 
 
 def _unseen(side: ObservationTable, peer: ObservationTable) -> tuple[dict[Name | None, float], set[Name | None], float]:
-    """Requests that only the other side saw, with their age in seconds when its log ends; which of them arrived after
-    the last one that both saw; the share of the requests before that which this side saw."""
+    """The requests that only `peer` saw, with their age in seconds at the end of its log; those of them that arrived
+    after the last request that both saw; and the share of the earlier requests that `side` saw."""
     request_names, last_arrival = set(side.request), max(peer.time)
     order = sorted(range(len(peer)), key=lambda index: peer.time[index])
     shared_positions = np.flatnonzero([peer.request[index] in request_names for index in order])
@@ -120,12 +121,12 @@ def _unseen(side: ObservationTable, peer: ObservationTable) -> tuple[dict[Name |
 def evidence_of(
     candidate: ObservationTable, baseline: ObservationTable, sqnr_db: float, *, ignore_missing: bool = False
 ) -> tuple[CanaryEvidence, tuple[str, ...]]:
-    """The evidence that two files hold, and remarks on how they were read.
+    """The evidence in two files, and remarks on how they were read.
 
-    Observations are paired when each one on both sides names its request, else not. A request that only one
-    side observed counts as failed on the other, or is left out with `ignore_missing`; the few that may have been in
-    flight when logs that are still written to were read are left out in any case.
-    sqnr_db: answers closer than that count as equal.  Raises DataError without a request in common.
+    Observations are paired if every one on both sides names its request. A request that only one side observed counts
+    as failed on the other, or is left out with `ignore_missing`; requests that may have been in flight when growing
+    logs were read are always left out.
+    sqnr_db: answers with at least this SQNR count as equal.  Raises DataError without a request in common.
     """
     notes = [f"{table.path.name}: half a line at its end was left out" for table in (candidate, baseline) if table.cut]
     if None in candidate.request or None in baseline.request:
@@ -139,14 +140,14 @@ def evidence_of(
         ]
         evidence, remarks = _pair_by_name(*sides, sqnr_db, ignore_missing)
     reasons = [describe_kill("candidate", candidate), describe_kill("baseline", baseline), evidence.stopped]
-    died = reasons.pop(0) if candidate.died and not baseline.died else ""
+    death = reasons.pop(0) if candidate.died and not baseline.died else ""
     growing = not (candidate.ended and baseline.ended)
-    return replace(evidence, stopped="; ".join(filter(None, reasons)), died=died, growing=growing), (*notes, *remarks)
+    return replace(evidence, stopped="; ".join(filter(None, reasons)), died=death, growing=growing), (*notes, *remarks)
 
 
 def _leave_unpaired(candidate: ObservationTable, baseline: ObservationTable) -> tuple[CanaryEvidence, list[str]]:
-    """Different requests of both sides, those of the common time in the order of their arrival; where the sides do not
-    compare, all of them with the reason."""
+    """The evidence of different requests on both sides, those of the common time in the order of their arrival; if the
+    sides cannot be compared, all requests, with the reason."""
     tables = (candidate, baseline)
     times = [np.asarray(table.time) for table in tables]
     start_s, end_s = max(float(table.min()) for table in times), min(float(table.max()) for table in times)
@@ -173,7 +174,7 @@ def _leave_unpaired(candidate: ObservationTable, baseline: ObservationTable) -> 
 
 
 def _other_hours(times: Sequence[Array], shared_rows: Sequence[Array]) -> str:
-    """Why the sides do not compare: they were observed at different times; '' where they share enough of it."""
+    """Why the sides cannot be compared: they were observed at different times; '' if they share enough time."""
     if 2 * min(map(len, shared_rows)) >= min(*map(len, times), 2 * LEAST_REQUESTS):
         return ""
     candidate_span, baseline_span = map(span_text, times)
@@ -184,7 +185,7 @@ def _other_hours(times: Sequence[Array], shared_rows: Sequence[Array]) -> str:
 
 
 def _other_load(shared_times: Sequence[Array], first: float, last: float) -> str:
-    """Why the sides do not compare: in some window their loads differed; '' where they were alike throughout."""
+    """Why the sides cannot be compared: their loads differed in some window; '' if they were alike throughout."""
     edges = np.linspace(first, last, max(1, min(LOAD_WINDOWS, min(map(len, shared_times)) // PER_WINDOW)) + 1)
     counts, baseline_counts = (np.histogram(times, edges)[0] for times in shared_times)
     share = 1.0 / (1.0 + MOST_LOAD)
@@ -201,7 +202,7 @@ def _other_load(shared_times: Sequence[Array], first: float, last: float) -> str
 
 
 def _silent_end(candidate: ObservationTable, baseline: ObservationTable) -> str:
-    """Why the end of one log may hide that its engine died: the other log goes on for longer than chance explains."""
+    """Why a dead engine may be behind the end of one log: the other goes on for longer than chance explains; or ''."""
     for role, side, peer in (("candidate", candidate, baseline), ("baseline", baseline, candidate)):
         later_count = int(np.count_nonzero(np.asarray(peer.time) > max(side.time)))
         if later_count * len(side) >= _SILENCE * len(peer):
@@ -213,7 +214,7 @@ def _silent_end(candidate: ObservationTable, baseline: ObservationTable) -> str:
 
 
 def hours_apart(candidate: Array, baseline: Array) -> str:
-    """Why requests that both sides saw are not compared: they arrived at different hours; '' if they did not.
+    """Why requests that both sides saw cannot be compared: they arrived at different hours; '' if they did not.
 
     candidate, baseline: arrivals of the same requests in seconds, [requests], NaN where a request was not seen.
     """
@@ -264,7 +265,7 @@ def _pair_by_name(
 
 
 def design_block(segment: Sequence[int | None]) -> int:
-    """The mean number of requests in two segments. segment: that of each request; without segments the result is 1."""
+    """The mean number of requests in two segments; 1 without segments. segment: number of each request's, or None."""
     count = len(set(segment))
     return 1 if count < 2 or None in segment else math.ceil(2 * len(segment) / count)
 
@@ -289,8 +290,8 @@ def _pairs(candidate: ObservationTable, baseline: ObservationTable, without: set
 def _answers(
     candidate: ObservationTable, baseline: ObservationTable, pairs: Array, sqnr_db: float
 ) -> tuple[Array | None, Array | None, float]:
-    """Whether the answers of each pair differ, by the SQNR that was measured, else by their digests, and whether their
-    argmax does; bool [pairs], None where that was not observed; and `CanaryEvidence.noise`.
+    """Whether the answers of each pair differ, by measured SQNR or else by digest, and whether their argmax differs:
+    bool [pairs] each, None if it was not observed; and `CanaryEvidence.noise`.
 
     pairs: int64 [pairs, 2], as of `_pairs`.
     """
@@ -302,7 +303,7 @@ def _answers(
     differs = distance < sqnr_db
     flips = [candidate.flipped[index] for index in pairs[:, 0]]
     flip_mask = None if None in flips or not flips else np.asarray(flips, bool)
-    # The middle half of the distances is not changed by some wrong answers, and says how many their noise explains.
+    # A few wrong answers do not change the middle half of the distances, which shows how many the noise explains.
     low, median_db, high = np.quantile(np.maximum(distance, -EQUAL_DB), [0.25, 0.5, 0.75]) if len(pairs) else (0.0,) * 3
     std = (high - low) / (NORMAL.inv_cdf(0.75) - NORMAL.inv_cdf(0.25))
     noise = NORMAL.cdf((sqnr_db - median_db) / std) if std > 0.0 else float(median_db < sqnr_db)

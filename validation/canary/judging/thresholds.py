@@ -11,21 +11,21 @@ from enginesmith.core.codec import decode
 from enginesmith.core.errors import InputError
 from enginesmith.core.parsing import Malformed
 
-# Margins of slowdown, as shares: of the median, and of a tail that varies more.
+# Margins of slowdown, as shares: for the median, and for the tail, which varies more.
 DEFAULT_LATENCY = {"p50": 0.02, "p99": 0.05}
 
 _QUANTILE = re.compile(r"p(\d{1,2}(?:\.\d{1,3})?)")
-# JSON may hold integers above every float.
+# JSON may hold integers that are greater than every float.
 _MOST_NUMBER = 1e300
 _Margin = Annotated[float, Interval(gt=0, lt=1)]
 
 
 @dataclass(frozen=True)
 class QualityThresholds:
-    """Margins of the answers' quality; None lifts one.
+    """Margins of the answers' quality; None lifts a margin.
 
-    sqnr_db: an answer with this SQNR or more against the baseline's counts as equal.  disagreement: the share of
-    answers that may differ; 'noise': as many as the distance of most answers explains, within NOISE.
+    sqnr_db: an answer with at least this SQNR against the baseline's counts as equal.  disagreement: the share of
+    answers that may differ; 'noise': the share that follows from the distance of most answers, within NOISE.
     flips: the share whose argmax may differ.  score: how much the mean score may drop.
     """
 
@@ -37,9 +37,9 @@ class QualityThresholds:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """All margins of a canary, as `validation.canary` of a spec has them.
+    """All margins of a canary: `validation.canary` of a spec.
 
-    latency: greatest relative slowdown by quantile; below 1 in a spec, while a caller in Python may allow more.
+    latency: greatest relative slowdown by quantile; below 1 in a spec, but callers in Python may allow more.
     error_rate: greatest difference of the shares of failed requests.
     error_budget: share of failed requests up to which a candidate passes, whatever the difference is.
     quality: None compares no answers.  alpha: the probability of a wrong PASS, and of a wrong FAIL.
@@ -58,7 +58,7 @@ class Thresholds:
 
     @classmethod
     def from_json(cls, data: Mapping[str, object]) -> "Thresholds":
-        """Read `validation.canary` of a spec. What is not given keeps its default; null lifts it. Raises InputError."""
+        """Read `validation.canary` of a spec. A missing margin keeps its default; null lifts it. Raises InputError."""
         latency = data.get("latency", {})
         if isinstance(latency, Mapping):
             margins = {**DEFAULT_LATENCY, **latency}
@@ -78,5 +78,5 @@ def probability(name: str) -> float:
     match = _QUANTILE.fullmatch(name)
     value = float(match[1]) / 100.0 if match else 0.0
     if not 0.0 < value < 1.0:
-        raise InputError(f"latency.{name[:40]} is no quantile; use p50, p90, p99, p99.9")
+        raise InputError(f"latency.{name[:40]} is not a quantile; use p50, p90, p99, p99.9")
     return value

@@ -23,17 +23,15 @@ from enginesmith.core.types import Dim, Session, Tensors, TensorSpec, sizes_prod
 from validation.data.batches import leading_dim
 from validation.data.samples import resize
 
-# The sizes at which an engine's latency is measured, and inputs of these sizes, made of real ones.
-
 Which = Literal["few", "all"]
-# Sizes of 'all'; each takes its own seconds.
+# The most sizes for 'all'; each takes its own seconds.
 MOST = 16
 _ONE = re.compile(r"(\w+)=(\d+)")
 
 
 @dataclass(frozen=True, eq=False)
 class BucketInputs:
-    """The sizes of the dims and inputs of these sizes. items: the number of samples in them."""
+    """The sizes of the dims, and inputs of these sizes. items: their number of samples."""
 
     sizes: Mapping[str, int]
     inputs: Tensors
@@ -59,9 +57,9 @@ def sizes_of_buckets(dims: Sequence[Dim], which: Which) -> list[dict[str, int]]:
 
 
 def parse_sizes(text: str, dims: Sequence[Dim]) -> dict[str, int]:
-    """Sizes from 'batch=8,length=64'; dims that are left out have the size that they are tuned for.
+    """Sizes from text such as 'batch=8,length=64'; missing dims have the size that they are tuned for.
 
-    Raises InputError for a dim that the model does not have, and a size outside of its range.
+    Raises InputError for a dim that the model lacks, and for a size outside the dim's range.
     """
     matches = _ONE.findall(text)
     stated_sizes = {name: int(size) for name, size in matches}
@@ -89,19 +87,19 @@ def tuned_for(dims: Sequence[Dim]) -> dict[str, int]:
 
 
 def at_tuned_sizes(inputs: Tensors, specs: Sequence[TensorSpec], dims: Sequence[Dim]) -> Tensors:
-    """The inputs at the sizes that the model is tuned for; as they are where one has an empty axis."""
+    """The inputs at the sizes that the model is tuned for; unchanged if one has an empty axis."""
     return resize(inputs, specs, tuned_for(dims)) if all(array.size for array in inputs.values()) else inputs
 
 
 # Series of latencies: the loop that times calls, with as little as possible between two readings of the clock, and
-# the rule for how many runs of a series are its warm-up.
+# the rule that determines how many runs of a series are warm-up.
 
 # A shorter series gives no 95 % interval for its median (0.5^6 * 2 = 3 %).
 LEAST_RUNS = 6
 MOST_RUNS = 200_000
-# How many times the wanted time the least number of runs may take.
+# The least number of runs may take this many times the given seconds.
 PATIENCE = 20
-# Runs in a batch of the warm-up rule, and the length of a series below which it leaves out nothing.
+# Runs in a batch of the warm-up rule; shorter series than the second number have no warm-up.
 BATCH = 5
 LEAST = 4 * BATCH
 _LEAST_ROOM = 0.05
@@ -112,12 +110,12 @@ Run = Callable[[], object]
 def latencies(run: Run, seconds: float, least: int = LEAST_RUNS) -> Array:
     """Wall-clock seconds of each call of `run`, float64 [runs], one right after the other, for about `seconds`.
 
-    At least `least` runs, unless those take PATIENCE times as long; at most MOST_RUNS.
+    There are at least `least` runs, unless these take PATIENCE times `seconds`, and at most MOST_RUNS.
     """
     clock = time.perf_counter_ns
     times_ns: list[int] = []
     gc_enabled = gc.isenabled()
-    gc.disable()  # pauses of Python's garbage collection are not the engine's, as in `timeit`
+    gc.disable()  # pauses of Python's garbage collection do not count, as in `timeit`
     try:
         started_ns = last_ns = clock()
         soft_ns, hard_ns = started_ns + int(seconds * 1e9), started_ns + int(PATIENCE * seconds * 1e9)
@@ -142,10 +140,10 @@ def time_call(run: Run) -> float:
 
 
 def streams_per_second(runs: Sequence[Run], seconds: float) -> float:
-    """Calls per second of all `runs` together, each called at least once, and repeatedly
-    for about `seconds`, in a thread of its own.
+    """Calls per second of all `runs` together. Each is called in a thread of its own, at least once and repeatedly for
+    about `seconds`.
 
-    Raises what a call raises.
+    Raises the errors of the calls.
     """
     barrier = threading.Barrier(len(runs) + 1)
     deadline = [0.0]
@@ -168,14 +166,14 @@ def streams_per_second(runs: Sequence[Run], seconds: float) -> float:
 
 
 def warm_up(latencies: Array) -> tuple[int, bool]:
-    """How many runs at the front of `latencies` ([runs], seconds) to leave out, and whether the rest is steady.
+    """How many runs at the start of `latencies` ([runs], seconds) to leave out, and whether the rest is steady.
 
     By MSER-5 (White, Simulation 69, 1997; White, Cobb & Spratt, WSC 2000): the series is averaged in batches of five,
     and cut where the standard error of the mean of the remaining batches is least, within the first half. It is not
-    steady where that is the last cut allowed, so that a longer series might lose more.
-    One spike in the first half would move the cut behind it. So the rule reads logarithms, clipped to the range of the
-    central 95 % of the second half and as much again to either side: a spike counts little more than a slow run, and a
-    slower beginning still stands out.
+    steady if this is the last allowed cut, so that a longer series might lose more.
+    One spike in the first half would move the cut to a later point. So the rule uses logarithms, clipped to the range
+    of the central 95 % of the second half plus its width on either side: a spike then counts little more than a slow
+    run, and a slower beginning still has an effect.
     """
     if len(latencies) < LEAST:
         return 0, True
@@ -184,7 +182,7 @@ def warm_up(latencies: Array) -> tuple[int, bool]:
     batch_count = len(logs) // BATCH
     margin = high - low + _LEAST_ROOM
     means = np.clip(logs, low - margin, high + margin)[: batch_count * BATCH].reshape(batch_count, BATCH).mean(1)
-    # Sums over every tail at once: of means d.. for each cut d.
+    # Sums over all tails at once: for each cut d, over the means from d on.
     batch_counts = np.arange(batch_count, 0, -1)
     sums, squares = (np.cumsum(values[::-1])[::-1] for values in (means, means**2))
     error = np.maximum(squares - sums**2 / batch_counts, 0.0) / batch_counts.astype(float) ** 2
@@ -193,23 +191,21 @@ def warm_up(latencies: Array) -> tuple[int, bool]:
     return cut * BATCH, cut < last_cut
 
 
-# The measurement of one engine in one process: time to load, resident memory, and its runs at each size.
-
 Opens = Callable[[], AbstractContextManager[Session]]
-# Runs of a bucket that are timed by the device's events, besides those timed by the clock here.
+# The number of runs of a bucket that the device's events time, besides the runs timed by the clock.
 DEVICE_RUNS = 30
 # The share of a bucket's time for the runtime's own calls; the rest is for `Session.run`.
 RUNTIME_SHARE = 0.4
-# Each size is timed in so many passes, in turn with the other sizes, so that a disturbance of the machine affects some
-# runs of each size, and not all runs of one.
+# Each size is timed in this many passes, in turn with the other sizes, so that a disturbance of the machine affects
+# some runs of each size, and not all runs of one.
 PASSES = 4
 
 
 @dataclass(frozen=True, eq=False)
 class SizeMeasurement:
     """One size in one process. session: seconds of each run of `Session.run`, float64 [runs].  runtime: of the
-    runtime's own call; None where the session does not offer it.  first_s: the first run, which is in neither.  The
-    rest as in `BucketLatency`."""
+    runtime's own call; None if the session does not offer one.  first_s: the first run, which is in neither.  Other
+    fields as in `BucketLatency`."""
 
     session: Array
     runtime: Array | None
@@ -221,8 +217,7 @@ class SizeMeasurement:
 
 @dataclass(frozen=True, eq=False)
 class ProcessMeasurement:
-    """One process. import_s: None where the runtime is imported when the engine is opened.  The rest as in
-    `EngineLatency`."""
+    """One process. import_s: None if opening the engine imports the runtime.  Other fields as in `EngineLatency`."""
 
     import_s: float | None
     load_s: float
@@ -251,12 +246,12 @@ def measure_once(
 ) -> ProcessMeasurement:
     """Open an engine in this process and run it at each of its sizes.
 
-    seconds, least: of each size's runs, as in `loop.latencies`.  imports: imports the runtime, which is timed apart.
-    Raises what `imports`, `opens` and the session raise.
+    seconds, least: per size, as in `latencies`.  imports: imports the runtime, which is timed separately.
+    Raises the errors of `imports`, `opens` and the session.
     """
     import_s = time_call(imports) if imports else None
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # lets the peak of resident memory count from now on (proc(5))
+        Path("/proc/self/clear_refs").write_text("5")  # restarts the peak of resident memory (proc(5))
         is_resettable = True
     except OSError:
         is_resettable = False
@@ -273,7 +268,7 @@ def measure_once(
 
 
 def _status_bytes(name: str) -> int:
-    """A size of this process by its name in /proc/self/status; 0 where the system does not give it."""
+    """A size of this process in bytes, by its name in /proc/self/status; 0 if the system does not have it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -283,7 +278,7 @@ def _status_bytes(name: str) -> int:
 
 @dataclass
 class _Timed:
-    """The runs of one call, made in `PASSES` passes. parts: the latencies of each."""
+    """The runs of one call, in `PASSES` passes. parts: the latencies of each pass."""
 
     call: Callable[[], object]
     seconds: float
@@ -291,7 +286,7 @@ class _Timed:
     parts: list[Array] = field(default_factory=list)
 
     def run_pass(self) -> None:
-        """Time one pass; none where those before took all the time."""
+        """Time one pass; do nothing if the earlier passes took all the time."""
         if not self.parts or sum(float(pass_times.sum()) for pass_times in self.parts) < self.seconds:
             self.parts.append(latencies(self.call, self.seconds / PASSES, 1 if self.parts else self.least))
 
@@ -299,11 +294,11 @@ class _Timed:
 class _Size:
     """The measurement of an engine at one of its sizes, whose first run is made here.
 
-    calls: `Session.run`, and the runtime's own call where the session offers it.
+    calls: `Session.run`, and the runtime's own call if the session offers one.
     """
 
     def __init__(self, session: Session, bucket: BucketInputs, seconds: float, least: int, before: int) -> None:
-        # Copied, as a fork has the arrays at the addresses of its parent and of every other fork of it.
+        # Copied, because all forks of a parent have the arrays at the same addresses.
         self._inputs = {name: array.copy() for name, array in select_inputs(session, bucket.inputs).items()}
         self._session = session
         self._first_s = time_call(lambda: session.run(self._inputs))

@@ -1,9 +1,9 @@
 """The measurement of one engine over several processes: time to load, memory, latencies at each size.
 
-Each process is a fork of this one, which costs a fraction of starting Python: it has its parent's modules. It has its
-parent's addresses too, which influence speed; so it begins by allocating memory of a random size, which moves the
-libraries and arrays that come after (as Curtsinger & Berger, "STABILIZER: statistically sound performance evaluation",
-ASPLOS 2013). A runtime that starts threads must not be imported in the parent: a fork has none of them.
+Each process is a fork of this one, which is much faster than starting Python: it has its parent's modules. It also has
+its parent's addresses, which influence speed; so it begins by allocating memory of a random size, which moves all later
+libraries and arrays (as Curtsinger & Berger, "STABILIZER: statistically sound performance evaluation", ASPLOS 2013).
+A runtime that starts threads must not be imported in the parent, because a fork has none of its threads.
 """
 
 import json
@@ -43,9 +43,9 @@ from validation.latency.measurement.loop import (
 )
 from validation.latency.measurement.quantiles import curve, quantiles_between
 
-# Pages and bytes that a fork allocates at most before it begins.
+# The most pages and bytes that a fork allocates before it begins.
 _MOST_PAGES, _MOST_BYTES = 512, 1 << 16
-# Processes that an engine is measured in; fewer where one takes longer than so many seconds.
+# The number of processes in which an engine is measured; fewer if the first takes this many seconds beyond its runs.
 PROCESSES, FEWER_PROCESSES, COSTLY_S = 5, 3, 1.0
 
 
@@ -55,9 +55,9 @@ def measure_in_fork(work: Callable[[], ProcessMeasurement]) -> ProcessMeasuremen
     Raises the EnginesmithError that `work` raises, and EnginesmithError for any other end of the fork.
     """
     forks = multiprocessing.get_context("fork")
-    # A file, as a pipe stays open where a process that the fork started outlives it.
+    # A file and not a pipe, which stays open if a process that the fork started outlives it.
     with tempfile.TemporaryFile() as results, warnings.catch_warnings():
-        # Python 3.12 warns of threads in the parent; those are numpy's, which can be forked.
+        # Python 3.12 warns of threads in the parent; they are numpy's, which survive a fork.
         warnings.simplefilter("ignore", DeprecationWarning)
         process = forks.Process(target=_work, args=(work, results))
         process.start()
@@ -78,7 +78,7 @@ def measure_in_fork(work: Callable[[], ProcessMeasurement]) -> ProcessMeasuremen
 def _work(work: Callable[[], ProcessMeasurement], results: IO[bytes]) -> NoReturn:
     """The work of a fork: write its measurement, or the EnginesmithError that it raises, as JSON.
 
-    It ends by `os._exit`, so that it waits for no thread and cleans up nothing that its parent still uses.
+    It ends with `os._exit`, so that it waits for no thread and removes nothing that its parent still uses.
     """
     exit_code = 1
     try:
@@ -96,7 +96,7 @@ def _work(work: Callable[[], ProcessMeasurement], results: IO[bytes]) -> NoRetur
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(Exception):  # it may be None, or closed
+            with suppress(Exception):  # the stream may be None, or closed
                 stream.flush()
         os._exit(exit_code)
 
@@ -111,10 +111,10 @@ def measure_engine(
 ) -> EngineLatency:
     """Open an engine in each of several processes and measure it at each of its sizes.
 
-    seconds: for each bucket, over all processes.  imports: imports the runtime, which is then timed apart and must not
-    have been imported here.  streams: how many sessions run at once, each in a thread, for the throughput; 1: none is
-    measured.  processes: one after the other; 1: in this process.
-    Raises what `imports`, `opens` and the session raise.
+    seconds: per bucket, over all processes.  imports: imports the runtime, which is timed separately and must not be
+    imported here before.  streams: number of concurrent sessions, each in a thread, for the throughput; 1: throughput
+    is not measured.  processes: run one after the other; 1: in this process.
+    Raises the errors of `imports`, `opens` and the session.
     """
     task = partial(measure_once, opens, buckets, seconds / processes, -(-LEAST_RUNS // processes), imports)
     monitor = SystemLoadMonitor()
@@ -172,7 +172,7 @@ def _bucket(bucket: BucketInputs, processes: Sequence[SizeMeasurement], load: Sy
 
 
 def _median_of(values: Sequence[float | None]) -> float | None:
-    """The median of the values that are known; None where none is."""
+    """The median of the known values; None if there are none."""
     numbers = [value for value in values if value is not None]
     return median(numbers) if numbers else None
 

@@ -1,12 +1,12 @@
 """The paired benchmark of two engines: small blocks of runs of each, in a random order, so that disturbances of the
-machine reach both.
+machine affect both.
 
-The addresses of a session's memory and its threads influence its speed for as long as it is open, by as much as a real
-difference (Mytkowicz et al., "Producing wrong data", ASPLOS 2009). So both are opened anew several times, and the
-interval includes the differences of the openings (Kalibera & Jones, "Rigorous benchmarking", ISMM 2013).
+The addresses of a session's memory and its threads influence its speed while it is open, as much as a real difference
+does (Mytkowicz et al., "Producing wrong data", ASPLOS 2009). So both engines are opened several times, and the interval
+includes the differences of the openings (Kalibera & Jones, "Rigorous benchmarking", ISMM 2013).
 
-The runtime's own call is timed where both sessions offer it, else `Session.run` of both. Two engines that need
-different versions of one runtime are run in two processes (`answer_blocks`), each of which times its own blocks.
+The runtime's own call is timed if both sessions offer one, else `Session.run` of both. Two engines that need different
+versions of one runtime run in two processes (`answer_blocks`), each of which times its own blocks.
 """
 
 import json
@@ -32,14 +32,14 @@ TimeBlock = Callable[[int, int], Sequence[float]]
 # Sends a request to a process of `answer_blocks`, and returns its answer.
 Ask = Callable[[str, Sequence[float]], Any]
 
-# Sessions of each engine; the level of intervals; resamples of the bootstrap; the quantiles that are compared.
+# Sessions of each engine; the level of intervals; resamples of the bootstrap; the compared quantiles.
 OPENINGS = 8
 LEVEL = 0.95
 REPLICATES = 400
 SHOWN = (0.5, 0.99)
-# The duration of a block, and the number of runs in it at most.
+# The seconds of a block, and the most runs in it.
 _BLOCK_S, _BLOCK_RUNS = 1e-3, 32
-# The duration of the runs before a block that do not count: threads of the other side stay awake after its block.
+# The seconds of uncounted runs before a block: threads of the other side stay awake after its block.
 _LEAD_S = 0.25e-3
 # The share of an opening's time for warm-up.
 _WARM = 0.15
@@ -50,8 +50,8 @@ def run_interleaved(
 ) -> list[Pair]:
     """Seconds of each run of both engines, a pair of float64 [runs] for each opening.
 
-    seconds: for all openings together.  openings: of each, one after the other.
-    Raises what opening and running raise.
+    seconds: for all openings together.  openings: number for each engine, one after the other.
+    Raises the errors of opening and running.
     """
     rng = np.random.default_rng(seed)
     return [_run_pair(session_openers, inputs, seconds / openings, rng) for _ in range(openings)]
@@ -73,7 +73,7 @@ def _run_pair(session_openers: tuple[Opens, Opens], inputs: Tensors, seconds: fl
 
 
 def run_interleaved_apart(asks: tuple[Ask, Ask], seconds: float, openings: int = OPENINGS) -> list[Pair]:
-    """As `run_interleaved`, of engines that two processes of `answer_blocks` run. Raises what asking raises."""
+    """`run_interleaved` for engines in two processes of `answer_blocks`. Raises the errors of `asks`."""
     rng, pairs = np.random.default_rng(0), list[Pair]()
     for _ in range(openings):
         warm_medians = [asks[side_index]("open", [_WARM / 2 * seconds / openings]) for side_index in rng.permutation(2)]
@@ -83,9 +83,9 @@ def run_interleaved_apart(asks: tuple[Ask, Ask], seconds: float, openings: int =
 
 
 def answer_blocks(opener: Opens, inputs: Tensors, stream: TextIO) -> int:
-    """Answer the requests of `run_interleaved_apart` until the stream ends; returns how many blocks were timed.
+    """Answer the requests of `run_interleaved_apart` until the stream ends; returns the number of timed blocks.
 
-    Requests and answers are lines of JSON. Raises what opening and running raise.
+    Requests and answers are lines of JSON. Raises the errors of opening and running.
     """
     block_count = 0
     with ExitStack() as exit_stack:
@@ -108,9 +108,9 @@ def answer_blocks(opener: Opens, inputs: Tensors, stream: TextIO) -> int:
 def _interleave(
     blocks: Sequence[TimeBlock], slowest: float, seconds: float, rng: np.random.Generator, most_s: float = math.inf
 ) -> Pair:
-    """Blocks of both sides in a random order, as many as take about `seconds` where nothing else takes time.
+    """Blocks of both sides in a random order, enough to fill about `seconds` without other costs.
 
-    slowest: seconds of a run of the slower side.  most_s: seconds after which no more blocks are begun.
+    slowest: seconds of a run of the slower side.  most_s: seconds after which no more blocks begin.
     """
     size, lead_runs = (min(max(1, round(block_s / slowest)), _BLOCK_RUNS) for block_s in (_BLOCK_S, _LEAD_S))
     round_count = max(2, round((1 - _WARM) * seconds / (2 * (size + lead_runs) * slowest)))

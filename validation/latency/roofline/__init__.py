@@ -1,1 +1,1 @@
-"""Operations and bytes of a graph, and the time that they take at least."""
+"""Operations and bytes of a graph, and the least time for them."""

@@ -1,18 +1,17 @@
-"""Where the time of a run goes: time and cost of its nodes, what bounds it, and the memory traffic that fusing saves.
+"""Breaks down the time of a run: time and cost of its nodes, its bound, and the memory traffic that fusion saves.
 
 A time is bound by arithmetic, by moving bytes, or by overhead. Each of the three has a least time on this machine
 (operations over their rate, bytes over bandwidth, the cost of an empty run and of each node); the one that explains the
-largest share of the measured time is named as the bound. What none of them explains is the rest: kernels that are
-slower than the machine.
+largest share of the measured time is the bound. The unexplained rest is due to kernels that use the machine badly.
 
-A least time that is longer than the measured time shows that the limits were measured too slow, as on a machine that
-others used meanwhile. Then no shares are given, and a bound only where one least time is far longer than the others.
+If a least time is longer than the measured time, the machine's limits were measured too slow, for example because
+others used the machine. Then there are no shares, and a bound only if one least time is far longer than the others.
 
-Memory traffic: unfused, every node reads its inputs from memory and writes its outputs there; fused, only what crosses
-from one group of nodes to another is moved. The groups are the nodes that the runtime executes, where it shows them.
-Else they come from a greedy model: a dequantization belongs to its readers, and an elementwise node (a QuantizeLinear
-too) joins the node that made its input, if it is the only reader. That is the common part of what compilers do
-("vertical" fusion; Niu et al., DNNFusion, PLDI 2021, has more), so its saving is a lower estimate.
+Memory traffic: unfused, every node reads its inputs from memory and writes its outputs there; fused, only tensors that
+cross from one group of nodes to another are moved. The groups are the nodes that the runtime executes, if it reports
+them. Else they come from a greedy model: a dequantization belongs to its readers, and an elementwise node (also a
+QuantizeLinear) joins the node that made its input, if it is the only reader. All compilers do at least this
+("vertical" fusion; Niu et al., DNNFusion, PLDI 2021, has more), so the saving is a lower estimate.
 """
 
 from collections import Counter
@@ -40,21 +39,21 @@ from validation.latency.roofline.costs import (
     operations_by_dtype,
 )
 
-# A bound that explains a smaller share of the time is not clear.
+# A bound must explain at least this share of the time to be clear.
 CLEAR = 0.25
-# Relative noise of a measurement: a least time that exceeds the run by less is all of the run.
+# Relative noise of a measurement: a least time that exceeds the run's time by less counts as all of it.
 NOISE = 0.1
-# Factor by which one least time must exceed the others to name the bound by limits that were measured too slow.
+# If the limits were measured too slow, one least time must exceed the others by this factor to be the bound.
 CERTAIN = 3.0
-# Nodes that are kept of a large model, the slowest first.
+# The number of nodes to report for a large model, the slowest first.
 MOST_NODES = 200
 
 
 def diagnose(
     seconds: float, compute: float, bandwidth: float, overhead: float, outside: float | None = None
 ) -> Diagnosis:
-    """What bounds a time. compute, bandwidth, overhead: least times of its operations, its bytes and of an empty run
-    with as many nodes, each over `seconds`.  outside: as in `Diagnosis`."""
+    """The bound of a time. compute, bandwidth, overhead: least times of its operations, of its bytes and of an empty
+    run with as many nodes, each over `seconds`.  outside: as in `Diagnosis`."""
     ratios: dict[Bound, float] = {"compute": compute, "bandwidth": bandwidth, "overhead": overhead}
     is_fit = all(ratio <= 1.0 + NOISE for ratio in ratios.values())
     nearest_bound, next_bound, _ = sorted(ratios, key=lambda name: -ratios[name])
@@ -67,22 +66,22 @@ def diagnose(
 def diagnose_run(
     seconds: float, costs: Sequence[NodeCost], roofs: Roofs, footprint_bytes: int, kernels_s: float | None = None
 ) -> Diagnosis:
-    """What bounds a run. costs: of the nodes that are executed.  kernels_s: the time in them, by the profiler.
+    """The bound of a run. costs: of the executed nodes.  kernels_s: the time in them, by the profiler.
 
-    footprint_bytes: the working set of the run, which decides whether a cache holds it from run to run.
+    footprint_bytes: the working set of the run, which determines whether a cache holds it from run to run.
     """
     compute_s = sum(count / roofs.rate(dtype) for dtype, count in operations_by_dtype(costs).items())
     moved_bytes = sum(cost.moved_bytes for cost in costs)
     overhead_s = roofs.run_s + len(costs) * roofs.node_s
     bandwidth_s = moved_bytes / roofs.bandwidth(footprint_bytes)
-    outside_share = None  # where the profiled runs took longer than those that were timed
+    outside_share = None  # also if the profiled runs took longer than the timed ones
     if kernels_s is not None and kernels_s <= (1.0 + NOISE) * seconds:
         outside_share = max(0.0, 1.0 - kernels_s / seconds)
     return diagnose(seconds, compute_s / seconds, bandwidth_s / seconds, overhead_s / seconds, outside_share)
 
 
 def diagnose_node(seconds: float, cost: NodeCost, roofs: Roofs, footprint_bytes: int) -> Diagnosis:
-    """What bounds a node. seconds: below 1 µs they count as 1 µs, a profiler's unit.  footprint_bytes: of the run."""
+    """The bound of a node. seconds: at least 1 µs, a profiler's unit, is used.  footprint_bytes: of the run."""
     seconds = max(seconds, 1e-6)
     bandwidth_s = cost.moved_bytes / roofs.bandwidth(footprint_bytes)
     bounds_s = (cost.operations / roofs.rate(cost.dtype), bandwidth_s, roofs.node_s)
@@ -90,9 +89,9 @@ def diagnose_node(seconds: float, cost: NodeCost, roofs: Roofs, footprint_bytes:
 
 
 def traffic(graph: GraphCosts, run_costs: Sequence[NodeCost] = ()) -> MemoryTraffic:
-    """The memory traffic of a run, fused and unfused. graph: that the engine was built from.
+    """The memory traffic of a run, fused and unfused. graph: the engine's source.
 
-    run_costs: the nodes that the runtime runs; without any, `greedy_groups` are taken.
+    run_costs: of the nodes that the runtime runs; if empty, the groups are those of `greedy_groups`.
     """
     unfused_bytes = sum(cost.moved_bytes for cost in graph.costs)
     if run_costs:
@@ -104,9 +103,9 @@ def traffic(graph: GraphCosts, run_costs: Sequence[NodeCost] = ()) -> MemoryTraf
 
 
 def greedy_groups(graph: GraphCosts) -> list[list[GraphNode]]:
-    """The nodes in groups that a compiler would fuse, in the order of their first nodes.
+    """Groups of nodes that a compiler would fuse, in the order of their first nodes.
 
-    Dequantizations are in no group: their readers read their inputs.
+    Dequantizations are in no group: their readers read the quantized tensors.
     """
     dequantizers = [node for node in graph.nodes if node.cost.op_type == "DequantizeLinear"]
     dequantized_reads = {name: node.reads for node in dequantizers for name in node.makes}
@@ -150,7 +149,7 @@ def break_down(
 ) -> TimeBreakdown:
     """The breakdown of a run. seconds: the median of runs at this bucket, without a profiler.
 
-    profile: None where the runtime shows none.  roofs: None where the machine's limits were not measured.
+    profile: None if the runtime has none.  roofs: None if the machine's limits were not measured.
     """
     run_costs = executed_costs(profile)
     kernels_s = sum(node.seconds for node in profile.nodes) if profile else None
@@ -166,7 +165,7 @@ def break_down(
 
 
 def executed_costs(profile: RunProfile | None) -> list[NodeCost]:
-    """The cost of each executed node; [] where the runtime shows no shapes."""
+    """The cost of each executed node; [] if the runtime reports no shapes."""
     if profile is None or not any(node.outputs for node in profile.nodes):
         return []
     return [cost_of(node.name, node.op_type, node.inputs, node.outputs) for node in profile.nodes]

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 # The cost of a node: multiplications, operations, bytes; from the types and shapes of its inputs and outputs.
 #
-# Bytes are those that a node reads and writes when every tensor comes from memory and goes back to it once. Operators
-# that only change a tensor's shape move none; those that select (Gather, Slice) read what they select. Operations are 2
-# for each multiply-add, else a few for each value (`_PER_VALUE`, `_PER_INPUT`); an exponential counts as one.
+# Bytes count each tensor that a node reads from memory or writes to it once. Operators that only change a tensor's
+# shape move no bytes; operators that select (Gather, Slice) read only the selected elements. Operations are 2 for each
+# multiply-add, else a few for each value (`_PER_VALUE`, `_PER_INPUT`); an exponential counts as one.
 
 
 def _words(text: str) -> list[str]:
@@ -46,9 +46,9 @@ RECURRENT = ("LSTM", "GRU", "RNN")
 
 
 def per_value(op_type: str, weight: Sequence[int], transposed: bool = False) -> int:
-    """Multiplications for each output value of a node with such a weight (for each input value of a ConvTranspose).
+    """Multiplications for each output value of a node (for each input value of a ConvTranspose), given its weight.
 
-    weight: (out, in / groups, kernel...), or that of the matrix.  transposed: whether the matrix is (out, in).
+    weight: shape (out, in / groups, kernel...), or a matrix's.  transposed: whether the matrix is (out, in).
     """
     if op_type in CONVOLUTIONS or op_type in TRANSPOSED_CONVOLUTIONS:
         return math.prod(weight[1:])
@@ -58,9 +58,9 @@ def per_value(op_type: str, weight: Sequence[int], transposed: bool = False) -> 
 def multiplications(
     op_type: str, inputs: Sequence[Shape | None], outputs: Sequence[Shape], equation: str = ""
 ) -> int | None:
-    """Multiply-adds of one execution of a node; None for an operator without products, 0 where a shape is missing.
+    """Multiply-adds of one execution of a node; None for an operator without products, 0 if a shape is missing.
 
-    inputs: None for one that is left out or unknown.  equation: of an Einsum.  outputs: shapes.
+    inputs: shapes, None for a missing or unknown input.  equation: of an Einsum.  outputs: shapes.
     """
     if op_type in CONVOLUTIONS:
         weight = _at(inputs, CONVOLUTIONS[op_type])
@@ -72,12 +72,12 @@ def multiplications(
         left_shape, right_shape = _at(inputs, 0), _at(inputs, PRODUCTS[op_type])
         if not left_shape or not right_shape or not outputs:
             return 0
-        # Whether the matrix is transposed follows from which of its sizes is the last one of the result.
+        # The matrix is transposed if its last size is not the result's.
         is_transposed = len(right_shape) > 1 and right_shape[-1] != outputs[0][-1]
         return math.prod(outputs[0]) * per_value(op_type, right_shape, is_transposed)
     if op_type in RECURRENT:
         return _recurrent(inputs)
-    if op_type == "MatMulNBits":  # the weight is packed: its sizes are not the matrix's
+    if op_type == "MatMulNBits":  # a packed weight has other sizes than its matrix
         input_shape = _at(inputs, 0)
         return math.prod(outputs[0]) * input_shape[-1] if input_shape and outputs else 0
     if op_type == "Attention":
@@ -92,7 +92,7 @@ def _at(shapes: Sequence[Shape | None], index: int) -> Shape | None:
 
 
 def _recurrent(inputs: Sequence[Shape | None]) -> int:
-    """inputs: (length, batch, in) and two weights (directions, gates * hidden, in or hidden), applied at each step."""
+    """Multiply-adds of an RNN. inputs: (length, batch, in), two weights (directions, gates * hidden, in or hidden)."""
     input_shape, weight, recurrence_shape = (_at(inputs, index) for index in range(3))
     if not input_shape or not weight or not recurrence_shape:
         return 0
@@ -100,7 +100,7 @@ def _recurrent(inputs: Sequence[Shape | None]) -> int:
 
 
 def _attention(inputs: Sequence[Shape | None]) -> int:
-    """ONNX Runtime's fused attention: input (batch, length, in), weight (in, 3 * hidden)."""
+    """Multiply-adds of ONNX Runtime's fused attention. inputs: (batch, length, in), weight (in, 3 * hidden)."""
     input_shape, weight = _at(inputs, 0), _at(inputs, 1)
     if not input_shape or not weight or len(input_shape) != 3 or len(weight) != 2:
         return 0
@@ -109,7 +109,7 @@ def _attention(inputs: Sequence[Shape | None]) -> int:
 
 
 def _einsum(equation: str, inputs: Sequence[Shape | None]) -> int:
-    """The product of the sizes of all indices, once for each product of operands."""
+    """Multiply-adds of an Einsum: the product of all index sizes, once for each product of operands."""
     terms = equation.replace(" ", "").partition("->")[0].split(",")
     if len(terms) != len(inputs) or "." in equation:
         return 0
@@ -121,7 +121,7 @@ def _einsum(equation: str, inputs: Sequence[Shape | None]) -> int:
     return math.prod(sizes.values()) * max(1, len(terms) - 1)
 
 
-# Bits of types whose names do not end in them.
+# The bits of types whose names do not end in the number of bits.
 _BITS = {"bfloat16": 16, "bool": 8, "string": 0, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4e2m1": 4}
 VIEWS = frozenset(_words("Reshape Squeeze Unsqueeze Flatten Identity Dropout"))
 _SHAPES = frozenset(_words("Shape Size Constant ConstantOfShape Range EyeLike"))
@@ -145,20 +145,20 @@ _NORMALIZE = (
     "LayerNormalization SimplifiedLayerNormalization RMSNormalization InstanceNormalization SkipLayerNormalization "
     "GroupNormalization DynamicQuantizeLinear"
 )
-# Operations for each value that comes out.
+# Operations for each output value.
 _PER_VALUE = {
     **dict.fromkeys(_words(_ONE_EACH), 1),
     **dict.fromkeys(_words("BatchNormalization DequantizeLinear HardSwish Swish Mish Silu QuickGelu"), 2),
     **dict.fromkeys(_words("QuantizeLinear HardSigmoid Elu Selu Celu ThresholdedRelu Softsign"), 3),
     **dict.fromkeys(_words("Gelu FastGelu BiasGelu FusedGelu Softmax LogSoftmax QLinearSoftmax"), 5),
 }
-# Operations for each value that goes in.
+# Operations for each input value.
 _PER_INPUT = {
     **dict.fromkeys(_words(_ONE_READ), 1),
     **dict.fromkeys(_words("LpPool ReduceProd ReduceL1 ReduceL2 ReduceSumSquare ReduceLogSumExp LRN"), 2),
     **dict.fromkeys(_words(_NORMALIZE), 8),
 }
-# Operators whose output values depend on input values at the same place alone; they can be fused with their input.
+# Operators whose output values depend only on input values at the same position; they can be fused with their input.
 _ROWS = frozenset(_words("Softmax LogSoftmax QLinearSoftmax"))
 ELEMENTWISE = frozenset(_PER_VALUE) - _ROWS | VIEWS | {"Cast", "CastLike"}
 # Operators without products whose costs are known.
@@ -188,9 +188,9 @@ def cost_of(
     dtype: str | None = None,
     equation: str = "",
 ) -> NodeCost:
-    """The cost of a node. inputs, outputs: (dtype, shape) of each, None for an input that is left out.
+    """The cost of a node. inputs, outputs: (dtype, shape) of each, None for a missing input.
 
-    dtype: that it computes in; None: that of the first input.  equation: of an Einsum.
+    dtype: of the computation; None: that of the first input.  equation: of an Einsum.
     """
     present_inputs = [spec for spec in inputs if spec is not None]
     shapes = [None if spec is None else spec[1] for spec in inputs]
@@ -209,7 +209,7 @@ def cost_of(
 
 
 def graph_cost(costs: Sequence[NodeCost], working_bytes: int, unsized_nodes: Sequence[str]) -> GraphCost:
-    """The cost of a graph from those of its nodes; its dtype is that of most operations."""
+    """The cost of a graph from the costs of its nodes; its dtype is that of most operations."""
     operation_counts = operations_by_dtype(costs)
     return GraphCost(
         name="all",
@@ -243,14 +243,14 @@ def list_uncounted(costs: Iterable[NodeCost]) -> tuple[str, ...]:
 
 # The costs of an ONNX graph at given sizes of its dims, by ONNX's own shape inference.
 #
-# A product of dequantized tensors counts in the stored type of its operands, as an engine computes in it.
+# A product of dequantized tensors counts as one of the operands' stored type, in which an engine computes it.
 
 _WEIGHTED = {*CONVOLUTIONS, *PRODUCTS, *TRANSPOSED_CONVOLUTIONS}
 
 
 @dataclass(frozen=True)
 class GraphNode:
-    """A node with its cost, and the bytes of the tensors that it reads and makes, by name."""
+    """A node with its cost, and the bytes of the tensors that it reads and writes, by name."""
 
     cost: NodeCost
     reads: Mapping[str, int]
@@ -344,14 +344,14 @@ def _with_edges(
     moves = cost.moved_bytes > 0
     sizes = {name: size_bytes(spec) if spec else 0 for name, spec in zip(node.input, ins, strict=True) if name}
     first_input = next(iter(sizes), None)
-    if first_input is not None:  # what is picked of it, not all
+    if first_input is not None:  # only the selected elements count
         others = sum(size for name, size in sizes.items() if name != first_input)
         sizes[first_input] = max(0, min(sizes[first_input], cost.read_bytes - others)) if moves else sizes[first_input]
     return GraphNode(cost, sizes, {name: size_bytes(spec) if spec else 0 for name, spec in outs.items() if name})
 
 
 def _dtype(node: "NodeProto", behind: Mapping[str, TensorType | None]) -> str | None:
-    """The stored type behind both operands, where both come out of a DequantizeLinear."""
+    """The stored type of the operands, if both come from a DequantizeLinear; else None."""
     if node.op_type not in _WEIGHTED or len(node.input) < 2:
         return None
     operands = [behind.get(name) for name in node.input[:2]]
@@ -361,21 +361,21 @@ def _dtype(node: "NodeProto", behind: Mapping[str, TensorType | None]) -> str | 
 # The limits of this machine (roofs), measured with the engine's own runtime, threads and process (Williams, Waterman &
 # Patterson, "Roofline", CACM 52, 2009).
 #
-# Operations a second: a product of square matrices for each dtype. Bytes a second: the addition of a number to an array
-# (as STREAM's Scale, McCalpin 1995: one array is read and one written), of arrays larger than every cache and of arrays
-# that fit one. Overhead: the time of a run that does next to nothing, and of one more node in it.
+# Operations per second: a product of square matrices for each dtype. Bytes per second: the addition of a number to an
+# array (as STREAM's Scale, McCalpin 1995: one array is read and one written), for arrays larger than every cache and
+# for arrays that fit into one. Overhead: the time of a run that does next to nothing, and of one more node in it.
 #
-# A roof is the best of several tries; overheads are medians, as the times that they explain are.
+# A roof is the best of several tries; overheads are medians, like the times that they explain.
 
 Opener = Callable[[Path], AbstractContextManager[Session]]
 
-# Rows of the square matrices, nodes of the chain that shows the overhead of one, bytes of arrays that fit a cache, and
-# additions one behind the other.
+# Rows of the square matrices; nodes of the chain that measures the overhead of a node; bytes of arrays that fit into a
+# cache; and the number of consecutive additions.
 SIDE = 512
 NODES = 64
 CACHED_BYTES = 256 << 10
 CHAIN = 16
-# The size of the last-level cache where it is not known, and of the largest array that is allocated to exceed it.
+# The assumed size of the last-level cache if it is not known, and the most bytes of an array that is to exceed it.
 _CACHE_BYTES, _MOST_BYTES = 32 << 20, 64 << 20
 _LEAST = 3
 
@@ -383,7 +383,7 @@ _LEAST = 3
 def measure_roofs(opener: Opener, workdir: Path, dtypes: Collection[str], seconds: float = 0.02) -> Roofs:
     """Measure each limit for about `seconds`. opener: opens an ONNX file as the engine's runtime does.
 
-    workdir: for the ONNX files.  dtypes: that the engine computes in; float32 is always measured.
+    workdir: for the ONNX files.  dtypes: of the engine's computations; float32 is always measured.
     Raises what `opener` raises.
     """
     rates = {}
@@ -428,7 +428,7 @@ def _times(opener: Opener, model: "ModelProto", inputs: Tensors, workdir: Path, 
 
 
 def _product_roofs(kind: str) -> tuple["ModelProto", Tensors]:
-    """A model of a product with a constant square matrix, as a layer has, and its inputs."""
+    """A model of one product with a constant square matrix, as in a layer, and its inputs."""
     from onnx import numpy_helper, parser
 
     rng = np.random.default_rng(0)

@@ -10,9 +10,7 @@ from enginesmith.core.types import Tensors
 from validation.metrics.tasks.classes_and_texts import Score, TaskValue, must_fit, output_of, share
 from validation.metrics.tasks.terms import BoxForm, DetectionMetric
 
-# Boxes: from outputs or labels to the boxes of each sample that count.
-
-# Of one sample: the boxes with the greatest scores, as COCO counts them; and as many candidates for `nms`.
+# The most boxes of one sample, those with the greatest scores, as in COCO; and the most candidates for `nms`.
 MOST_BOXES, MOST_CANDIDATES = 100, 1000
 
 
@@ -35,12 +33,12 @@ def _read_head(outputs: Tensors, terms: DetectionMetric) -> tuple[Array, Array, 
     """Corners, scores and classes [samples, n, ..] of [samples, 4 + classes, n]."""
     rows = output_of(outputs, terms.output, 3).transpose(0, 2, 1).astype(np.float64)
     if rows.shape[2] < 5:
-        raise DataError(f"metric output {terms.output!r} has {rows.shape[2]} rows; a head has 4 and one per class")
+        raise DataError(f"metric output {terms.output!r} has {rows.shape[2]} rows; a head has 4 plus one per class")
     return to_corners(rows[..., :4], terms.form), *_best(rows[..., 4:])
 
 
 def _read_outputs(outputs: Tensors, terms: DetectionMetric) -> tuple[Array, Array, Array]:
-    """The same of outputs that hold boxes, scores and classes."""
+    """Corners, scores and classes [samples, n, ..] of outputs for boxes, scores and classes."""
     box_array = output_of(outputs, terms.output, 2, 3).astype(np.float64)
     if box_array.shape[-1] != 4:
         raise DataError(
@@ -65,7 +63,7 @@ def _fit(array: Array, boxes: Array, batch: Array) -> Array:
 
 
 def _best(scores: Array) -> tuple[Array, Array]:
-    """The greatest score of each box, and its class, of [samples, n, classes]."""
+    """The greatest score of each box, and its class, [samples, n] each. scores: [samples, n, classes]."""
     if not scores.shape[2]:
         raise DataError("the scores of boxes have no classes: their last axis is empty")
     return scores.max(axis=2), np.argmax(scores, axis=2)
@@ -93,8 +91,8 @@ def select(corners: Array, scores: Array, classes: Array, terms: DetectionMetric
 
 
 def suppress(corners: Array, classes: Array, max_overlap: float) -> Array:
-    """Places of the boxes, best first, that overlap no better one of their class by more than `max_overlap` (greedy
-    non-maximum suppression)."""
+    """Indices of the boxes, best first, that do not overlap a better box of their class by more than `max_overlap`
+    (greedy non-maximum suppression)."""
     candidates, selection = np.arange(len(corners)), list[int]()
     while len(candidates) and len(selection) < MOST_BOXES:
         best_index, candidates = candidates[0], candidates[1:]
@@ -105,7 +103,7 @@ def suppress(corners: Array, classes: Array, max_overlap: float) -> Array:
 
 
 def overlaps(one: Array, other: Array) -> Array:
-    """Intersection over union of boxes [n, 4] and [m, 4] -> [n, m]; 0 of boxes without area."""
+    """Intersection over union of boxes [n, 4] and [m, 4] -> [n, m]; 0 for boxes without area."""
     low_corners = np.maximum(one[:, None, :2], other[None, :, :2])
     high_corners = np.minimum(one[:, None, 2:], other[None, :, 2:])
     shared_areas = np.prod(np.clip(high_corners - low_corners, 0, None), axis=2)
@@ -115,8 +113,8 @@ def overlaps(one: Array, other: Array) -> Array:
 
 
 def boxes_of_labels(labels: Array, terms: DetectionMetric) -> list[BoxSet]:
-    """The boxes of [samples, n, 5], box and class; one of a negative class, or not finite, only fills up. Without
-    classes [samples, n, 4]. Raises DataError for another shape."""
+    """The boxes of labels [samples, n, 5] (box and class), or [samples, n, 4] without classes. Boxes with a negative
+    class or non-finite numbers are padding. Raises DataError for another shape."""
     if labels.ndim != 3 or labels.shape[2] not in (4, 5):
         raise DataError(f"labels have the shape {labels.shape}; detection takes [samples, boxes, 5]: box and class")
     corners = to_corners(labels[..., :4].astype(np.float64), terms.form)
@@ -128,9 +126,7 @@ def boxes_of_labels(labels: Array, terms: DetectionMetric) -> list[BoxSet]:
     ]
 
 
-# Detection: how many boxes are found again, and the mean average precision with the wanted boxes as the truth.
-
-# COCO's: overlaps from which on a box is right, and points of recall at which precision is read.
+# From COCO: the least overlaps of a right box, and the points of recall at which precision is read.
 OVERLAPS = np.arange(10) * 0.05 + 0.5
 RECALLS = np.linspace(0.0, 1.0, 101)
 _NONE = "no wanted box in any golden sample; give samples that show something, or a lower least_score"
@@ -140,7 +136,7 @@ class Detection(Score[list[BoxSet], list[BoxSet]]):
     """mean_average_precision: mean over classes and over overlaps 0.50, 0.55 .. 0.95 of the average precision at 101
     recalls (COCO: Lin et al., "Microsoft COCO", 2014, and its reference implementation pycocotools).
 
-    matched_boxes: 2 m / (n + w) of n boxes and w wanted ones, m of which match one to one, within a class, from the
+    matched_boxes: 2 m / (n + w) for n boxes and w expected ones, m of which match one to one, within a class, from the
     greatest score down, with an overlap of `iou` or more.
     """
 
@@ -184,10 +180,10 @@ def _join(parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
 
 
 def match(shared: Array, least: Array) -> Array:
-    """Whether each box, best first, matches a wanted one that no better box has: bool [overlaps, boxes].
+    """Whether each box, best first, matches an expected box that no better box matches: bool [overlaps, boxes].
 
-    shared: intersection over union [boxes, wanted].  least: of a match [overlaps]. Each takes the wanted box that it
-    shares most with.
+    shared: intersection over union [boxes, expected].  least: least overlap of a match [overlaps]. Each box takes the
+    free expected box with the greatest overlap.
     """
     hits = np.zeros((len(least), len(shared)), bool)
     for index, limit in enumerate(least):
@@ -200,7 +196,7 @@ def match(shared: Array, least: Array) -> Array:
 
 
 def average_precision(scores: Array, right: Array, target_count: int) -> float:
-    """The mean over overlaps of the precision at 101 recalls. right: [overlaps, boxes].  target_count: of boxes.
+    """The mean over overlaps of the precision at 101 recalls. right: bool [overlaps, boxes].  target_count: of boxes.
 
     The precision at a recall is the greatest at that recall or a higher one.
     """

@@ -15,9 +15,9 @@ from enginesmith.core.types import Tensors
 from validation.metrics.drift import count_by_class, is_exact, log_softmax
 from validation.metrics.tasks.terms import AccuracyMetric, PerplexityMetric, TextMetric, TopKMetric
 
-# What every kind of task metric answers, and how class indices are read from outputs.
+# The interface of all task metrics, and how they read class indices from outputs.
 
-# The class of a row with NaN, which has no answer: its argmax would be the place of the NaN, which may be right. The
+# The class of a row with NaN, which has no answer: its argmax would be the index of the NaN, which may be right. The
 # reference's and the candidate's differ, so that two such rows are not equal.
 NO_WANTED, NO_ANSWER = -1, -2
 NOTHING = "there is nothing to compare"
@@ -28,9 +28,9 @@ A = TypeVar("A", bound=Sequence[object] | Array)
 
 @dataclass(frozen=True)
 class TaskValue:
-    """One value of a task metric. value: None where it is not defined, for the reason in `note`.
+    """One value of a task metric. value: None if it is not defined, for the reason in `note`.
 
-    count, total: of a share over independent samples, which has an interval.
+    count, total: numerator and denominator of a share over independent samples, which has an interval.
     """
 
     name: str
@@ -41,9 +41,9 @@ class TaskValue:
 
 
 class Score(ABC, Generic[W, A]):
-    """What was compared so far, case by case. The wanted answers of a case have the length of its answers.
+    """Base of the task metrics' scores, which add up cases. Each case has equally many answers and expected answers.
 
-    takes_negative: whether a label below 0 has a meaning, such as a place without one.  has_classes: whether labels are
+    takes_negative: whether a label below 0 has a meaning, such as 'no label here'.  has_classes: whether labels are
     indices along the last axis of scores.
     """
 
@@ -51,44 +51,44 @@ class Score(ABC, Generic[W, A]):
     has_classes: ClassVar[bool] = False
 
     def read_wanted(self, outputs: Tensors) -> W:
-        """The answers that the original model's outputs hold. Raises InputError for an output that is missing,
-        DataError for one of another shape than the metric takes."""
+        """The expected answers, from the original model's outputs. Raises InputError for a missing output, DataError
+        for an output of another shape than the metric takes."""
         return cast("W", self.read(outputs, NO_WANTED))
 
     def read_answers(self, outputs: Tensors) -> A:
-        """The answers of what is judged. Raises as `read_wanted`."""
+        """The answers in the judged outputs. Raises as `read_wanted`."""
         return cast("A", self.read(outputs, NO_ANSWER))
 
     @abstractmethod
     def read(self, outputs: Tensors, none: int) -> Any:
-        """The answers that outputs hold. none: class of a row with NaN."""
+        """The answers in outputs. none: class for a row with NaN."""
 
     def read_labels(self, labels: Array) -> W | Array:
-        """The labels of all golden samples as wanted answers. Raises DataError for those of another shape."""
+        """The labels of all golden samples as expected answers. Raises DataError for labels of another shape."""
         return labels
 
     def count_classes(self, outputs: Tensors) -> int | None:
-        """How many classes the original model's outputs have, whose indices labels are; None where nothing says it."""
+        """The number of classes in the original model's outputs, if labels are indices of classes; None if unknown."""
         value = output_of(outputs, cast("Any", self).terms.output) if self.has_classes else None
         return None if value is None or is_exact(value) or not value.ndim else value.shape[-1]
 
     def join(self, original: W, labels: Any) -> W:  # noqa: ARG002 - of use to kinds that look at both
-        """What is wanted of a case that has labels, and of the model `original`: the labels."""
+        """The expected answers of a case with labels; by default the labels. original: the original model's answers."""
         return cast("W", labels)
 
     @abstractmethod
     def add(self, targets: W, answers: A) -> None:
-        """Take the answers of a case. Raises DataError where they cannot be compared with the wanted ones."""
+        """Add the answers of a case. Raises DataError if they cannot be compared with the expected ones."""
 
     @abstractmethod
     def values(self) -> list[TaskValue]:
-        """What was measured, in the order of the metric's `values`."""
+        """The values so far, in the order of the metric's `values`."""
 
 
 def output_of(outputs: Tensors, name: str, *ranks: int) -> Array:
-    """An output. ranks: numbers of axes that it may have, any if there are none.
+    """An output by name. ranks: allowed numbers of axes; empty for any.
 
-    Raises InputError for one that the model lacks, DataError for another number of axes.
+    Raises InputError for an output that the model lacks, DataError for another number of axes.
     """
     if name not in outputs:
         raise InputError(f"metric output {name!r} is not an output; known: {', '.join(outputs)}")
@@ -100,7 +100,7 @@ def output_of(outputs: Tensors, name: str, *ranks: int) -> Array:
 
 
 def classes_of(value: Array, none: int, axis: int = -1) -> Array:
-    """Class indices: integers as they are, else the argmax over an axis. none: class of a row with NaN."""
+    """Class indices: integers unchanged, else the argmax over an axis. none: class for a row with NaN."""
     if is_exact(value):
         return value.astype(np.int64)
     nan_mask = np.isnan(value).any(axis=axis)
@@ -108,15 +108,15 @@ def classes_of(value: Array, none: int, axis: int = -1) -> Array:
 
 
 def share(name: str, count: int, total: int, independent: bool = False) -> TaskValue:
-    """A share as a value. independent: whether it is one of samples, and has an interval.  count, total: of samples."""
+    """The share count / total as a value. independent: whether it counts independent samples, and has an interval."""
     if not total:
         return TaskValue(name, None, NOTHING)
     return TaskValue(name, count / total, "", *((count, total) if independent else ()))
 
 
 def align(targets: Array, answers: Array) -> Array:
-    """The wanted values in the answers' shape, from which they may differ in axes of one. Raises DataError for shapes
-    that differ otherwise."""
+    """The expected values in the answers' shape; the shapes may differ in axes of length one. Raises DataError for
+    other differences."""
     if targets.size == answers.size:
         targets = targets.reshape(answers.shape)
     must_fit(targets.shape, answers.shape)
@@ -130,9 +130,9 @@ def must_fit(shape: Sequence[int], other_shape: Sequence[int]) -> None:
 
 
 class Accuracy(Score[Array, Array]):
-    """The share of answers equal to the wanted ones: argmax over the last axis; an integer output as it is.
+    """The share of answers equal to the expected ones: argmax over the last axis; integer outputs unchanged.
 
-    A row with NaN has no answer, and is wrong. right: right answers by class.
+    A row with NaN has no answer, and is wrong. right: number of right answers by class.
     """
 
     takes_negative, has_classes = False, True
@@ -162,8 +162,8 @@ class Accuracy(Score[Array, Array]):
 
 
 class TopK(Score[Array, Array]):
-    """The share of rows in which the wanted class is one of the k greatest values; of equal values the first counts as
-    the greater one, as argmax takes it. Against the original model: its own likeliest class.
+    """The share of rows in which the expected class has one of the k greatest values; the first of equal values counts
+    as the greater one, as in argmax. Against the original model, its likeliest class is expected.
     """
 
     takes_negative, has_classes = False, True
@@ -172,7 +172,7 @@ class TopK(Score[Array, Array]):
         self.terms, self._right, self._rows = terms, 0, 0
 
     def read(self, outputs: Tensors, none: int) -> Array:
-        """Values [rows, classes] of answers, class indices [rows] wanted. Raises DataError for what are no scores."""
+        """Scores [rows, classes] for answers; class indices [rows] if expected. Raises DataError for non-scores."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim or is_exact(value):
             raise DataError(f"metric output {self.terms.output!r} is {value.dtype} {value.shape}; top_k takes scores")
@@ -184,7 +184,7 @@ class TopK(Score[Array, Array]):
         return labels.reshape(-1)
 
     def add(self, targets: Array, answers: Array) -> None:
-        """Count the rows whose wanted class has fewer than k before it."""
+        """Count the rows in which fewer than k classes precede the expected one."""
         valid_mask = (targets >= 0) & (targets < answers.shape[1])
         rows, target_classes = answers[valid_mask], targets[valid_mask].astype(np.int64)[:, None]
         target_scores = np.take_along_axis(rows, target_classes, axis=1)
@@ -200,9 +200,9 @@ class TopK(Score[Array, Array]):
 
 @dataclass(frozen=True)
 class Following:
-    """What follows each place. expected: the original's log-probabilities [places, vocabulary].
+    """The expected token at each place. expected: the original's log-probabilities [places, vocabulary].
 
-    tokens: [places], negative where none counts; None: every token, as likely as the original has it.
+    tokens: [places], negative at places that do not count; None: all tokens, weighted by the original's probabilities.
     """
 
     expected: Array
@@ -213,20 +213,20 @@ class Following:
 
 
 class Perplexity(Score[Following, Array]):
-    """The probabilities that logits give, by softmax over the last axis in float64, at all places [.., vocabulary].
+    """Likelihoods of tokens, from the softmax of logits [.., vocabulary] over the last axis, in float64, at all places.
 
-    kept_likelihood: geometric mean over the places of q(t) / p(t), of the candidate's probability q of the labelled
-    token and the original's p: the original's perplexity over the candidate's. Without labels exp(-KL(p || q)), mean
-    over the places, which is the same for tokens drawn from p. Equal models have 1; with labels a candidate may have
-    more.  perplexity: exp of the mean of -ln q(t) (Jelinek et al., "Perplexity - a measure of the difficulty of speech
-    recognition tasks", 1977); of labels alone.
+    kept_likelihood: geometric mean over the places of q(t) / p(t), with the candidate's probability q of the labelled
+    token and the original's p: the original's perplexity over the candidate's. Without labels exp(-KL(p || q)), with KL
+    averaged over the places: its limit for many tokens drawn from p. Equal models have 1; with labels a candidate may
+    have more.  perplexity: exp of the mean of -ln q(t) (Jelinek et al., "Perplexity - a measure of the difficulty of
+    speech recognition tasks", 1977); only with labels.
     """
 
     def __init__(self, terms: PerplexityMetric) -> None:
         self.terms, self._kept, self._nats, self._places, self._tokens = terms, 0.0, 0.0, 0, 0
 
     def read(self, outputs: Tensors, none: int) -> Array | Following:
-        """Log-probabilities [places, vocabulary]; what is wanted has no tokens. Raises DataError for no logits."""
+        """Log-probabilities [places, vocabulary]; expected ones are without tokens. Raises DataError for non-logits."""
         value = output_of(outputs, self.terms.output)
         if not value.ndim or not value.shape[-1] or is_exact(value):
             layout = f"{value.dtype} {value.shape}"
@@ -237,7 +237,7 @@ class Perplexity(Score[Following, Array]):
         return logprobs if none == NO_ANSWER else Following(logprobs)
 
     def read_labels(self, labels: Array) -> Array:
-        """Token ids [places]. Raises DataError for what are no integers."""
+        """Token ids [places]. Raises DataError unless they are integers."""
         if not is_exact(labels):
             raise DataError(f"labels are {labels.dtype}; perplexity takes token ids")
         return labels.reshape(-1)
@@ -247,18 +247,18 @@ class Perplexity(Score[Following, Array]):
         return Following(original.expected, labels.astype(np.int64))
 
     def add(self, targets: Following, answers: Array) -> None:
-        """Add the places that count. Raises DataError for another vocabulary, and for tokens beyond it."""
+        """Add the places that count. Raises DataError for another vocabulary, and for tokens outside it."""
         expected, tokens = targets.expected, targets.tokens
         if expected.shape != answers.shape:
             raise DataError(f"expected a vocabulary of {expected.shape[1]}, got {answers.shape[1]}")
         if tokens is None:
             probabilities = np.exp(expected)
-            # A token of no chance adds nothing, however unlikely the candidate has it.
+            # A token with probability 0 adds nothing, whatever the candidate's probability is.
             gaps = np.subtract(answers, expected, out=np.zeros_like(answers), where=probabilities != 0)
             self._kept, self._places = self._kept + float((probabilities * gaps).sum()), self._places + len(answers)
             return
         if tokens.size and tokens.max() >= answers.shape[1]:
-            raise DataError(f"label {tokens.max()} is no token of a vocabulary of {answers.shape[1]}")
+            raise DataError(f"label {tokens.max()} is not a token of a vocabulary of {answers.shape[1]}")
         row_indices = np.flatnonzero(tokens >= 0)
         expected_logprobs, candidate_logprobs = (
             array[row_indices, tokens[row_indices]] for array in (expected, answers)
@@ -281,7 +281,7 @@ class Perplexity(Score[Following, Array]):
             ]
 
 
-# Texts of a recogniser that was trained with connectionist temporal classification (CTC).
+# Texts of a recogniser trained with connectionist temporal classification (CTC).
 
 Symbols = Sequence[int]
 
@@ -291,7 +291,7 @@ class Texts(Score[list[Symbols], list[Symbols]]):
     decoding", Graves et al., "Connectionist Temporal Classification", 2006, section 3.2).
 
     equal_texts: share of samples with an equal text.  character_error: edits (Levenshtein 1966) of all texts over the
-    length of all wanted ones; word_error: the same of words, where `space` is given.
+    length of all expected texts; word_error: the same for words, if `space` is given.
     """
 
     has_classes = True
@@ -301,8 +301,8 @@ class Texts(Score[list[Symbols], list[Symbols]]):
         self._characters, self._words = EditRate(), EditRate()
 
     def read_labels(self, labels: Array) -> list[Symbols]:
-        """Class indices of each text, from [samples, length]: negative ones and blanks fill up. Raises DataError for
-        another rank."""
+        """Class indices of each text, from [samples, length]; negative ones and blanks are padding. Raises DataError
+        for another rank."""
         if labels.ndim != 2:
             raise DataError(f"labels have the shape {labels.shape}; ctc takes class indices [samples, length]")
         return [[int(symbol) for symbol in row if symbol >= 0 and symbol != self.terms.blank] for row in labels]
@@ -329,18 +329,18 @@ class Texts(Score[list[Symbols], list[Symbols]]):
 
 
 class EditRate:
-    """Edits of sequences over the length of the wanted ones."""
+    """The number of edits of sequences over the length of the expected ones."""
 
     def __init__(self) -> None:
         self.edits, self.length = 0, 0
 
     def add(self, target: Symbols, answer: Symbols) -> None:
-        """Take a pair of sequences."""
+        """Add a pair of sequences."""
         self.edits += edit_distance(target, answer)
         self.length += len(target)
 
     def value(self, name: str) -> TaskValue:
-        """The rate; not defined where every wanted sequence is empty."""
+        """The rate; not defined if every expected sequence is empty."""
         return TaskValue(name, self.edits / self.length) if self.length else TaskValue(name, None, NOTHING)
 
 
@@ -350,7 +350,7 @@ def decode(frames: Symbols, blank: int) -> list[int]:
 
 
 def number_words(target: Symbols, answer: Symbols, space: int) -> tuple[list[int], list[int]]:
-    """The words of two texts, each distinct one as a number."""
+    """The words of two texts as numbers, one for each distinct word."""
     word_numbers: dict[tuple[int, ...], int] = {}
     number_lists = []
     for text in (target, answer):

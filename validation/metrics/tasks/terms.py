@@ -1,7 +1,7 @@
-"""The task metrics of a spec, by name. Neither numpy nor pydantic: a driver reads this without the one, a GPU machine
-without the other.
+"""The task metrics of a spec, by name. Imports neither numpy, which a driver lacks, nor pydantic, which a GPU machine
+lacks.
 
-A new metric is a class here with its place in `TaskMetric`, and the score that measures it in `MEASURES`.
+A new metric is a class here that is listed in `TaskMetric`, with the score that measures it in `MEASURES`.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,8 +19,8 @@ Least = Annotated[float, Ge(0)]
 
 
 class Declared:
-    """Base of the dataclasses that pydantic reads a spec into, and their settings there: no other keys, and outputs
-    that PyTorch's older exporters call 387, which YAML takes for a number."""
+    """Base of the dataclasses into which pydantic reads a spec. Its settings forbid other keys, and allow numbers as
+    text: older PyTorch exporters name outputs 387, for example, which YAML reads as a number."""
 
     __pydantic_config__: ClassVar[Mapping[str, Any]] = {
         "extra": "forbid", "allow_inf_nan": False, "coerce_numbers_to_str": True
@@ -28,27 +28,27 @@ class Declared:
 
 
 def about(text: str) -> dict[str, str]:
-    """The metadata of a field, from which pydantic takes its description."""
+    """The metadata of a field, with its description for pydantic."""
     return {"description": text}
 
 
 def limit(text: str) -> Any:
-    """A limit that is None, unless a spec sets it."""
+    """A field for a limit, which is None unless a spec sets it."""
     return field(default=None, kw_only=True, metadata=about(text))
 
 
 def setting(text: str, default: Any = None) -> Any:
-    """A field with a default, as the reference of the spec shows it."""
+    """A field with a default. text: its description in the reference of the spec."""
     return field(default=default, metadata=about(text))
 
 
 @dataclass(frozen=True)
 class Metric(Declared):
-    """What all task metrics have: settings, and limits, of which None is not checked.
+    """Base of all task metrics: settings, and limits; a limit of None is not checked.
 
-    values: what it measures; `floor` is the least of the first, the others have limits of their own name. 'perplexity'
-    and what ends in '_error' is better the smaller it is.  answers: what it takes by default; 'labels' where there are
-    some.
+    values: names of its values; `floor` is the least of the first, the others have limits with their own names.
+    'perplexity' and names that end in '_error' are better if smaller.  answers: the default of `against`; 'labels' if
+    there are any.
     """
 
     values: ClassVar[tuple[str, ...]]
@@ -70,30 +70,30 @@ class Metric(Declared):
 
     @classmethod
     def limit_keys(cls) -> dict[str, str]:
-        """The names of values by the keys of their limits."""
+        """The name of each value by the key of its limit."""
         main_name, *other_names = cls.values
         return {"floor": main_name, **{name: name for name in other_names if name in cls.__dataclass_fields__}}
 
     @property
     def limits(self) -> dict[str, float]:
-        """The limits that are set, by name of the value."""
+        """The limits that are not None, by name of the value."""
         settings = {value: getattr(self, key) for key, value in self.limit_keys().items()}
         return {value: float(floor) for value, floor in settings.items() if floor is not None}
 
     @property
     def outputs(self) -> dict[str, str]:
-        """The outputs that it names, by key."""
+        """The outputs that the metric names, by key."""
         output_names = {key: getattr(self, key, None) for key in ("output", "scores", "classes")}
         return {key: name for key, name in output_names.items() if isinstance(name, str)}
 
     @property
     def sets(self) -> tuple[str, ...]:
-        """The outputs that hold sets, of which each side may have another number: boxes that the graph selects."""
+        """The outputs that hold sets, whose size may differ between the sides: boxes that the graph selects."""
         return ()
 
     def resolve(self, precision: Precision | None, labelled: bool) -> Self:
-        """The metric of one precision (None: the export, whose limits on drift always count). labelled: whether the
-        golden set has labels."""
+        """The metric for one precision (None: for the export, where limits on drift always count). labelled: whether
+        the golden set has labels."""
         default: Against = self.answers if labelled else "original"
         deciding_names = tuple(name for name in self.decides if name == precision)
         return replace(self, against=self.against or default, decides=deciding_names)
@@ -105,7 +105,7 @@ class Metric(Declared):
 
     @property
     def name(self) -> str:
-        """Its name in a spec, which every metric declares as a field."""
+        """The metric's name in a spec, which every metric declares as a field."""
         raise NotImplementedError
 
 
@@ -123,7 +123,7 @@ class AccuracyMetric(Metric):
 
 @dataclass(frozen=True)
 class TopKMetric(Metric):
-    """The share of rows whose label, or the original's likeliest class, is among the k likeliest."""
+    """The share of rows whose label, or the original's likeliest class, is among the k likeliest classes."""
 
     values = ("top_k",)
 
@@ -134,8 +134,8 @@ class TopKMetric(Metric):
 
 @dataclass(frozen=True)
 class DetectionMetric(Metric):
-    """Boxes: COCO's mean average precision, and the share that is found again. Labels: [samples, boxes, 5], each a box
-    in `form` and its class, negative where there is none.
+    """Boxes: COCO's mean average precision, and the share of matched boxes. Labels: [samples, boxes, 5], each a box in
+    `form` and its class, which is negative for padding.
     """
 
     values = ("mean_average_precision", "matched_boxes")
@@ -158,7 +158,7 @@ class DetectionMetric(Metric):
         return () if self.head else tuple(self.outputs.values())
 
     def mistakes(self) -> Iterator[tuple[str, str]]:
-        """Also: outputs beside a head, and what needs scores without them."""
+        """Also: outputs besides a head, and settings that need scores without an output of scores."""
         yield from super().mistakes()
         if self.head:
             keys = [key for key in ("scores", "classes") if getattr(self, key) is not None]
@@ -184,7 +184,7 @@ class TextMetric(Metric):
     name: Literal["ctc"] = "ctc"
 
     def mistakes(self) -> Iterator[tuple[str, str]]:
-        """Also: a limit on words without their ends."""
+        """Also: a limit on words without `space`, which separates words."""
         yield from super().mistakes()
         if self.word_error is not None and self.space is None:
             yield "word_error", "word_error needs to know where words end; give space: INDEX"
@@ -208,7 +208,7 @@ class EmbeddingsMetric(Metric):
 
 @dataclass(frozen=True)
 class RegressionMetric(Metric):
-    """Numbers: errors relative to what is wanted. Labels: as many numbers as the output has."""
+    """Numbers: errors relative to the expected values. Labels: as many numbers as the output has."""
 
     values = ("r2", "relative_error", "largest_error")
 
@@ -260,7 +260,7 @@ class TokensMetric(Metric):
 
 @dataclass(frozen=True)
 class PerplexityMetric(Metric):
-    """Language models: likelihood of the tokens that follow. Labels: token ids, negative where none counts."""
+    """Language models: likelihood of the next tokens. Labels: token ids, negative at places that do not count."""
 
     values = ("kept_likelihood", "perplexity")
 

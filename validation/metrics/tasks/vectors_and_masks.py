@@ -38,9 +38,7 @@ from validation.metrics.tasks.terms import (
 )
 from validation.statistics.rates import mean_ranks
 
-# Vectors of a search: whether they order the golden samples as the original model's do.
-
-# Samples whose pairs are compared, from the first on: their similarities take 32 MiB a side.
+# The number of samples whose pairs are compared, the first ones: their similarities take 32 MiB per side.
 MOST_SAMPLES = 2048
 _FEW = "it takes 3 golden samples or more"
 
@@ -48,8 +46,8 @@ _FEW = "it takes 3 golden samples or more"
 class Embeddings(Score[Array, Array]):
     """Cosine similarities of all pairs of golden samples.
 
-    spearman: rank correlation of the similarities, equal ones with their mean rank (Spearman 1904).  neighbours: mean
-    share of the k nearest samples of each that the answers have among their k nearest, too (recall@k).
+    spearman: rank correlation of the similarities, with mean ranks for equal ones (Spearman 1904).  neighbours: mean
+    share of each sample's k nearest samples that are also among its k nearest in the answers (recall@k).
     """
 
     def __init__(self, terms: EmbeddingsMetric) -> None:
@@ -66,17 +64,17 @@ class Embeddings(Score[Array, Array]):
         return value[:, 0] if self.terms.pool == "first" else value.mean(axis=1)
 
     def read_labels(self, labels: Array) -> Array:
-        """Raises DataError: vectors are compared with the original model's."""
-        raise DataError(f"labels {labels.shape} are no vectors; embeddings are compared with the original model's")
+        """Raise DataError, because vectors are compared only with the original model's."""
+        raise DataError(f"labels {labels.shape} are not vectors; embeddings are compared with the original model's")
 
     def add(self, targets: Array, answers: Array) -> None:
-        """Keep the vectors of a case."""
+        """Add the vectors of a case."""
         must_fit(targets.shape, answers.shape)
         self._wanted.append(targets)
         self._answers.append(answers)
 
     def values(self) -> list[TaskValue]:
-        """Both, or why they are not defined. Raises DataError for vectors of several sizes, or none."""
+        """Both values, or why they are not defined. Raises DataError for vectors of several sizes, or no vectors."""
         try:
             vector_pair = [np.concatenate(vectors)[:MOST_SAMPLES] for vectors in (self._wanted, self._answers)]
         except ValueError as error:
@@ -92,7 +90,7 @@ class Embeddings(Score[Array, Array]):
 
 
 def cosine_similarities(vectors: Array) -> Array:
-    """The cosine of each pair of vectors [n, size] -> [n, n]; 0 for one of length 0, NaN for one that is not finite."""
+    """The cosine of each pair of vectors [n, size] -> [n, n]; 0 for zero vectors, NaN for non-finite ones."""
     vectors = np.where(np.isfinite(vectors), vectors, np.nan)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     unit = np.divide(vectors, norms, out=np.zeros_like(vectors), where=norms != 0)
@@ -100,7 +98,7 @@ def cosine_similarities(vectors: Array) -> Array:
 
 
 def rank_correlation(one: Array, other_values: Array) -> float | None:
-    """Spearman's rank correlation of two [n]; NaN with NaN in either, None where one has equal values alone."""
+    """Spearman's rank correlation of two arrays [n]; NaN if either has NaN, None if all values of one are equal."""
     if np.isnan(one).any() or np.isnan(other_values).any():
         return float("nan")
     ranks = [mean_ranks(values)[0] for values in (one, other_values)]
@@ -110,7 +108,7 @@ def rank_correlation(one: Array, other_values: Array) -> float | None:
 
 
 def neighbours_kept(targets: Array, answers: Array, k: int) -> float:
-    """The mean share of the k nearest others of each sample that both similarities [n, n] name."""
+    """The mean share of each sample's k nearest others that both similarities [n, n] have in common."""
     count = len(targets)
     k = min(k, count - 1)
     if np.isnan(answers).any() or np.isnan(targets).any():
@@ -124,11 +122,11 @@ def neighbours_kept(targets: Array, answers: Array, k: int) -> float:
 
 
 class Regression(Score[Array, Array]):
-    """Errors e = answer - wanted, summed in float64 over all elements.
+    """Errors e = answer - expected, summed in float64 over all elements.
 
-    r2: 1 - sum(e^2) / sum((wanted - mean)^2), the coefficient of determination.  relative_error: sum |e| / sum |wanted|
-    (WAPE: Kolassa and Schuetz, "Advantages of the MAD/Mean Ratio over the MAPE", 2007), which zeros do not break.
-    largest_error: max |e| / max |wanted|.
+    r2: 1 - sum(e^2) / sum((expected - mean)^2), the coefficient of determination.  relative_error: sum |e| over
+    sum |expected| (WAPE: Kolassa and Schuetz, "Advantages of the MAD/Mean Ratio over the MAPE", 2007), which also works
+    with zeros.  largest_error: max |e| / max |expected|.
     """
 
     def __init__(self, terms: RegressionMetric) -> None:
@@ -144,7 +142,7 @@ class Regression(Score[Array, Array]):
         return labels.astype(np.float64)
 
     def add(self, targets: Array, answers: Array) -> None:
-        """Take the errors of a case."""
+        """Add the errors of a case."""
         targets = align(targets, answers)
         if not targets.size:
             return
@@ -159,10 +157,10 @@ class Regression(Score[Array, Array]):
         self._count = total
 
     def values(self) -> list[TaskValue]:
-        """The three; not defined where their denominators are 0."""
+        """The three values; not defined if their denominators are 0."""
         (errors, numbers), (worst_error, peak) = self._sums.tolist(), self._most.tolist()
-        unexplained = _over("r2", self._squares, self._spread, "the wanted numbers are all equal")
-        r2 = TaskValue("r2", None if unexplained.value is None else 1 - unexplained.value, unexplained.note)
+        residual = _over("r2", self._squares, self._spread, "the wanted numbers are all equal")
+        r2 = TaskValue("r2", None if residual.value is None else 1 - residual.value, residual.note)
         relative_error = _over("relative_error", errors, numbers, "the wanted numbers are all 0")
         task_values = [r2, relative_error, _over("largest_error", worst_error, peak, "the wanted numbers are all 0")]
         return task_values if self._count else [TaskValue(value.name, None, NOTHING) for value in task_values]
@@ -175,8 +173,8 @@ def _over(name: str, part: float, total: float, note: str) -> TaskValue:
 
 
 class Segmentation(Score[Array, Array]):
-    """mean_iou: the mean over all classes that either side has of intersection / union, each counted over the whole set
-    (Everingham et al., "The PASCAL Visual Object Classes Challenge", 2010, section 4.2).  equal_pixels: their share.
+    """mean_iou: intersection over union of each class over the whole set, averaged over the classes of either side
+    (Everingham et al., "The PASCAL Visual Object Classes Challenge", 2010, section 4.2).  equal_pixels: share of them.
     """
 
     def __init__(self, terms: SegmentationMetric) -> None:
@@ -184,7 +182,7 @@ class Segmentation(Score[Array, Array]):
         self._wanted, self._found, self._both = Counter[int](), Counter[int](), Counter[int]()
 
     def add(self, targets: Array, answers: Array) -> None:
-        """Count the pixels of a case by class. Labels and answers may differ in axes of one."""
+        """Count the pixels of a case by class. Shapes of labels and answers may differ in axes of length one."""
         targets = align(targets, answers)
         if self.terms.ignore is not None:
             valid_mask = targets != self.terms.ignore
@@ -216,19 +214,16 @@ class Segmentation(Score[Array, Array]):
         return classes_of(value, none, self.terms.axis)
 
 
-# Audio: how far a signal is from the wanted one, whatever its loudness.
-
-# What equal signals have, and the most that counts: beyond the range of 16 bits, 98 dB, a mean would say little of the
-# signals that are not equal.
+# The value of equal signals, and the greatest: beyond the range of 16 bits, 98 dB, equal signals would dominate a mean.
 MOST_DB = 100.0
 
 
 class Signals(Score[Array, Array]):
     """Scale-invariant signal-to-distortion ratio of each signal along the last axis, in decibels, -100 to 100.
 
-    10 log10(|a s|^2 / |a s - x|^2) of the answer x and the wanted s, with a = <x, s> / |s|^2 (Le Roux et al.,
+    10 log10(|a s|^2 / |a s - x|^2) for the answer x and the expected s, with a = <x, s> / |s|^2 (Le Roux et al.,
     "SDR - half-baked or well done?", 2019, equation 5). Means are not removed. si_sdr_db: mean over the signals.
-    least_si_sdr_db: of the worst. A silent s counts only where x is not silent, and is then the worst.
+    least_si_sdr_db: of the worst signal. A silent s counts only if x is not silent, and is then the worst.
     """
 
     def __init__(self, terms: SignalDistortion) -> None:
@@ -243,7 +238,7 @@ class Signals(Score[Array, Array]):
         return value.reshape(1, -1) if value.ndim == 1 else value
 
     def add(self, targets: Array, answers: Array) -> None:
-        """Measure each signal of a case. Labels and answers may differ in axes of one."""
+        """Measure each signal of a case. Shapes of labels and answers may differ in axes of length one."""
         targets = align(targets, answers)
         length = targets.shape[-1]
         for target, answer in zip(
@@ -253,7 +248,7 @@ class Signals(Score[Array, Array]):
                 self._ratios.append(si_sdr_db(target.astype(np.float64), answer.astype(np.float64)))
 
     def values(self) -> list[TaskValue]:
-        """Mean and least."""
+        """The mean and the least ratio."""
         names = "si_sdr_db", "least_si_sdr_db"
         if not self._ratios:
             return [TaskValue(name, None, NOTHING) for name in names]
@@ -262,7 +257,7 @@ class Signals(Score[Array, Array]):
 
 
 def si_sdr_db(expected: Array, answer: Array) -> float:
-    """The ratio of two signals [time] in float64; NaN where one of them has NaN."""
+    """The ratio of two signals [time], in decibels; NaN if one of them has NaN."""
     energy = float(expected @ expected)
     target = expected * (float(answer @ expected) / energy) if energy else expected
     target_energy, error_energy = float(target @ target), float(np.square(target - answer).sum())
@@ -274,10 +269,10 @@ def si_sdr_db(expected: Array, answer: Array) -> float:
 
 
 class Tokens(Score[Array, Array]):
-    """Tokens place by place: argmax over the vocabulary, or ids as they are.
+    """Tokens place by place: argmax over the vocabulary, or ids unchanged.
 
-    equal_tokens: share of the places that count.  equal_sequences: share of the samples in which all of them are equal.
-    A place that one side lacks is unequal.
+    equal_tokens: share of equal places, among those that count.  equal_sequences: share of samples in which all of them
+    are equal. A place that one side lacks is unequal.
     """
 
     has_classes = True
@@ -294,7 +289,7 @@ class Tokens(Score[Array, Array]):
     def add(self, targets: Array, answers: Array) -> None:
         """Count the equal places and sequences of each sample."""
         for target, answer in zip(targets, answers, strict=True):
-            # Places up to the first `until`, with it; all where there is none.
+            # Places up to and including the first `until`; all if there is none.
             end_indices = () if self.terms.until is None else tuple(np.flatnonzero(target == self.terms.until))
             length = int(end_indices[0]) + 1 if end_indices else len(target)
             guess = np.full(len(target), NO_ANSWER)
@@ -318,8 +313,6 @@ class Tokens(Score[Array, Array]):
         ranks = (2,) if is_exact(value) else (3,)
         return classes_of(output_of(outputs, self.terms.output, *ranks), none)
 
-
-# From what a spec asks to the score that measures it.
 
 MEASURES: Mapping[str, Callable[[Any], Score[Any, Any]]] = {
     "accuracy": Accuracy,

@@ -28,7 +28,7 @@
 {{- define "enginesmith.networkProblem" -}}
 {{- $bits := include "enginesmith.bits" . -}}
 {{- if not $bits -}}
-is no network; give an address and bits, as 10.0.0.0/8 or fd00::/8
+is not a network; give an address and bits, as 10.0.0.0/8 or fd00::/8
 {{- else if hasPrefix (printf "%080d%016b" 0 65535) $bits -}}
 is an IPv4 network in the form of IPv6; give its IPv4 form
 {{- else if contains "1" (substr (splitList "/" . | last | int) (len $bits) $bits) -}}

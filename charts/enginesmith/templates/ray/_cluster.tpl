@@ -64,7 +64,7 @@ spec:
         labels:
           {{- include "enginesmith.podLabels" (list . "ray-head") | nindent 10 }}
         annotations:
-          {{- include "enginesmith.ray.annotations" (list . .Values.ray.head) | nindent 10 }}
+          {{- include "enginesmith.ray.annotations" (list . .Values.ray.head "control") | nindent 10 }}
       spec:
         {{- with .Values.serviceAccounts.rayHead.name }}
         serviceAccountName: {{ . | quote }}

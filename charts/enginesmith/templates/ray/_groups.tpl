@@ -9,10 +9,11 @@ replicas: {{ .min | int64 }}
 {{- end -}}
 
 {{/* Annotations of a pod of Ray; the user's are over these. A build that is moved is a build that starts again.
-     Argument: (list $ values-of-the-head-or-group). */}}
+     Admission may write another image than the chart's. Argument: (list $ values-of-the-head-or-group name-of-the-image). */}}
 {{- define "enginesmith.ray.annotations" -}}
-{{- $own := dict "cluster-autoscaler.kubernetes.io/safe-to-evict" "false" "karpenter.sh/do-not-disrupt" "true" "enginesmith.io/ray-version" (first .).Values.ray.version -}}
-{{- toYaml (merge (dict) ((last .).podAnnotations | default dict) $own) -}}
+{{- $own := dict "cluster-autoscaler.kubernetes.io/safe-to-evict" "false" "karpenter.sh/do-not-disrupt" "true" "enginesmith.io/ray-version" (first .).Values.ray.version
+      "enginesmith.io/image" (include "enginesmith.image" (list (first .) (last .))) -}}
+{{- toYaml (merge (dict) ((index . 1).podAnnotations | default dict) $own) -}}
 {{- end -}}
 
 {{/* One worker's pod. Argument: {root, component, group: the values, gpus: bool}. */}}
@@ -26,7 +27,7 @@ metadata:
     {{- include "enginesmith.podLabels" (list $root "ray-worker") | nindent 4 }}
     enginesmith.io/group: {{ $group.name | quote }}
   annotations:
-    {{- include "enginesmith.ray.annotations" (list $root $group) | nindent 4 }}
+    {{- include "enginesmith.ray.annotations" (list $root $group (ternary "worker" "control" .gpus)) | nindent 4 }}
 spec:
   serviceAccountName: {{ include "enginesmith.serviceAccount" (list $root "builds") | quote }}
   automountServiceAccountToken: false

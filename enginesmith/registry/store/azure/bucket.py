@@ -22,32 +22,32 @@ from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects.body import NoWholeAnswerError
 from enginesmith.registry.store.objects.place import AzureLocation
 
-# Azure's client, and its errors as answers or failures, in words.
+# Azure's client, and its errors as answers or failures, with messages.
 #
-# A message has the error's code and the remedy, never the server's whole response: that may hold a token or a signed
-# URL.
+# A message has the error's code and the remedy, never the server's whole response, which may contain a token or a
+# signed URL.
 
-# Bytes of one request of a download. Azure's library holds all of them in memory.
+# Bytes per request of a download, which Azure's library holds in memory.
 CHUNK_BYTES = 8 << 20
 
-# Statuses that are about the object and not about the connection or the server: the caller decides what they mean.
+# Statuses about the object, not about the connection or the server: the caller interprets them.
 _DECLINED = (304, 404, 409, 412, 416)
 _ELSEWHERE = ("ContainerNotFound", "ContainerBeingDeleted", "ContainerDisabled", "AccountBeingCreated")
-# If-None-Match: * where a blob is. Other 409s are about a concurrent request.
+# The code for If-None-Match: * if the blob exists. Other 409s are about a concurrent request.
 _EXISTS = ("BlobAlreadyExists", "UnauthorizedBlobOverwrite")
 # Another writer's commit has dropped the blocks of this upload.
 _DROPPED = ("InvalidBlockList", "InvalidBlobOrBlock")
 _PASSING = ("ServerBusy", "OperationTimedOut", "InternalError", "Md5Mismatch", "IncompleteBody", "RequestBodyInvalid")
 
-# All that azure-storage-blob raises for a request. ParseError and the like: where an answer was cut off, and Azure's
+# The exceptions of azure-storage-blob for a request. ParseError and the like: an answer was cut off, and Azure's
 # library takes it for another kind.
 FAILURES = (az.AzureError, ParseError, OSError, ValueError, TypeError, KeyError, AttributeError)
 
 
 def connect(place: AzureLocation) -> ContainerClient:
-    """The client, made at first use; one per process, because neither sockets nor locks survive a fork.
+    """The client, created on first use; one per process, because neither sockets nor locks survive a fork.
 
-    Raises Failed when the credentials cannot be used.
+    Raises Failed if the credentials cannot be used.
     """
     return _connect(place, os.getpid())
 
@@ -71,8 +71,8 @@ def _connect(place: AzureLocation, _process: int) -> ContainerClient:
 
 
 def _check_length(answer: Any) -> None:
-    """Raise ValueError for a part of a blob that is longer than was asked for: the library takes memory for the length
-    that the server states."""
+    """Raise ValueError if a part of a blob is longer than requested: the library allocates the length that the server
+    states."""
     request_headers, headers = answer.http_request.headers, answer.http_response.headers
     if "x-ms-range" in request_headers and int(headers.get("Content-Length") or 0) > CHUNK_BYTES:
         answer.http_response.internal_response.close()
@@ -80,19 +80,19 @@ def _check_length(answer: Any) -> None:
 
 
 def _credential(place: AzureLocation) -> Any:
-    """The account's key or a signature from the environment, else what DefaultAzureCredential finds. The library itself
-    sends no token over plain http."""
+    """The account's key or a signature from the environment, else the credential that DefaultAzureCredential finds. The
+    library itself sends no token over plain http."""
     if account_key := os.environ.get("AZURE_STORAGE_KEY"):
         return AzureNamedKeyCredential(place.account, account_key)
     if sas_token := os.environ.get("AZURE_STORAGE_SAS_TOKEN"):
         return AzureSasCredential(sas_token.removeprefix("?"))
-    from azure.identity import DefaultAzureCredential  # a tenth of a second
+    from azure.identity import DefaultAzureCredential  # takes a tenth of a second
 
     return DefaultAzureCredential()
 
 
 def condition_of(expected: str | None) -> dict[str, object]:
-    """The condition that a blob has this ETag, or (None) is absent."""
+    """The condition that a blob has this ETag, or that it is absent (None)."""
     if expected is None:
         return {"match_condition": MatchConditions.IfMissing}
     return {"etag": expected, "match_condition": MatchConditions.IfNotModified}
@@ -100,7 +100,7 @@ def condition_of(expected: str | None) -> dict[str, object]:
 
 @contextmanager
 def answers(place: AzureLocation) -> Iterator[None]:
-    """Turn what Azure's library raises inside into Declined, where the server said no about the blob, or Failed."""
+    """Convert exceptions of Azure's library: to Declined for a refusal about the blob, else to Failed."""
     try:
         yield
     except FAILURES as error:
@@ -114,19 +114,19 @@ def answers(place: AzureLocation) -> Iterator[None]:
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status; 0 when there was no whole answer."""
+    """The HTTP status; 0 without a complete answer."""
     return int(error.status_code or 0) if isinstance(error, az.HttpResponseError) else 0
 
 
 def code_of(error: Exception) -> str:
-    """Azure's code such as 'BlobNotFound'; '' when there was no answer."""
+    """Azure's code such as 'BlobNotFound'; '' without an answer."""
     code = getattr(error, "error_code", None)
     return str(getattr(code, "value", code) or "")
 
 
 def _is_transient(status: int, code: str, error: Exception) -> bool:
     if status:
-        # Without a code, the request could not be read. Azurite's code for another MD5 is InvalidOperation.
+        # Without a code, Azure could not parse the request. Azurite's code for a wrong MD5 is InvalidOperation.
         is_corrupt = status == 400 and (not code or "md5" in str(error).lower())
         return (
             is_corrupt or (status >= 500 and status != 501) or status in (408, 429) or code in _PASSING or status < 400
@@ -169,10 +169,8 @@ def _explain_no_answer(place: AzureLocation, error: Exception) -> str:
         return "the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
     if _mentions(error, "non-TLS"):
         return f"a token is not sent over plain http{place_text}; give an https endpoint, or set AZURE_STORAGE_KEY"
-    return f"no whole answer{place_text} ({error_name}); check the endpoint and the network, then run again"
+    return f"no complete answer{place_text} ({error_name}); check the endpoint and the network, then run again"
 
-
-# The requests of a container of Azure Blob Storage (`objects.api.BucketApi` documents them).
 
 PAGE_KEYS = 5000
 # Azure takes no '-' in the name of metadata.
@@ -189,7 +187,7 @@ class AzureBucket(api.ByMd5):
     place: AzureLocation
 
     def head(self, key: str) -> api.ObjectFacts:
-        """See `BucketApi.head`. The checksum is the MD5, which a blob that another tool put in blocks may lack."""
+        """See `BucketApi.head`. The checksum is the MD5, which blobs that other tools uploaded in blocks may lack."""
         with answers(self.place):
             properties = self._blob(key).get_blob_properties()
             _require(properties.etag, properties.size)
@@ -199,7 +197,7 @@ class AzureBucket(api.ByMd5):
             return api.ObjectFacts(properties.size, properties.etag, checksum, {api.TOKEN: token} if token else {})
 
     def get(self, key: str, unless: str, limit: int) -> tuple[bytes, str]:
-        """See `BucketApi.get`. An unchanged blob costs an answer without a body (304)."""
+        """See `BucketApi.get`. The answer for an unchanged blob has no body (304)."""
         conditions = {"etag": unless, "match_condition": MatchConditions.IfModified} if unless else {}
         with answers(self.place):
             download = self._blob(key).download_blob(**conditions)
@@ -208,7 +206,7 @@ class AzureBucket(api.ByMd5):
                 raise api.Declined(api.TOO_LARGE, "large")
             content = download.readall()
             if len(content) != download.size:
-                raise NoWholeAnswerError("it ends before")
+                raise NoWholeAnswerError("it ends too early")
             return content, download.properties.etag
 
     def open_from(self, key: str, offset: int, tag: str) -> tuple[str, api.Body]:
@@ -224,7 +222,7 @@ class AzureBucket(api.ByMd5):
         with answers(self.place):
             download = self._blob(key).download_blob(offset=offset, length=size)
             if download.size < size:
-                raise api.Declined(api.NO_RANGE, "it ends before")
+                raise api.Declined(api.NO_RANGE, "it ends too early")
             return _Chunks(download, size, partial(answers, self.place))
 
     def put(self, key: str, data: bytes, expected: str | None, token: str) -> None:
@@ -241,8 +239,8 @@ class AzureBucket(api.ByMd5):
             )
 
     def put_large(self, key: str, source: api.UploadSource, expected: str | None) -> None:
-        """See `BucketApi.put_large`: blocks, of which Azure keeps nothing that is not committed in a week."""
-        # Their names are this writer's own, and all of one length, as Azure wants it.
+        """See `BucketApi.put_large`: uploads blocks. Azure deletes blocks that are not committed within a week."""
+        # The block names are this writer's own, all of the same length, as Azure requires.
         upload_id, object_path = secrets.token_hex(8), f"{self.place.container}/{self.place.key(key)}"
 
         def send(number: int, data: bytes) -> BlobBlock:
@@ -265,16 +263,16 @@ class AzureBucket(api.ByMd5):
                 )
 
         block_ids, md5 = api.send_parts(source, send), bytearray(base64.b64decode(source.md5()))
-        # Sent twice it does no harm: the second one meets this writer's blob, and is declined.
+        # Sending it twice is harmless: the second request finds this writer's blob, and is declined.
         api.ask(self, f"completing {key}", commit)
 
     def delete(self, key: str, tag: str = "") -> None:
-        """See `BucketApi.delete`. An account that keeps versions, or deletes softly, keeps the bytes for as long."""
+        """See `BucketApi.delete`. An account with versioning or soft delete keeps the bytes for its retention time."""
         with answers(self.place):
             self._blob(key).delete_blob(**(condition_of(tag) if tag else {}))
 
     def copy(self, key: str, dest: str, tag: str) -> None:
-        """See `BucketApi.copy`. Within an account Azure copies nothing, and answers at once."""
+        """See `BucketApi.copy`. Within an account Azure copies no bytes, and answers at once."""
         with answers(self.place):
             copied_blob, conditions = self._blob(dest), condition_of(tag)
             conditions = {f"source_{name}": value for name, value in conditions.items()}
@@ -320,13 +318,13 @@ class AzureBucket(api.ByMd5):
 
 
 def _require(*facts: object) -> None:
-    """Raise NoWholeAnswerError where one of them is missing."""
+    """Raise NoWholeAnswerError if one of them is missing."""
     if None in facts:
         raise NoWholeAnswerError("headers are missing")
 
 
 class _Chunks:
-    """The `Body` of a download whose chunks come one request each, with the condition that the blob stays the same."""
+    """The `Body` of a download with one request per chunk, on the condition that the blob stays the same."""
 
     def __init__(self, download: Any, size: int, answers: Callable[[], AbstractContextManager[None]]) -> None:
         self._chunks: Iterator[bytes] = download.chunks()
@@ -340,7 +338,7 @@ class _Chunks:
             with self._answers():
                 self._chunk = memoryview(next(self._chunks, b""))
                 if len(self._chunk) < min(CHUNK_BYTES, self._left):
-                    raise NoWholeAnswerError("it ends before")
+                    raise NoWholeAnswerError("it ends too early")
         count = min(len(into), len(self._chunk), self._left)
         into[:count] = self._chunk[:count]
         self._chunk = self._chunk[count:]
@@ -348,4 +346,4 @@ class _Chunks:
         return count
 
     def close(self) -> None:
-        """See `Body.close`: nothing is held between chunks."""
+        """See `Body.close`: there are no resources between chunks."""

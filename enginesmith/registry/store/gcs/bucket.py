@@ -29,11 +29,11 @@ from enginesmith.registry.store.objects.place import GcsLocation
 
 # Uploads to Google Cloud Storage: in one request, or in chunks of a resumable upload.
 #
-# Every upload states its MD5, which the server compares before the object exists. A chunk that is sent twice does no
-# harm, since the server ignores bytes that it has; so google-cloud-storage repeats these by itself. What the object's
-# answer says is compared once more.
+# Every upload states its MD5, which the server compares before the object exists. Sending a chunk twice is harmless,
+# since the server ignores bytes that it has; so google-cloud-storage repeats chunks by itself. The answer's facts about
+# the object are compared once more.
 
-# Google takes chunks that are multiples of it.
+# Google accepts chunks that are multiples of it.
 _CHUNK_UNIT = 256 << 10
 
 
@@ -44,26 +44,26 @@ def _upload(blob: Blob, stream: "BinaryIO | _Checked", size: int, expected: str 
         content_type="application/octet-stream",
         if_generation_match=int(expected or 0),
         timeout=timeouts(),
-        # Not the library's: it deletes what does not match, even if that is another writer's object.
+        # Not the library's check: it deletes an object that does not match, even another writer's.
         checksum=None,
         retry=retry,
     )
 
 
 def _check(blob: Blob, md5: str) -> None:
-    """Raise NoWholeAnswerError unless the answer says that this was stored."""
+    """Raise NoWholeAnswerError unless the answer confirms the upload."""
     if blob.md5_hash != md5:
         raise NoWholeAnswerError("other bytes were stored")
 
 
 class _Checked:
-    """A stream of a source that gives its last bytes only when all of them have the digest; IntegrityError before."""
+    """A stream that returns the last bytes of a source only if the whole has the digest; else raises IntegrityError."""
 
     def __init__(self, source: api.UploadSource) -> None:
         self._source, self._hasher, self._at = source, source.blob.hasher(), 0
 
     def tell(self) -> int:
-        """How many bytes were read."""
+        """The number of bytes that were read."""
         return self._at
 
     def read(self, size: int = -1, /) -> bytes:
@@ -76,8 +76,6 @@ class _Checked:
         return chunk
 
 
-# The requests of a bucket of Google Cloud Storage (`objects.api.BucketApi` documents them).
-
 PAGE_KEYS = 1000
 _PARTIAL = 206
 _LENGTH, _GENERATION = "Content-Length", "X-Goog-Generation"
@@ -85,7 +83,7 @@ _LENGTH, _GENERATION = "Content-Length", "X-Goog-Generation"
 
 @dataclass(frozen=True)
 class GcsBucket(api.ByMd5):
-    """The bucket at `place`. Tags are generations. Unfinished uploads cost nothing and end after a week."""
+    """The bucket at `place`. Tags are generations. Unfinished uploads cost nothing and expire after a week."""
 
     kind: ClassVar[str] = "Google Cloud Storage server"
     # Generations are times in microseconds.
@@ -93,7 +91,7 @@ class GcsBucket(api.ByMd5):
     place: GcsLocation
 
     def head(self, key: str) -> api.ObjectFacts:
-        """See `BucketApi.head`. The checksum is the MD5, which an object that was composed of others has not."""
+        """See `BucketApi.head`. The checksum is the MD5, which objects composed of others lack."""
         with answers(self.place):
             blob = self._blob(key)
             blob.reload(timeout=timeouts(), retry=None)
@@ -102,7 +100,7 @@ class GcsBucket(api.ByMd5):
             return api.ObjectFacts(blob.size, str(blob.generation), blob.md5_hash or "", dict(blob.metadata or {}))
 
     def get(self, key: str, unless: str, limit: int) -> tuple[bytes, str]:
-        """See `BucketApi.get`. An unchanged object costs an answer without a body (304)."""
+        """See `BucketApi.get`. The answer for an unchanged object has no body (304)."""
         with answers(self.place), self._open(key, {"ifGenerationNotMatch": unless} if unless else {}) as response:
             size, tag = int(response.headers[_LENGTH]), response.headers[_GENERATION]
             if tag == unless:  # from a server that ignores this condition
@@ -111,7 +109,7 @@ class GcsBucket(api.ByMd5):
             if max(size, len(content)) > limit:
                 raise api.Declined(api.TOO_LARGE, "large")
             if len(content) != size:
-                raise NoWholeAnswerError("it ends before")
+                raise NoWholeAnswerError("it ends too early")
             return content, tag
 
     def open_from(self, key: str, offset: int, tag: str) -> tuple[str, api.Body]:
@@ -141,7 +139,7 @@ class GcsBucket(api.ByMd5):
                 return HttpBody(response.raw, size, partial(answers, self.place))
             response.close()
             if response.status_code != _PARTIAL or content_range:
-                raise api.Declined(api.NO_RANGE, "it ends before")
+                raise api.Declined(api.NO_RANGE, "it ends too early")
             raise NoWholeAnswerError("no range")
 
     def put(self, key: str, data: bytes, expected: str | None, token: str) -> None:
@@ -155,7 +153,7 @@ class GcsBucket(api.ByMd5):
             _check(blob, api.md5_of(data))
 
     def put_large(self, key: str, source: api.UploadSource, expected: str | None) -> None:
-        """See `BucketApi.put_large`: a resumable upload, which Google drops if it is not completed in a week."""
+        """See `BucketApi.put_large`: a resumable upload, which Google deletes if it is not completed within a week."""
         retry = Retry(
             predicate=lambda error: isinstance(error, FAILURES) and is_transient(status_of(error), error),
             initial=api.FIRST_PAUSE_S,
@@ -171,7 +169,7 @@ class GcsBucket(api.ByMd5):
             _check(blob, md5)
 
     def delete(self, key: str, tag: str = "") -> None:
-        """See `BucketApi.delete`. A bucket that keeps versions, or deletes softly, keeps the bytes for as long."""
+        """See `BucketApi.delete`. A bucket with versioning or soft delete keeps the bytes for its retention time."""
         with answers(self.place):
             self._blob(key).delete(if_generation_match=int(tag) if tag else None, timeout=timeouts(), retry=None)
 
@@ -228,8 +226,8 @@ class GcsBucket(api.ByMd5):
         return self._connection.bucket.blob(self.place.key(key))
 
     def _open(self, key: str, conditions: Mapping[str, str], part: str = "") -> requests.Response:
-        """The response whose body is the object's bytes, or the range `part` of them: read as it comes, which the
-        methods of a Blob do not."""
+        """The response whose body is the object's bytes, or the range `part` of them, as a stream. The methods of a
+        Blob do not stream."""
         connection, name = self._connection, quote(self.place.key(key), safe="")
         response: requests.Response = connection.session.get(
             f"{connection.url}/download/storage/v1/b/{self.place.bucket}/o/{name}",

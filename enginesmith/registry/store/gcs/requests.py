@@ -1,6 +1,6 @@
-"""Google's client and session, and their errors as answers or failures, in words.
+"""Google's client and session, and their errors as answers or failures, with messages.
 
-A message has the status and the remedy, never the server's whole response: that may hold a token or a signed URL.
+A message has the status and the remedy, never the server's whole response, which may contain a token or a signed URL.
 """
 
 import os
@@ -26,14 +26,14 @@ from enginesmith.registry.store.objects.place import GcsLocation
 GOOGLE = "https://storage.googleapis.com"
 _SCOPES = ("https://www.googleapis.com/auth/devstorage.read_write",)
 
-# Statuses that are about the object and not about the connection or the server: the caller decides what they mean.
+# Statuses about the object, not about the connection or the server: the caller interprets them.
 _DECLINED = (304, 404, 409, 412, 416)
-# Besides 5xx: too many requests, too slow; 400 of an upload whose bytes have not the stated checksum.
+# Besides 5xx: too many requests, too slow; 400 for an upload whose bytes do not have the stated checksum.
 _PASSING = (408, 429)
 _CORRUPT = ("checksum", "md5", "crc32c", "content hash")
 
-# All that a request raises. KeyError and the like: where an answer was cut off, and Google's library takes it for
-# another kind.
+# The exceptions of a request. KeyError and the like: an answer was cut off, and Google's library takes it for another
+# kind.
 FAILURES = (
     google_errors.GoogleAPIError, auth.GoogleAuthError, storage.InvalidResponse, storage.DataCorruption,
     requests.RequestException, HTTPError, OSError, KeyError, ValueError, TypeError,
@@ -43,7 +43,7 @@ FAILURES = (
 
 @dataclass(frozen=True)
 class GcsConnection:
-    """A client for a bucket, and the session for bodies that are read as they come. url: of the server."""
+    """A client for a bucket, and the session for streamed bodies. url: of the server."""
 
     bucket: Bucket
     session: AuthorizedSession
@@ -51,14 +51,14 @@ class GcsConnection:
 
 
 def timeouts() -> tuple[float, float]:
-    """Seconds for a connection, and for each piece of an answer."""
+    """Timeouts in seconds: for a connection, and for each piece of an answer."""
     return api.CONNECT_TIMEOUT_S, api.READ_TIMEOUT_S
 
 
 def connect(place: GcsLocation) -> GcsConnection:
-    """The connection, made at first use; one per process, because neither sockets nor locks survive a fork.
+    """The connection, created on first use; one per process, because neither sockets nor locks survive a fork.
 
-    Raises Failed when the credentials cannot be used.
+    Raises Failed if the credentials cannot be used.
     """
     return _connect(place, os.getpid())
 
@@ -66,7 +66,7 @@ def connect(place: GcsLocation) -> GcsConnection:
 @lru_cache(maxsize=16)
 def _connect(place: GcsLocation, _process: int) -> GcsConnection:
     with answers(place):
-        # Application Default Credentials; none to a server over plain http, where everybody could read the token.
+        # Application Default Credentials; none for a server over plain http, where everybody could read the token.
         is_plain = place.endpoint is not None and place.endpoint.startswith("http://")
         credentials: Credentials = AnonymousCredentials() if is_plain else google.auth.default(scopes=_SCOPES)[0]
         session = AuthorizedSession(credentials)
@@ -74,17 +74,17 @@ def _connect(place: GcsLocation, _process: int) -> GcsConnection:
         session.mount("https://", pool)
         session.mount("http://", pool)
         options = {"api_endpoint": place.endpoint} if place.endpoint else {}
-        # A project is needed to list buckets, and for nothing here.
+        # A project is only needed to list buckets, which this module does not do.
         client = Client(project="enginesmith", credentials=credentials, client_options=options)
-        # For its traces it asks for the bucket, in a thread of its own, whether traces are wanted or not: a request
-        # that is nobody's, a permission more, and a thread that a fork may meet. The library looks whether this is set.
+        # For its traces the library requests the bucket in its own thread, even with traces off: an extra request, an
+        # extra permission, and a thread that a fork may meet. This attribute prevents it.
         client._bucket_metadata_cache = None
         return GcsConnection(client.bucket(place.bucket), session, place.endpoint or GOOGLE)
 
 
 @contextmanager
 def answers(place: GcsLocation) -> Iterator[None]:
-    """Turn what Google's libraries raise inside into Declined, where the server said no about the object, or Failed."""
+    """Convert exceptions of Google's libraries: to Declined for a refusal about the object, else to Failed."""
     try:
         yield
     except FAILURES as error:
@@ -146,4 +146,4 @@ def _explain_no_answer(place: GcsLocation, error: Exception) -> str:
         return f"no TLS connection{place_text}; set REQUESTS_CA_BUNDLE to its certificate authority"
     if isinstance(error, requests.exceptions.ProxyError):
         return "the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
-    return f"no whole answer{place_text} ({error_name}); check the endpoint and the network, then run again"
+    return f"no complete answer{place_text} ({error_name}); check the endpoint and the network, then run again"

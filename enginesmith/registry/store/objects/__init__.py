@@ -1,4 +1,4 @@
-"""A registry in a bucket of any object store: the store on top of requests that S3, Google Cloud Storage and Azure Blob
+"""A registry in a bucket of any object store. It uses only requests that S3, Google Cloud Storage and Azure Blob
 Storage have in common (`api.BucketApi`).
 
 Conditional writes make it safe for many publishers; a server that ignores them is refused

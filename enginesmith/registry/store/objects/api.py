@@ -1,4 +1,4 @@
-"""What the store in a bucket asks of an object store, which requests are repeated, and the bytes of an upload."""
+"""The requests of the store in a bucket to an object store, their retries, and the bytes of an upload."""
 
 import base64
 import hashlib
@@ -27,13 +27,13 @@ AT_ONCE = 4
 
 
 def md5_of(data: bytes) -> str:
-    """MD5 in base64, as in the header Content-MD5, by which servers refuse other bytes."""
+    """MD5 in base64, as in the header Content-MD5; servers refuse bytes with another MD5."""
     return base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode()
 
 
 @dataclass(frozen=True)
 class UploadSource:
-    """Bytes to put: a seekable stream from its beginning, their size and their digests."""
+    """Bytes to upload: a seekable stream from its beginning, their size and their digests."""
 
     stream: BinaryIO
     size: int
@@ -59,7 +59,7 @@ class UploadSource:
             yield part
 
     def whole(self) -> bytes:
-        """All bytes. Raises IntegrityError when they have not the digest."""
+        """All bytes. Raises IntegrityError if their digest differs."""
         self.stream.seek(0)
         content = self.stream.read()
         hasher = self.blob.hasher()
@@ -75,18 +75,18 @@ class UploadSource:
         return base64.b64encode(hasher.digest()).decode()
 
     def check(self, actual_digest: str) -> None:
-        """Raise IntegrityError unless that is the digest."""
+        """Raise IntegrityError unless `actual_digest` is the expected digest."""
         if actual_digest != self.blob.expected:
             raise IntegrityError(
-                f"blob {self.blob.digest} changed while it was uploaded (its {self.blob.algorithm} is another now); "
+                f"blob {self.blob.digest} changed while it was uploaded (its {self.blob.algorithm} differs now); "
                 "nothing was stored: run again"
             )
 
 
 def send_parts(source: UploadSource, send: Callable[[int, bytes], T]) -> list[T]:
-    """What `send` returns for each part and its number (from 1), several at a time, in order.
+    """The results of `send` for each part and its number (from 1), several at a time, in order.
 
-    Raises what `send` raises, and IntegrityError when the source has not its digest.
+    Raises what `send` raises, and IntegrityError if the source's digest differs.
     """
     hasher = source.blob.hasher()
     futures: deque[Future[T]] = deque()
@@ -106,7 +106,7 @@ def send_parts(source: UploadSource, send: Callable[[int, bytes], T]) -> list[T]
     return part_receipts
 
 
-# What the store in a bucket asks of an object store's API: one request each, and how an answer is told from none.
+# The protocol of an object store: one request per method, and the distinction between an answer and a failure.
 #
 # A *tag* changes whenever an object is written: an ETag in S3 and Azure, a generation in Google Cloud Storage. A write
 # requires that the object is absent or still has the tag that was read.
@@ -117,9 +117,9 @@ TOKEN = "enginesmith-write"  # noqa: S105 - a name
 ABSENT, UNCHANGED, CONFLICT, CONDITION_FAILED, TOO_LARGE, NO_RANGE = 404, 304, 409, 412, 413, 416
 
 
-class Declined(Exception):  # noqa: N818 - an answer, and no failure
-    """The server says no about this object: absent (404), busy (409), a condition that does not hold (412), no such
-    range (416), over the limit (413), or still as it was (304)."""
+class Declined(Exception):  # noqa: N818 - an answer, not a failure
+    """The server refuses a request about this object: absent (404), busy (409), a condition that does not hold (412),
+    no such range (416), over the limit (413), or unchanged (304)."""
 
     def __init__(self, status: int, code: str) -> None:
         super().__init__(f"{status} {code}")
@@ -128,16 +128,16 @@ class Declined(Exception):  # noqa: N818 - an answer, and no failure
 
 
 def parse_date(text: str | None) -> datetime:
-    """The time of the header Date. Raises ValueError for none, of which a server without a clock sends none."""
+    """The time in the header Date. Raises ValueError if it is missing; servers without a clock send none."""
     if not text:
         raise ValueError("the answer has no date")
     return parsedate_to_datetime(text).astimezone(UTC)
 
 
-class Failed(Exception):  # noqa: N818 - becomes an EnginesmithError when it is given up
-    """No answer, or an error that is not about the object. words: what happened and the remedy, never the server's own.
+class Failed(Exception):  # noqa: N818 - becomes an EnginesmithError after the last attempt
+    """No answer, or an error that is not about the object. words: the error and the remedy, never the server's text.
 
-    passing: whether the same request may succeed in a moment.
+    passing: whether the same request may soon succeed.
     """
 
     def __init__(self, words: str, *, passing: bool = False) -> None:
@@ -147,14 +147,14 @@ class Failed(Exception):  # noqa: N818 - becomes an EnginesmithError when it is 
 
     @property
     def unknown(self) -> bool:
-        """Whether the server lacks the request."""
+        """Whether the server does not support the request."""
         return self.words == UNKNOWN_REQUEST
 
 
 @dataclass(frozen=True)
 class ObjectFacts:
-    """An object's metadata. size: in bytes.  checksum: of its content as the server states it, '' where it states none.
-    metadata: what its writer gave, the token among it."""
+    """An object's metadata. size: in bytes.  checksum: of its content as stated by the server, '' if it states none.
+    metadata: set by its writer, including the token."""
 
     size: int
     tag: str
@@ -164,8 +164,8 @@ class ObjectFacts:
 
 @dataclass(frozen=True)
 class ListedObject:
-    """An object in a listing: its name below the place, its size in bytes, a tag that changes when it does, and when it
-    was written by the server's clock."""
+    """An object in a listing: its name below the place, its size in bytes, a tag that changes with every write, and the
+    time of the write on the server's clock."""
 
     name: str
     size: int
@@ -175,7 +175,7 @@ class ListedObject:
 
 @dataclass(frozen=True)
 class ListedPage:
-    """A page of a listing. folders: names that have more below, ending in '/'.  next_token: of the page after it; ''
+    """A page of a listing. folders: names with further names below, ending in '/'.  next_token: of the next page; ''
     for the last one."""
 
     objects: tuple[ListedObject, ...]
@@ -184,13 +184,13 @@ class ListedPage:
 
 
 class Body(Protocol):
-    """Bytes that are coming: a whole object, or a range of one."""
+    """The body of an answer: a whole object, or a range of one."""
 
     def readinto(self, into: memoryview, /) -> int:
-        """Read the next bytes into `into`; how many, 0 only when all has come. Raises Failed when it breaks off."""
+        """Read the next bytes into `into`; return their number, 0 only at the end. Raises Failed if it breaks off."""
 
     def close(self) -> None:
-        """Release the connection, for reuse if all of it was read."""
+        """Release the connection, for reuse if the body was read to its end."""
 
 
 class BucketApi(Protocol):
@@ -208,7 +208,7 @@ class BucketApi(Protocol):
 
     @property
     def kind(self) -> str:
-        """What holds the bucket, for messages: 'S3 server'."""
+        """The kind of the bucket's server, for messages: 'S3 server'."""
 
     @property
     def never(self) -> str:
@@ -221,10 +221,10 @@ class BucketApi(Protocol):
         """A small object and its tag. Declines one of over `limit` bytes, and one that still has the tag `unless`."""
 
     def open_from(self, key: str, offset: int, tag: str) -> tuple[str, Body]:
-        """The object's tag, and its bytes from `offset` to its end. Declines if it has not the tag `tag` ('': any)."""
+        """The object's tag, and its bytes from `offset` to its end. Declines if its tag is not `tag` ('': any)."""
 
     def open_range(self, key: str, offset: int, size: int) -> Body:
-        """Exactly `size` bytes (1 or more) from `offset`. Declines (416) if the object ends before."""
+        """Exactly `size` bytes (1 or more) from `offset`. Declines (416) if the object ends earlier."""
 
     def put(self, key: str, data: bytes, expected: str | None, token: str) -> None:
         """Write an object if it has the tag `expected` (None: is absent), with `token` in its metadata unless ''.
@@ -233,53 +233,53 @@ class BucketApi(Protocol):
         """
 
     def put_large(self, key: str, source: UploadSource, expected: str | None) -> None:
-        """Like `put`, of more than one part, with as many requests as it takes; those that may be are repeated.
+        """Like `put`, for more than one part, with several requests; those that are safe to repeat are repeated.
 
-        Raises IntegrityError, and makes no object, when the source has not its digest. What is left of an upload that
-        was not completed has no key.
+        Raises IntegrityError, and creates no object, if the source's digest differs. Remains of an upload that was not
+        completed have no key.
         """
 
     def holds(self, facts: ObjectFacts, source: UploadSource) -> bool | None:
-        """Whether the object of `source`'s size has its bytes; None where only reading it tells."""
+        """Whether an object of `source`'s size has the same bytes; None if only reading it can tell."""
 
     def delete(self, key: str, tag: str = "") -> None:
         """Delete an object if it has the tag `tag` ('': any)."""
 
     def copy(self, key: str, dest: str, tag: str) -> None:
-        """Copy an object that has the tag `tag` to the key `dest`, whatever is there."""
+        """Copy an object with the tag `tag` to the key `dest`, which is overwritten."""
 
     def page(self, prefix: str, token: str, *, deep: bool) -> ListedPage:
-        """A page of what is under a prefix: all of it, or (not `deep`) only what is directly there, and folders."""
+        """A page of the names under a prefix: all, or (not `deep`) only the objects directly there, and folders."""
 
     def now(self) -> datetime:
-        """The time by the server's clock: the date of its answer about the registry's marker (RFC 9110, 6.6.1)."""
+        """The time on the server's clock: the date of its answer about the registry's marker (RFC 9110, 6.6.1)."""
 
     def strays(self) -> tuple[str, ...]:
-        """Uploads that dead writers left and that cost money, in words. Raises UnavailableError."""
+        """Descriptions of uploads that dead writers left and that cost money. Raises UnavailableError."""
 
     def sweep(self) -> int:
-        """Delete these, and return how many; 0 where that is not allowed."""
+        """Delete these uploads, and return their number; 0 without permission."""
 
 
 class ByMd5:
-    """What the clouds share that check uploads by an MD5, and drop by themselves what dead writers left."""
+    """Common methods for the clouds that check uploads by MD5, and that delete abandoned uploads themselves."""
 
     def holds(self, facts: ObjectFacts, source: UploadSource) -> bool | None:
         """See `BucketApi.holds`."""
         return facts.checksum == source.md5() if facts.checksum else None
 
     def strays(self) -> tuple[str, ...]:
-        """See `BucketApi.strays`: none."""
+        """See `BucketApi.strays`: always empty."""
         return ()
 
     def sweep(self) -> int:
-        """See `BucketApi.sweep`: none."""
+        """See `BucketApi.sweep`: always 0."""
         return 0
 
 
-# Which requests to a bucket are repeated, and when. The libraries' own retries are off, because they know neither a
-# conditional write whose response was lost (sent again, it would meet its own object and call that a conflict) nor a
-# body that was cut halfway (docs/decisions/0005-retries-of-our-own.md).
+# The rules which requests to a bucket are repeated, and when. The libraries' own retries are off: they handle neither a
+# conditional write whose response was lost (sent again, it would find its own object and report a conflict) nor a body
+# that was cut halfway (docs/decisions/0005-retries-of-our-own.md).
 
 Sent = TypeVar("Sent")
 
@@ -287,7 +287,7 @@ CONNECT_TIMEOUT_S = 5.0
 # More than any server needs for one response; a body is read in pieces, each with this limit.
 READ_TIMEOUT_S = 60.0
 CONNECTIONS = 32
-# Requests before giving up: with the pauses between them about ten seconds.
+# Requests before giving up: about ten seconds, including the pauses between them.
 ATTEMPTS = 8
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0
@@ -296,7 +296,7 @@ UNKNOWN_REQUEST = "this server does not know the request; see docs/concepts/regi
 
 
 def pauses(attempts: int | None = None) -> Iterator[float | None]:
-    """One item for each attempt: the seconds to wait after it before the next one, growing and random; last None."""
+    """One item per attempt: the seconds to wait before the next one, growing and random; the last item is None."""
     count = ATTEMPTS if attempts is None else attempts
     for attempt in range(count - 1):
         yield random.uniform(0.5, 1.0) * min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S)  # noqa: S311 - no secret
@@ -304,9 +304,9 @@ def pauses(attempts: int | None = None) -> Iterator[float | None]:
 
 
 def ask(bucket: BucketApi, doing: str, send: Callable[[], Sent], attempts: int | None = None) -> Sent:
-    """Send a request that may be sent twice, until it is answered. doing: 'reading key', for messages.
+    """Send a repeatable request until it is answered. doing: 'reading key', for messages.
 
-    Raises Declined, UnavailableError, and InputError for a request that the server lacks.
+    Raises Declined, UnavailableError, and InputError for a request that the server does not support.
     """
     for pause in pauses(attempts or bucket.place.attempts):
         try:
@@ -318,7 +318,7 @@ def ask(bucket: BucketApi, doing: str, send: Callable[[], Sent], attempts: int |
 
 
 def refuse(bucket: BucketApi, doing: str, failure: Failed, *, last: bool) -> None:
-    """Return if it is worth another attempt. Raises UnavailableError or InputError otherwise."""
+    """Return if another attempt may succeed. Raises UnavailableError or InputError otherwise."""
     if last or not failure.passing:
         count_io("errors")
         error_class = InputError if failure.unknown else UnavailableError
@@ -332,7 +332,7 @@ def keys_below(bucket: BucketApi, prefix: str) -> list[str]:
 
 
 def objects_below(bucket: BucketApi) -> list[ListedObject]:
-    """Every object under a place's prefix, sorted by name, whoever put it there."""
+    """Every object under a place's prefix, sorted by name, including those of other tools."""
     return sorted((entry for entry in _objects(bucket, "") if entry.name), key=lambda entry: entry.name)
 
 
@@ -349,7 +349,7 @@ def stamps_below(bucket: BucketApi, prefix: str) -> Iterator[tuple[str, datetime
 
 
 def names_below(bucket: BucketApi, prefix: str) -> list[str]:
-    """The names directly under a prefix, sorted; those that have more below end in '/'."""
+    """The names directly under a prefix, sorted; folders end in '/'."""
     child_names: set[str] = set()
     for page in _pages(bucket, prefix, deep=False):
         child_names.update(entry.name.removeprefix(prefix) for entry in page.objects)
@@ -358,13 +358,13 @@ def names_below(bucket: BucketApi, prefix: str) -> list[str]:
 
 
 def _objects(bucket: BucketApi, prefix: str) -> Iterator[ListedObject]:
-    """Some tools write a key that ends in '/' for an empty folder, which is left out."""
+    """The objects under a prefix. Leaves out keys that end in '/', which some tools write for an empty folder."""
     pages = _pages(bucket, prefix, deep=True)
     return (entry for page in pages for entry in page.objects if not entry.name.endswith("/"))
 
 
 def _pages(bucket: BucketApi, prefix: str, *, deep: bool) -> Iterator[ListedPage]:
-    """The pages. Raises IntegrityError for a server that lists without end, and for a size that no object has."""
+    """The pages of a listing. Raises IntegrityError for an endless listing, and for an impossible size."""
     token, key_count, seen_tokens = "", 0, set[str]()
     while True:
         page = ask(bucket, "listing", lambda token=token: bucket.page(prefix, token, deep=deep))  # type: ignore[misc]

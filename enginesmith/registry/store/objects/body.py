@@ -1,4 +1,4 @@
-"""The bodies of answers that urllib3 reads, and answers that are not whole."""
+"""The bodies of urllib3's answers, and the error for incomplete answers."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -9,15 +9,15 @@ from urllib3.exceptions import HTTPError
 
 
 class NoWholeAnswerError(ValueError):
-    """An answer without what belongs to it: one that ends among its headers looks to Python like one that has no more
-    of them, and no body."""
+    """An answer lacks a part that belongs to it. If a connection ends among the headers, Python takes it for an answer
+    with fewer headers and no body."""
 
 
 class HttpBody:
-    """The `Body` of a response of urllib3, `size` bytes, read from the response beneath it where there is one:
-    urllib3's own `readinto` copies everything once more, a sixth of a download's CPU time.
+    """The `Body` of a response of urllib3, `size` bytes, read from the response beneath it if there is one: urllib3's
+    own `readinto` copies everything once more, a sixth of a download's CPU time.
 
-    answers: a context that turns OSError, urllib3's errors and NoWholeAnswerError into Failed.
+    answers: a context that converts OSError, urllib3's errors and NoWholeAnswerError to Failed.
     """
 
     def __init__(self, response: Any, size: int, answers: Callable[[], AbstractContextManager[None]]) -> None:
@@ -39,7 +39,7 @@ class HttpBody:
             except (OSError, HTTPException, HTTPError) as error:
                 raise NoWholeAnswerError("broken off") from error
             if not count:
-                raise NoWholeAnswerError("it ends before")
+                raise NoWholeAnswerError("it ends too early")
         self._left -= count
         return count
 

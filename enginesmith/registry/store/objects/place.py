@@ -1,8 +1,8 @@
 """Places in buckets: `s3://`, `gs://` and `az://` URIs, such as `s3://bucket/prefix?option=value`, as values.
 
-The options are those that all machines of a run must agree on, so that build workers open the same place. Credentials
-are never part of the URI; each machine has its own, in the usual ways of its cloud: those of boto3, Application Default
-Credentials, and for Azure AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, else what DefaultAzureCredential finds.
+All machines of a run must have the same options, so that build workers open the same place. Credentials are never part
+of the URI; each machine has its own, in the usual ways of its cloud: those of boto3, Application Default Credentials,
+and for Azure AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, else those that DefaultAzureCredential finds.
 """
 
 import os
@@ -16,7 +16,7 @@ from enginesmith.registry.store.layout import is_key
 
 
 class BucketPlace:
-    """Where a registry is: a bucket, a prefix ('' or 'some/folder'), and how to reach it. Frozen, without credentials.
+    """The place of a registry: a bucket, a prefix ('' or 'some/folder'), and how to reach it. No credentials.
 
     endpoint: URL of another server than the cloud's.  attempts: requests before giving up; None: `api.ATTEMPTS`.
     """
@@ -27,7 +27,7 @@ class BucketPlace:
 
     @property
     def root(self) -> str:
-        """Where the bucket is, as other tools write it: 's3://bucket'."""
+        """The bucket's address in the notation of other tools: 's3://bucket'."""
         raise NotImplementedError
 
     @property
@@ -37,11 +37,11 @@ class BucketPlace:
 
     @property
     def uri(self) -> str:
-        """The URI that opens it, everywhere with the same result."""
+        """The URI that opens this place on every machine."""
         return self.locator("") + (f"?{urlencode(self.options, safe=':/')}" if self.options else "")
 
     def locator(self, key: str) -> str:
-        """Where a key is, as other tools write it: 's3://bucket/prefix/key'."""
+        """The address of a key in the notation of other tools: 's3://bucket/prefix/key'."""
         return "/".join(part for part in (self.root, self.prefix, key) if part)
 
     def key(self, key: str) -> str:
@@ -60,7 +60,7 @@ class BucketUri:
 
 
 def read_uri(text: str, options: Collection[str]) -> BucketUri:
-    """Read a URI with some of these options. Raises InputError, which never repeats what may be a secret."""
+    """Parse a URI with some of these options. Raises InputError; its message never contains a possible secret."""
     url = urlsplit(text)
     if "@" in url.netloc or url.fragment:
         raise InputError(
@@ -73,7 +73,7 @@ def read_uri(text: str, options: Collection[str]) -> BucketUri:
     option_values = dict(pairs)
     if unknown_options := sorted(set(option_values) - set(options)):
         raise InputError(
-            f"{registry_name}: option {unknown_options[0][:40]!r} is not known; there are {', '.join(options)}"
+            f"{registry_name}: option {unknown_options[0][:40]!r} is not known; known: {', '.join(options)}"
         )
     if len(option_values) < len(pairs) or not all(option_values.values()):
         raise InputError(f"{registry_name}: an option is given twice or without a value")
@@ -81,7 +81,7 @@ def read_uri(text: str, options: Collection[str]) -> BucketUri:
 
 
 def check_bucket(uri: BucketUri, name: str, pattern: re.Pattern[str], words: str, kind: str = "bucket") -> None:
-    """Raise InputError unless `name` can be a bucket's, and the prefix a key. words: what a name is, for messages."""
+    """Raise InputError unless `name` can name a bucket and the prefix can be a key. words: describes a valid name."""
     if not pattern.fullmatch(name):
         raise InputError(f"{uri.where}: {name!r} is not the name of a {kind} ({words})")
     if uri.prefix and not is_key(uri.prefix):
@@ -91,7 +91,7 @@ def check_bucket(uri: BucketUri, name: str, pattern: re.Pattern[str], words: str
 
 
 def check_endpoint(text: str, kind: str) -> str:
-    """The URL of a server, without a slash at its end. Raises InputError for what is none, or has credentials."""
+    """The URL of a server, without a slash at its end. Raises InputError if it is no URL, or has credentials."""
     url = urlsplit(text)
     if "@" in text or url.query or url.fragment:
         raise InputError(f"the {kind} endpoint must be a plain URL, without user, password or query")
@@ -111,8 +111,8 @@ class S3Location(BucketPlace):
     """A bucket and how to reach it. prefix: '' or 'some/folder', without a slash at its ends.
 
     endpoint: URL of a server other than AWS.  region: None leaves it to boto3.  path_style: whether the bucket's name
-    goes into the path instead of the host; None leaves it to boto3.  sse: 'AES256', 'aws:kms' or 'aws:kms:dsse', asked
-    for with every write; None leaves it to the bucket.  kms_key: id or ARN of the key for it.
+    goes into the path instead of the host; None leaves it to boto3.  sse: 'AES256', 'aws:kms' or 'aws:kms:dsse',
+    requested with every write; None leaves it to the bucket.  kms_key: id or ARN of its key.
     """
 
     bucket: str
@@ -146,8 +146,8 @@ _S3_OPTIONS = tuple(field.name for field in fields(S3Location) if field.name not
 
 
 def parse_s3_place(text: str, environment: Mapping[str, str] = os.environ) -> S3Location:
-    """Read an s3:// URI. The endpoint and the region may also come from AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL,
-    AWS_REGION and AWS_DEFAULT_REGION. Raises InputError, which never repeats what may be a secret."""
+    """Parse an s3:// URI. The endpoint and the region may also come from AWS_ENDPOINT_URL_S3, AWS_ENDPOINT_URL,
+    AWS_REGION and AWS_DEFAULT_REGION. Raises InputError; its message never contains a possible secret."""
     bucket_uri = read_uri(text, _S3_OPTIONS)
     registry_name, options = bucket_uri.where, bucket_uri.options
     check_bucket(bucket_uri, bucket_uri.host, _S3_BUCKET, "3 to 63 of a-z 0-9 . -")
@@ -155,7 +155,7 @@ def parse_s3_place(text: str, environment: Mapping[str, str] = os.environ) -> S3
     region = options.get("region") or environment.get("AWS_REGION") or environment.get("AWS_DEFAULT_REGION") or None
     path_style, encryption, kms_key = (options.get(name) for name in ("path_style", "sse", "kms_key"))
     if region is not None and not _REGION.fullmatch(region):
-        raise InputError(f"{registry_name}: region {region[:40]!r} is not one; write it as in eu-central-1")
+        raise InputError(f"{registry_name}: region {region[:40]!r} is not a region's name; write it as in eu-central-1")
     if path_style is not None and path_style not in ("0", "1", "false", "true"):
         raise InputError(f"{registry_name}: path_style is {path_style[:40]!r}; it must be 1 or 0")
     if encryption is not None and encryption not in _ENCRYPTIONS:
@@ -189,15 +189,15 @@ class GcsLocation(BucketPlace):
 
 
 def parse_gcs_place(text: str, environment: Mapping[str, str] = os.environ) -> GcsLocation:
-    """Read a gs:// URI. The endpoint may also come from STORAGE_EMULATOR_HOST, as for Google's own libraries.
+    """Parse a gs:// URI. The endpoint may also come from STORAGE_EMULATOR_HOST, as for Google's own libraries.
 
-    Raises InputError, which never repeats what may be a secret.
+    Raises InputError; its message never contains a possible secret.
     """
     bucket_uri = read_uri(text, ("endpoint",))
     check_bucket(bucket_uri, bucket_uri.host, _GCS_BUCKET, "3 to 222 of a-z 0-9 . _ -")
     endpoint = bucket_uri.options.get("endpoint") or environment.get("STORAGE_EMULATOR_HOST")
     if endpoint and "://" not in endpoint:
-        endpoint = f"http://{endpoint}"  # as Google's libraries read that variable
+        endpoint = f"http://{endpoint}"  # as Google's libraries interpret that variable
     return GcsLocation(
         bucket_uri.host, bucket_uri.prefix, check_endpoint(endpoint, "Google Cloud Storage") if endpoint else None
     )
@@ -232,7 +232,7 @@ class AzureLocation(BucketPlace):
 
 
 def parse_azure_place(text: str) -> AzureLocation:
-    """Read an az:// URI. Raises InputError, which never repeats what may be a secret."""
+    """Parse an az:// URI. Raises InputError; its message never contains a possible secret."""
     bucket_uri = read_uri(text, ("endpoint",))
     if not _ACCOUNT.fullmatch(bucket_uri.host):
         raise InputError(

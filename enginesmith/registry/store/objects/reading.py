@@ -1,7 +1,7 @@
 """Reading from a bucket: whole documents; blobs as streams, digested on the way; and ranges of blobs.
 
-A body that breaks off is resumed at that byte, and the pauses between attempts start anew whenever bytes came, so that
-a bad network ends nothing while bytes move.
+A body that breaks off is resumed at that byte, and the pauses between attempts start anew whenever bytes arrived, so
+that a bad network does not end a download that makes progress.
 """
 
 import hashlib
@@ -22,8 +22,7 @@ _READ_BYTES = 1 << 20
 
 
 def head(bucket: api.BucketApi, key: str) -> api.ObjectFacts | None:
-    """An object's metadata; None if it is absent. Raises UnavailableError, and IntegrityError for a size that no object
-    has."""
+    """An object's metadata; None if it is absent. Raises UnavailableError; IntegrityError for an impossible size."""
     try:
         attributes = api.ask(bucket, f"looking at {key}", lambda: bucket.head(key))
     except api.Declined as refusal:
@@ -34,7 +33,7 @@ def head(bucket: api.BucketApi, key: str) -> api.ObjectFacts | None:
 
 
 def read_document(bucket: api.BucketApi, key: str, attempts: int | None = None) -> tuple[bytes, str] | None:
-    """A document and its tag; None if absent. Raises IntegrityError for one over 64 MiB."""
+    """A document and its tag; None if absent. Raises IntegrityError for a document over 64 MiB."""
     content, tag = read_changed(bucket, key, "", attempts)
     _LAST_READ.pop((bucket, key), None)
     if content is None:
@@ -48,16 +47,16 @@ def read_document(bucket: api.BucketApi, key: str, attempts: int | None = None) 
 
 
 def _check_absent(bucket: api.BucketApi, key: str, refusal: api.Declined) -> None:
-    """Raise UnavailableError if that is not what the server says."""
+    """Raise UnavailableError unless the refusal means that the object is absent."""
     if refusal.status != api.ABSENT:
         location = bucket.place.locator(key)
         raise UnavailableError(f"{location}: the server refuses with {refusal}; look at the object") from refusal
 
 
 def tag_of(bucket: api.BucketApi, key: str, content: bytes) -> str | None:
-    """The tag under which a document has had this content; None if it has another content now, or is absent.
+    """The tag with which a document has this content; None if it has another content now, or is absent.
 
-    A document that was read just now is not read again: the write's condition makes the server check the tag.
+    A document that was just read is not read again: the write's condition makes the server check the tag.
     """
     document = _LAST_READ.get((bucket, key))
     if document is None or document[0] != content:
@@ -77,9 +76,7 @@ def read_changed(bucket: api.BucketApi, key: str, tag: str, attempts: int | None
             return None, tag
         if refusal.status == api.TOO_LARGE:
             location = bucket.place.locator(key)
-            raise IntegrityError(
-                f"{location} is over {MAX_DOCUMENT_BYTES} bytes, which no document of a registry is"
-            ) from refusal
+            raise IntegrityError(f"{location} is over the limit of {MAX_DOCUMENT_BYTES} bytes") from refusal
         _check_absent(bucket, key, refusal)
         return None, ""
 
@@ -87,9 +84,9 @@ def read_changed(bucket: api.BucketApi, key: str, tag: str, attempts: int | None
 def stream_blob(
     bucket: api.BucketApi, key: str, sink: "BinaryIO | HashingSink", max_bytes: int = MAX_BLOB_BYTES
 ) -> str:
-    """Write an object's bytes to `sink` and return their SHA-256. max_bytes: bytes that are taken.
+    """Write an object's bytes to `sink` and return their SHA-256. max_bytes: the maximum number of bytes.
 
-    Raises Declined (404) when it is absent, IntegrityError for more bytes, UnavailableError, and the sink's OSError.
+    Raises Declined (404) if it is absent, IntegrityError for more bytes, UnavailableError, and the sink's OSError.
     """
     sink_offset, furthest_bytes, next_pauses = sink.tell(), 0, api.pauses(bucket.place.attempts)
     hasher, tag, buffer = hashlib.sha256(), "", memoryview(bytearray(CHUNK_BYTES))
@@ -100,9 +97,7 @@ def stream_blob(
             with closing(body):
                 while count := body.readinto(buffer):
                     if sink.tell() - sink_offset + count > max_bytes:
-                        raise IntegrityError(
-                            f"{bucket.place.locator(key)} is over {max_bytes} bytes, which it cannot be"
-                        )
+                        raise IntegrityError(f"{bucket.place.locator(key)} is over the limit of {max_bytes} bytes")
                     sink.write(buffer[:count])
                     hasher.update(buffer[:count])
             return hasher.hexdigest()
@@ -122,14 +117,14 @@ def stream_blob(
 
 
 class HashingSink:
-    """A sink that keeps no bytes: it counts them, and digests them by BLAKE3."""
+    """A sink that stores no bytes: it counts them, and computes their BLAKE3."""
 
     def __init__(self) -> None:
         self._size, self._hasher = 0, new_blake3_hasher()
 
     @property
     def blake3(self) -> str:
-        """The BLAKE3 of what was written."""
+        """The BLAKE3 of the written bytes."""
         return self._hasher.hexdigest()
 
     def write(self, data: bytes | memoryview, /) -> int:
@@ -139,22 +134,22 @@ class HashingSink:
         return len(data)
 
     def tell(self) -> int:
-        """How many bytes were written."""
+        """The number of bytes that were written."""
         return self._size
 
     def seek(self, offset: int, /) -> int:
-        """Start again from the beginning, the only position to go back to."""
+        """Start again from the beginning, the only position that is supported."""
         self._size, self._hasher = offset, new_blake3_hasher()
         return offset
 
     def truncate(self) -> int:
-        """Does nothing, as there is nothing to cut off."""
+        """Do nothing: no bytes are stored."""
         return self._size
 
 
 def wait(bucket: api.BucketApi, key: str, broken: api.Declined | api.Failed, pause: float | None) -> None:
-    """Wait `pause` seconds before another attempt to read. Raises UnavailableError where none is left (pause: None),
-    and as `refuse` where `broken` is not worth one."""
+    """Wait `pause` seconds before another attempt to read. Raises UnavailableError after the last attempt (pause:
+    None), and as `refuse` if another attempt cannot succeed."""
     if isinstance(broken, api.Failed):
         api.refuse(bucket, f"reading {key}", broken, last=pause is None)
     elif pause is None:
@@ -163,7 +158,7 @@ def wait(bucket: api.BucketApi, key: str, broken: api.Declined | api.Failed, pau
 
 
 class Range:
-    """`size` bytes of an object from `start` on, in order; not verified, which needs the whole object."""
+    """`size` bytes of an object from `start` on, in order; not verified, since the digest covers the whole object."""
 
     def __init__(self, bucket: api.BucketApi, key: str, offset: int, size: int) -> None:
         self._bucket, self._key = bucket, key
@@ -172,8 +167,8 @@ class Range:
         self._furthest, self._waiting = offset, api.pauses(bucket.place.attempts)
 
     def fill(self, into: memoryview) -> None:
-        """Fill `into` with the next bytes. Raises Declined (404 absent, 416 it ends before, or this server has no
-        ranges) and UnavailableError."""
+        """Fill `into` with the next bytes. Raises Declined (404 absent, 416 the object ends earlier, or the server has
+        no ranges) and UnavailableError."""
         filled_bytes = 0
         while filled_bytes < len(into):
             try:
@@ -181,7 +176,7 @@ class Range:
                     self._body = self._bucket.open_range(self._key, self._at, self._end - self._at)
                 count = self._body.readinto(into[filled_bytes : filled_bytes + _READ_BYTES])
                 if not count:
-                    raise api.Failed("no whole answer; run again later", passing=True)
+                    raise api.Failed("no complete answer; run again later", passing=True)
             except api.Failed as failure:
                 self.close()
                 if self._at > self._furthest:

@@ -22,22 +22,22 @@ from enginesmith.registry.store.objects.place import BucketPlace
 # Writing to a bucket: conditional writes of objects, and uploads of blobs.
 #
 # **Conditional writes.** A write requires that the object is absent, or still the one that was read. Its response can
-# be lost after the server did it; sent again, it meets its own object and is refused (412). So every write carries a
-# token in the object's metadata, by which the writer knows its own object. Some servers answer 200 to a condition that
-# does not hold and overwrite, so that of two publishers of one version both succeed, and one version is lost. So before
-# the first write of a process `require_conditional_writes` writes the marker again, with the bytes that it has and such
-# a condition: the content stays the same whatever the server does.
+# be lost after the server wrote; sent again, it finds its own object and is refused (412). So every write has a token
+# in the object's metadata, which identifies the writer's own object. Some servers ignore the condition, overwrite and
+# answer 200: then two publishers of one version both succeed, and one version is lost. So before the first write of a
+# process `require_conditional_writes` writes the marker again, with its present bytes and a condition that does not
+# hold: the content stays the same whatever the server does.
 #
-# **Blobs.** Small ones are one object; large ones are uploaded in parts of 16 MiB (larger above 156 GiB: S3 takes at
-# most 10,000), all of one size but the last, so that a reader can ask for ranges that are parts. No object exists
-# before its upload is completed, which happens only when the bytes that were sent have the blob's digest. A sound blob
-# is never overwritten.
+# **Blobs.** Small ones are one object; large ones are uploaded in parts of 16 MiB (larger above 156 GiB: S3 allows at
+# most 10,000), all of one size but the last, so that a reader can request ranges that are parts. No object exists
+# before its upload is completed, which happens only if the bytes that were sent have the blob's digest. A sound blob is
+# never overwritten.
 
 
 def write(bucket: api.BucketApi, key: str, data: bytes, expected: str | None) -> bool:
     """Put an object if it has the tag `expected` (None: is absent), and return whether this call did.
 
-    Raises UnavailableError, and UndecidedError when the response was lost and another object is there by now.
+    Raises UnavailableError, and UndecidedError if the response was lost and another object is stored by now.
     """
     token, is_uncertain = secrets.token_hex(16), False
     for pause in api.pauses():
@@ -45,7 +45,7 @@ def write(bucket: api.BucketApi, key: str, data: bytes, expected: str | None) ->
             bucket.put(key, data, expected, token)
             return True
         except api.Declined as refusal:
-            if refusal.status != api.CONFLICT:  # this write was not done because of a concurrent one
+            if refusal.status != api.CONFLICT:  # not written because of a concurrent write
                 return is_uncertain and _was_done(bucket, key, token)
             if pause is None:
                 return False
@@ -62,28 +62,28 @@ def _was_done(bucket: api.BucketApi, key: str, token: str) -> bool:
     if attributes is not None and attributes.metadata.get(api.TOKEN) == token:
         return True
     raise UndecidedError(
-        f"writing {key} in {bucket.place.locator('')}: the answer was lost, and somebody else's is there by now; "
+        f"writing {key} in {bucket.place.locator('')}: the answer was lost, and another writer's object is there now; "
         "look at it, then run again"
     )
 
 
 @lru_cache(maxsize=64)
 def require_conditional_writes(bucket: api.BucketApi) -> None:
-    """Raise InputError for a server that ignores conditional writes; asked once per process and place.
+    """Raise InputError for a server that ignores conditional writes; tested once per process and place.
 
-    Raises UnavailableError when there is no registry, or it cannot be written.
+    Raises UnavailableError if there is no registry, or it cannot be written.
     """
     location = bucket.place.locator("")
     marker = reading.read_document(bucket, layout.MARKER)
     if marker is None:
         raise UnavailableError(f"there is no registry at {location}; `enginesmith build` makes one")
-    for precondition, expected_tag in (("absent", None), ("another", bucket.never)):
+    for precondition, expected_tag in (("is absent", None), ("has another tag", bucket.never)):
         if not _honours_condition(bucket, marker[0], expected_tag):
             raise InputError(
-                f"the {bucket.kind} of {location} ignores conditional writes: it overwrote an object that had to be "
-                f"{precondition} for that, so two publishers could overwrite each other. It can be "
-                f"read and not published "
-                "to; use a server with conditional writes (docs/concepts/registry.md), or a file:// registry"
+                f"the {bucket.kind} of {location} ignores conditional writes: it overwrote an object although the "
+                f"write required that it {precondition}, so two publishers could overwrite each other. It can be read, "
+                "but not published to; use a server with conditional writes (docs/concepts/registry.md), or a "
+                "file:// registry"
             )
 
 
@@ -104,7 +104,7 @@ def _honours_condition(bucket: api.BucketApi, marker: bytes, expected: str | Non
 
 
 def put(bucket: api.BucketApi, source: api.UploadSource) -> None:
-    """Upload a blob unless it is stored and sound. Raises UnavailableError, IntegrityError when the source changes."""
+    """Upload a blob unless it is stored and sound. Raises UnavailableError; IntegrityError if the source changes."""
     key = layout.blob_key(source.blob.digest)
     for pause in api.pauses():
         attributes = reading.head(bucket, key)
@@ -118,7 +118,7 @@ def put(bucket: api.BucketApi, source: api.UploadSource) -> None:
                 bucket.put_large(key, source, expected_tag)
             return
         except api.Declined:
-            # Another writer put it or aborted this upload, or the response to this upload was lost: look again.
+            # Another writer stored it or aborted this upload, or the response to this upload was lost: check again.
             if pause is None:
                 location = bucket.place.locator(key)
                 raise UnavailableError(f"{location} keeps changing while it is written; run again") from None
@@ -128,7 +128,7 @@ def put(bucket: api.BucketApi, source: api.UploadSource) -> None:
 
 
 def _is_sound(bucket: api.BucketApi, key: str, facts: api.ObjectFacts, source: api.UploadSource) -> bool:
-    """Whether the object has the source's bytes: by its checksum where that tells, else by reading it."""
+    """Whether the object has the source's bytes: by its checksum if possible, else by reading it."""
     if facts.size != source.size:
         return False
     is_same = bucket.holds(facts, source)
@@ -139,25 +139,23 @@ def _is_sound(bucket: api.BucketApi, key: str, facts: api.ObjectFacts, source: a
     return False
 
 
-# The store in a bucket (`enginesmith.registry.store.base.Store` documents the methods), and its opening and making.
-
 _DISCARDED = "discarded"
-# Attempts when a registry is opened: few, since a wrong endpoint is likelier than a passing fault.
+# Attempts when a registry is opened: few, since a wrong endpoint is likelier than a temporary fault.
 _ATTEMPTS = 4
 
 
 @dataclass(frozen=True)
 class ObjectStore(Store):
-    """The store in `bucket`. `open_store` makes one and checks it. May be used by many threads and after a fork."""
+    """The store in `bucket`. `open_store` creates and checks it. May be used by many threads and after a fork."""
 
     bucket: api.BucketApi
     near = False  # see `Store.near`
-    # What helps where a blob is damaged.
+    # The remedy for a damaged blob.
     remedy: ClassVar[str] = "run `enginesmith registry fsck --repair`, then build again"
 
     @property
     def place(self) -> BucketPlace:
-        """Where it is."""
+        """The place of the registry."""
         return self.bucket.place
 
     @property
@@ -248,7 +246,7 @@ class ObjectStore(Store):
 
     def create(self, key: str, data: bytes) -> bool:
         """See `Store.create`."""
-        # Undecided means that another writer's document is there: it is never replaced, so this call wrote none.
+        # Undecided means that another writer's document is stored: it is never replaced, so this call wrote none.
         with suppress(UndecidedError):
             return self.replace(key, data, None)
         return False
@@ -263,7 +261,7 @@ class ObjectStore(Store):
         return tag is not None and write(self.bucket, key, data, tag)
 
     def remove(self, key: str) -> None:
-        """See `Store.remove`. A bucket that keeps versions keeps the bytes until a rule of its own deletes them."""
+        """See `Store.remove`. A bucket with versioning keeps the bytes until its own rule deletes them."""
         layout.check_key(key)
         with suppress(api.Declined):
             api.ask(self.bucket, f"deleting {key}", lambda: self.bucket.delete(key))
@@ -287,7 +285,7 @@ class ObjectStore(Store):
         return api.stamps_below(self.bucket, self._prefix(prefix))
 
     def now(self) -> datetime:
-        """See `Store.now`: what the server's answer about the marker is dated."""
+        """See `Store.now`: the date of the server's answer about the marker."""
         try:
             return api.ask(self.bucket, "asking for the time", self.bucket.now)
         except api.Declined as refusal:
@@ -321,7 +319,7 @@ class ObjectStore(Store):
         return prefix
 
     def _stream_verified(self, digest: str, sink: BinaryIO, max_bytes: int = layout.MAX_BLOB_BYTES) -> str:
-        """Write a blob's bytes to `sink` and return its digest. Other bytes are downloaded once more, since the network
+        """Write a blob's bytes to `sink` and return its digest. Wrong bytes are downloaded once more, since the network
         may have changed them; then IntegrityError is raised."""
         sink_offset, actual_digest = sink.tell(), ""
         for _ in range(2):
@@ -338,7 +336,7 @@ class ObjectStore(Store):
         )
 
     def _copy_from_cache(self, cache: BlobCache, digest: str, sink: BinaryIO) -> bool:
-        """Write a blob's bytes to `sink` through the cache; False where that is full, read-only or damaged."""
+        """Write a blob's bytes to `sink` through the cache; False if the cache is full, read-only or damaged."""
         with ExitStack() as exit_stack:
             try:
                 cache_path = exit_stack.enter_context(
@@ -357,7 +355,7 @@ class ObjectStore(Store):
 
 
 def open_registry(bucket: api.BucketApi, *, create: bool, check: bool = True) -> ObjectStore:
-    """Open the registry in a bucket, or make one. Raises InputError and UnavailableError; see `open_store`."""
+    """Open the registry in a bucket, or create one. Raises InputError and UnavailableError; see `open_store`."""
     if not (create or check):
         return ObjectStore(bucket)
     location = bucket.place.locator("")

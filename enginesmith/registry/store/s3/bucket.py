@@ -22,23 +22,22 @@ from enginesmith.registry.store.objects.body import HttpBody
 from enginesmith.registry.store.objects.place import S3Location
 from enginesmith.registry.store.s3.requests import answers, client, whole
 
-# Multipart uploads to S3, and those that were never completed.
+# Multipart uploads to S3, and removal of abandoned ones.
 #
-# Unfinished uploads are left by writers that died; they have no key, and cost money. No server tells whether an upload
-# is still being written, so one counts as abandoned a day after it began, by the server's clock; a writer that takes
-# longer finds its upload gone, and begins again. A lifecycle rule of the bucket (AbortIncompleteMultipartUpload) does
-# the same.
+# Dead writers leave unfinished uploads, which have no key, and cost money. No server tells whether an upload is still
+# being written, so one counts as abandoned a day after it began, on the server's clock; a slower writer finds its
+# upload gone, and begins again. A lifecycle rule of the bucket (AbortIncompleteMultipartUpload) does the same.
 
 LEFT_AFTER = timedelta(days=1)
 
 
 def condition_of(expected: str | None) -> dict[str, str]:
-    """The condition that an object has this ETag, or (None) is absent."""
+    """The condition that an object has this ETag, or that it is absent (None)."""
     return {"IfNoneMatch": "*"} if expected is None else {"IfMatch": expected}
 
 
 def parts_etag(source: api.UploadSource) -> str:
-    """The ETag that S3 gives to these bytes, put as by `put` or `put_large`, unless they are encrypted with KMS."""
+    """S3's ETag for these bytes, uploaded by `put` or `put_large`, unless they are encrypted with KMS."""
     part_digests = [hashlib.md5(part, usedforsecurity=False).digest() for part in source.parts()]
     if source.small:
         return f'"{(part_digests or [hashlib.md5(usedforsecurity=False).digest()])[0].hex()}"'
@@ -48,7 +47,7 @@ def parts_etag(source: api.UploadSource) -> str:
 def _ask(
     bucket: "S3Bucket", doing: str, request: str, field: str, params: Mapping[str, object], attempts: int | None = None
 ) -> JsonObject:
-    """Send a request of boto3's client by its name, whose answer must have `field`, until it is answered."""
+    """Send a request of boto3's client, by its name, until it is answered; the answer must have `field`."""
 
     def send() -> JsonObject:
         with answers(bucket.place):
@@ -60,7 +59,7 @@ def _ask(
 
 @dataclass(frozen=True)
 class Upload:
-    """An upload that was not completed: its key in the bucket, and its id."""
+    """An unfinished upload: its key in the bucket, and its id."""
 
     key: str
     upload_id: str
@@ -86,8 +85,6 @@ def _find_abandoned(bucket: "S3Bucket") -> Iterator[Upload]:
         markers = {name: read(page, next_field, str) for name, next_field in next_markers.items()}
 
 
-# The requests of a bucket of Amazon S3 or a compatible server (`objects.api.BucketApi` documents them).
-
 _FACTS = ("ContentLength", "ETag")
 _PARTIAL = 206
 _RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/")
@@ -103,7 +100,7 @@ class S3Bucket:
     place: S3Location
 
     def head(self, key: str) -> api.ObjectFacts:
-        """See `BucketApi.head`. The checksum is the ETag where that can be an MD5: not with keys of KMS."""
+        """See `BucketApi.head`. The checksum is the ETag if that can be an MD5: not with keys of KMS."""
         with answers(self.place):
             response = whole(client(self.place).head_object(**self._at(key)), *_FACTS)
             etag = read(response, "ETag", str)
@@ -116,13 +113,13 @@ class S3Bucket:
             )
 
     def get(self, key: str, unless: str, limit: int) -> tuple[bytes, str]:
-        """See `BucketApi.get`. An unchanged object costs an answer without a body (304)."""
+        """See `BucketApi.get`. The answer for an unchanged object has no body (304)."""
         conditions = {"IfNoneMatch": unless} if unless else {}
         with answers(self.place):
             answer = whole(client(self.place).get_object(**self._at(key), **conditions), *_FACTS)
             with closing(read(answer, "Body", StreamingBody)) as body:
                 size = read(answer, "ContentLength", int)
-                # A body in chunks may be longer than is stated.
+                # A body in chunks may be longer than its stated length.
                 content = body.read(limit + 1) if size <= limit else b""
                 if max(size, len(content)) > limit:
                     raise api.Declined(api.TOO_LARGE, "large")
@@ -142,7 +139,7 @@ class S3Bucket:
             return read(answer, "ETag", str), _body(self.place, body, read(answer, "ContentLength", int))
 
     def open_range(self, key: str, offset: int, size: int) -> api.Body:
-        """See `BucketApi.open_range`. Declines a server without ranges, too."""
+        """See `BucketApi.open_range`. Also declines if the server does not support ranges."""
         last_offset = offset + size - 1
         with answers(self.place):
             answer = client(self.place).get_object(**self._at(key), Range=f"bytes={offset}-{last_offset}")
@@ -154,8 +151,8 @@ class S3Bucket:
                 raise api.Declined(api.NO_RANGE, "no ranges")
             match = _RANGE.match(find(answer, "ContentRange", str, ""))
             if match and int(match[1]) == offset and int(match[2]) < last_offset:
-                raise api.Declined(api.NO_RANGE, "it ends before")
-            # Headers that were cut off have another range, or none: worth another attempt.
+                raise api.Declined(api.NO_RANGE, "it ends too early")
+            # Truncated headers have another range, or none: try again.
             raise aws.IncompleteReadError(actual_bytes=0, expected_bytes=size)
 
     def put(self, key: str, data: bytes, expected: str | None, token: str) -> None:
@@ -184,22 +181,22 @@ class S3Bucket:
         try:
             parts = api.send_parts(source, send_part)
             request = {**upload, "MultipartUpload": {"Parts": parts}, **condition_of(expected)}
-            # Sent twice it does no harm: a completed upload is gone, which the server declines (404).
+            # Sending it twice is harmless: a completed upload is gone, so the server declines (404).
             _ask(self, f"completing {key}", "complete_multipart_upload", "ETag", request)
         except BaseException:
-            # After an interrupt too. `sweep` aborts later what cannot be aborted now.
+            # After an interrupt too. If the abort fails, `sweep` aborts the upload later.
             with suppress(EnginesmithError, api.Declined):
                 _ask(self, f"aborting {key}", "abort_multipart_upload", "", upload, attempts=3)
             raise
 
     def holds(self, facts: api.ObjectFacts, source: api.UploadSource) -> bool | None:
-        """See `BucketApi.holds`: by the ETag, if it was put as this module does."""
+        """See `BucketApi.holds`: by the ETag, if this module uploaded it."""
         if facts.checksum == parts_etag(source):
             return True
         return False if facts.checksum and "-" not in facts.checksum else None
 
     def delete(self, key: str, tag: str = "") -> None:
-        """See `BucketApi.delete`. A bucket that keeps versions keeps the bytes until a rule of its own deletes them."""
+        """See `BucketApi.delete`. A bucket with versioning keeps the bytes until its own rule deletes them."""
         with answers(self.place):
             client(self.place).delete_object(**self._at(key), **({"IfMatch": tag} if tag else {}))
 
@@ -244,7 +241,7 @@ class S3Bucket:
 
     def sweep(self) -> int:
         """See `BucketApi.sweep`."""
-        # 0 where that is not allowed, or the server lacks the request.
+        # 0 without permission, or if the server does not support the request
         upload_count = 0
         with suppress(UnavailableError):
             for upload in _find_abandoned(self):
@@ -259,7 +256,7 @@ class S3Bucket:
 
 
 def _is_range(answer: JsonObject, offset: int, size: int) -> bool:
-    """Whether it is exactly that range; from a server without ranges, the whole of a small object may be it."""
+    """Whether it is exactly that range. A server without ranges may send all of a small object, which may be it."""
     if read(answer, "ResponseMetadata.HTTPStatusCode", int) != _PARTIAL:
         return offset == 0 and answer.get("ContentLength") == size
     match = _RANGE.match(find(answer, "ContentRange", str, ""))

@@ -1,7 +1,7 @@
-"""boto3's client, and its errors as answers or failures, in words.
+"""boto3's client, and its errors as answers or failures, with messages.
 
-A message has the error's code and the remedy, never the server's whole response: that may hold a key's name, a token or
-a signed URL.
+A message has the error's code and the remedy, never the server's whole response, which may contain a key's name, a
+token or a signed URL.
 """
 
 import os
@@ -22,10 +22,10 @@ from enginesmith.core.requirements import JsonObject
 from enginesmith.registry.store.objects import api
 from enginesmith.registry.store.objects.place import S3Location
 
-# Statuses that are about the object and not about the connection or the server: the caller decides what they mean.
+# Statuses about the object, not about the connection or the server: the caller interprets them.
 _DECLINED = (304, 404, 409, 412, 416)
 _ELSEWHERE = ("NoSuchBucket", "NotImplemented")
-# The ETag of an uploaded part was cut off, so that the parts cannot be put together.
+# The ETag of an uploaded part was cut off, so that the parts cannot be combined.
 _GARBLED = ("InvalidPart", "InvalidPartOrder")
 _PASSING = (
     "SlowDown", "Throttling", "ThrottlingException", "RequestThrottled", "RequestLimitExceeded", "InternalError",
@@ -38,7 +38,7 @@ _CREDENTIALS = (
 )  # fmt: skip
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired")
 
-# All that botocore raises for a request; ValueError, where it reads a number or a date from a header that was cut off.
+# The exceptions of botocore for a request; ValueError for a number or a date in a header that was cut off.
 FAILURES = (aws.BotoCoreError, aws.ClientError, ResponseParserError, ValueError)
 _NO_WHOLE_ANSWER = (
     aws.HTTPClientError, aws.ConnectionError, aws.IncompleteReadError, ResponseParserError, ValueError,
@@ -47,7 +47,7 @@ _NO_WHOLE_ANSWER = (
 
 @contextmanager
 def answers(place: S3Location) -> Iterator[None]:
-    """Turn what boto3 raises inside into Declined, where the server said no about the object, or Failed."""
+    """Convert exceptions of boto3: to Declined for a refusal about the object, else to Failed."""
     try:
         yield
     except FAILURES as error:
@@ -59,8 +59,8 @@ def answers(place: S3Location) -> Iterator[None]:
 
 
 def whole(answer: JsonObject, *field_names: str) -> JsonObject:
-    """The answer, if it has these fields. Raises IncompleteReadError otherwise: a connection that ends among the
-    headers looks to Python like an answer that has no more of them, and no body."""
+    """The answer, if it has these fields. Raises IncompleteReadError otherwise: if a connection ends among the headers,
+    Python takes it for an answer with fewer headers and no body."""
     missing_fields = [name for name in field_names if name not in answer]
     if missing_fields:
         if body := find(answer, "Body", StreamingBody, None):
@@ -70,19 +70,19 @@ def whole(answer: JsonObject, *field_names: str) -> JsonObject:
 
 
 def status_of(error: Exception) -> int:
-    """The HTTP status; 0 when there was no answer."""
+    """The HTTP status; 0 without an answer."""
     if not isinstance(error, aws.ClientError):
         return 0
     return find(error.response, "ResponseMetadata.HTTPStatusCode", int, 0)
 
 
 def code_of(error: Exception) -> str:
-    """S3's code such as 'NoSuchKey'; '' when there was no answer."""
+    """S3's code such as 'NoSuchKey'; '' without an answer."""
     return find(error.response, "Error.Code", str, "") if isinstance(error, aws.ClientError) else ""
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether the same request may succeed in a moment."""
+    """Whether the same request may soon succeed."""
     if isinstance(error, aws.ClientError):
         return (status_of(error) >= 500 and status_of(error) != 501) or code_of(error) in _PASSING
     if isinstance(error, aws.SSLError | aws.ProxyConnectionError):
@@ -91,14 +91,14 @@ def is_transient(error: Exception) -> bool:
 
 
 def explain(place: S3Location, error: Exception) -> str:
-    """What happened, and the remedy."""
+    """The error and the remedy, as text."""
     place_text = f" at {place.endpoint}" if place.endpoint else " at AWS"
     explain_error = _explain_answer if isinstance(error, aws.ClientError) else _explain_no_answer
     return explain_error(place, place_text, error)
 
 
 def _explain_answer(place: S3Location, place_text: str, error: Exception) -> str:
-    """What an error response of the server means, and the remedy. place_text: where the server is, for messages."""
+    """The meaning of an error response, and the remedy, as text. place_text: the server's place, for messages."""
     code, status = code_of(error), status_of(error)
     if code == "NoSuchBucket":
         return f"there is no bucket {place.bucket!r}{place_text}; create it, or check its name"
@@ -142,14 +142,14 @@ def _explain_no_answer(_place: S3Location, place_text: str, error: Exception) ->
     if isinstance(error, aws.ProxyConnectionError):
         return "the proxy cannot be reached; check HTTPS_PROXY, HTTP_PROXY and NO_PROXY"
     if isinstance(error, _NO_WHOLE_ANSWER):
-        return f"no whole answer{place_text} ({error_name}); check the endpoint and the network, then run again"
+        return f"no complete answer{place_text} ({error_name}); check the endpoint and the network, then run again"
     return f"{error_name}{place_text}; check the URI's options and the AWS configuration"
 
 
 def client(place: S3Location) -> Any:
-    """boto3's client, made at first use; one per process, because neither sockets nor locks survive a fork.
+    """boto3's client, created on first use; one per process, because neither sockets nor locks survive a fork.
 
-    Credentials, profile, proxies and CA bundle are found as boto3 finds them. Raises Failed when the AWS configuration
+    Credentials, profile, proxies and CA bundle are found as boto3 finds them. Raises Failed if the AWS configuration
     cannot be used.
     """
     return _client(place, os.getpid())
@@ -157,8 +157,8 @@ def client(place: S3Location) -> Any:
 
 @lru_cache(maxsize=1)
 def _session() -> Any:
-    """What boto3 reads once: service descriptions, profile, credentials. It has no sockets, so a fork may share it, but
-    locks that it holds while it makes a client: `_making` keeps forks out of that."""
+    """boto3's session, with data that is read once: service descriptions, profile, credentials. It has no sockets, so a
+    fork may share it, but it holds locks while it creates a client: `_making` prevents forks meanwhile."""
     return boto3.session.Session()
 
 
@@ -176,7 +176,7 @@ def _client(place: S3Location, _process: int) -> Any:
         tcp_keepalive=True,
         # `api.ask` repeats requests.
         retries={"total_max_attempts": 1},
-        # Checksums of newer SDKs are refused by older servers; parts carry Content-MD5, and readers check SHA-256.
+        # Older servers refuse the checksums of newer SDKs; parts carry Content-MD5, and readers check SHA-256.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         s3=s3_options,

@@ -40,5 +40,5 @@ def generations(fleet):
 
 @pytest.fixture(scope="package")
 def executor(fleet):
-    with RayExecutor(fleet.address) as made:
-        yield made
+    with RayExecutor(fleet.address) as ray_executor:
+        yield ray_executor

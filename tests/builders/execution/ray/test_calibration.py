@@ -1,5 +1,3 @@
-"""Calibration in parts on the fleet: the same observations, to the bit, as one pass on this host."""
-
 import pytest
 
 from builders.execution.jobs import Job, Watch, ignore_event
@@ -29,7 +27,7 @@ class Listed:
     def cancel(self) -> None: ...
 
 
-def test_parts_are_observed_on_the_cluster_and_give_what_one_pass_gives(executor, tmp_path):
+def test_parts_observed_on_the_cluster_equal_one_pass(executor, tmp_path):
     write_project(tmp_path / "project")
     project = Project(tmp_path / "project")
     local, fleet = LocalExecutor(2), Listed(executor)

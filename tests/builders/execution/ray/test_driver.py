@@ -1,5 +1,3 @@
-"""A driver that dies: what was finished is on record, what ran is gone."""
-
 import os
 import subprocess
 import sys
@@ -32,7 +30,7 @@ with RayExecutor(address) as executor:
 """
 
 
-def test_a_killed_driver_loses_no_engine_that_was_finished(fleet, tmp_path):
+def test_a_killed_driver_loses_no_finished_engine(fleet, tmp_path):
     import json
 
     store = open_store(str(tmp_path / "registry"), create=True)

@@ -34,13 +34,13 @@ def job(function: str, arguments: dict | None = None, needs: Needs | None = None
     return call_job("unit", f"{JOBS}:{function}", arguments, limits=ProcessLimits(**limits), needs=needs or Needs())
 
 
-def test_each_job_gets_a_process_and_a_folder_of_its_own_and_the_folder_goes(executor):
+def test_each_job_has_its_own_process_and_folder_which_is_deleted(executor):
     places = [executor.run(job("where")) for _ in range(2)]
     assert len({place["pid"] for place in places}) == 2
     assert not any(Path(place["workdir"]).exists() for place in places)
 
 
-def test_a_worker_keeps_the_server_that_its_jobs_are_forked_from(fleet):
+def test_a_worker_keeps_the_fork_server_of_its_jobs(fleet):
     needs = Needs({"enginesmith/sm": "sm_75"}, required=True)
     with RayExecutor(fleet.address, modules=("wave",)) as executor:
         assert executor.run(job("imported", {"names": ["wave", "colorsys"]}, needs)) == ["wave"]
@@ -48,10 +48,10 @@ def test_a_worker_keeps_the_server_that_its_jobs_are_forked_from(fleet):
     assert len({place["parent"] for place in places}) < 4
 
 
-def test_errors_are_those_of_the_local_executor(executor):
-    with pytest.raises(StepError, match="unit: ValueError: seven") as caught:
+def test_errors_equal_those_of_the_local_executor(executor):
+    with pytest.raises(StepError, match="unit: ValueError: seven") as error:
         executor.run(job("boom"))
-    assert caught.value.kind == "error" and "Traceback" in caught.value.log
+    assert error.value.kind == "error" and "Traceback" in error.value.log
     with pytest.raises(ModelError, match="export it again"):
         executor.run(job("refuse", {"cls": "ModelError", "arguments": ["empty; export it again"]}))
     with pytest.raises(SpecError) as spec:
@@ -67,10 +67,10 @@ def test_errors_are_those_of_the_local_executor(executor):
         ("eat", {"mib": 400}, {"memory_mib": 300}, "memory"),
     ],
 )
-def test_limits_are_those_of_the_local_executor(executor, function, arguments, limits, kind):
-    with pytest.raises(StepError) as caught:
+def test_limits_equal_those_of_the_local_executor(executor, function, arguments, limits, kind):
+    with pytest.raises(StepError) as error:
         executor.run(job(function, arguments, **limits))
-    assert caught.value.kind == kind
+    assert error.value.kind == kind
 
 
 class Noted(list[JobEvent]):
@@ -79,7 +79,7 @@ class Noted(list[JobEvent]):
         return [list(vars(event).values())[1] for event in self if isinstance(event, kind)]
 
 
-def test_a_watch_here_sees_what_happens_there(executor, tmp_path):
+def test_a_local_watch_sees_remote_events(executor, tmp_path):
     seen = Noted()
 
     def watch(event: JobEvent) -> None:
@@ -96,7 +96,7 @@ def test_a_watch_here_sees_what_happens_there(executor, tmp_path):
     assert isinstance(seen[-1], ProcessEnded) and seen[-1].usage.peak_mib > 1
 
 
-def test_what_a_watch_raises_stops_the_job(executor, tmp_path):
+def test_an_exception_in_a_watch_stops_the_job(executor, tmp_path):
     def be_impatient(event: JobEvent) -> None:
         if isinstance(event, Printed):
             raise KeyboardInterrupt
@@ -106,17 +106,17 @@ def test_what_a_watch_raises_stops_the_job(executor, tmp_path):
     assert gone(int((tmp_path / "pid").read_text()))
 
 
-def test_a_killed_worker_is_a_crash_that_is_tried_once_more_on_another_node(executor, tmp_path):
+def test_a_killed_worker_is_a_crash_and_the_job_is_retried_on_another_node(executor, tmp_path):
     marked, seen = tmp_path / "marks", Noted()
-    with pytest.raises(StepError, match=r"WorkerCrashedError \(after 2 tries") as caught:
+    with pytest.raises(StepError, match=r"WorkerCrashedError \(after 2 tries") as error:
         executor.run(job("kill_worker", {"path": str(marked)}), seen.append)
     first, second = marked.read_text().split()
-    assert caught.value.kind == "crash" and first != second
+    assert error.value.kind == "crash" and first != second
     assert seen.all(Retrying) == ["it crashed; once more, elsewhere if a node suits"]
     assert len(seen.all(Started)) == len(seen.all(ProcessEnded)) == 2
 
 
-def test_a_killed_worker_leaves_nothing_of_what_its_job_had_started(executor, tmp_path):
+def test_a_killed_worker_leaves_no_process_of_its_job(executor, tmp_path):
     noted = tmp_path / "pid"
     with pytest.raises(StepError):
         executor.run(job("spawn_and_kill_parent", {"path": str(noted)}))
@@ -124,7 +124,7 @@ def test_a_killed_worker_leaves_nothing_of_what_its_job_had_started(executor, tm
     assert len(started) == 2 and gone(*started)
 
 
-def test_an_engine_that_was_not_built_in_a_process_of_its_own_has_no_limits_but_errors(fleet):
+def test_an_engine_built_in_process_has_no_limits_but_errors(fleet):
     with RayExecutor(fleet.address, modules=None) as executor:
         assert executor.run(job("add", {"a": 1, "b": 2})) == 3
         with pytest.raises(ModelError, match="no"):
@@ -133,15 +133,15 @@ def test_an_engine_that_was_not_built_in_a_process_of_its_own_has_no_limits_but_
             executor.run(job("boom"))
 
 
-def test_cancel_ends_what_runs_and_nothing_is_left(fleet, tmp_path):
+def test_cancel_ends_running_jobs_and_leaves_nothing(fleet, tmp_path):
     executor = RayExecutor(fleet.address)
     noted, never = tmp_path / "pid", tmp_path / "never"
     failures = []
 
     def run(path: Path) -> None:
-        with pytest.raises(StepError) as caught:
+        with pytest.raises(StepError) as error:
             executor.run(job("spawn", {"path": str(path), "wait": True}))
-        failures.append(caught.value.kind)
+        failures.append(error.value.kind)
 
     thread = threading.Thread(target=run, args=(noted,))
     thread.start()
@@ -154,7 +154,7 @@ def test_cancel_ends_what_runs_and_nothing_is_left(fleet, tmp_path):
     assert not never.exists()
 
 
-def test_at_most_so_many_run_at_once(fleet, tmp_path):
+def test_at_most_the_limit_runs_at_once(fleet, tmp_path):
     executor, go, begun = RayExecutor(fleet.address, jobs=1), tmp_path / "go", [tmp_path / "0", tmp_path / "1"]
     stays = [job("stay", {"path": str(path), "go": str(go)}) for path in begun]
     with ThreadPoolExecutor(2) as pool:
@@ -167,7 +167,7 @@ def test_at_most_so_many_run_at_once(fleet, tmp_path):
         assert [run.result(PATIENCE_S) for run in runs] == [None, None]
 
 
-def test_it_shuts_down_only_what_it_started(executor):
+def test_an_executor_shuts_down_only_what_it_started(executor):
     with RayExecutor() as other:
         assert other.run(job("add", {"a": 1, "b": 2})) == 3
     assert ray.is_initialized()
@@ -234,21 +234,21 @@ print(answers)
         pytest.param(IN_THREADS, "[1, 2]\n", id="it outlives the thread whose job was the first"),
     ],
 )
-def test_a_ray_that_is_started_leaves_the_process_as_it_was(program, printed):
+def test_starting_ray_leaves_the_process_unchanged(program, printed):
     environment = {"PYTHONPATH": str(Path(__file__).parents[4]), "PATH": "/usr/bin:/bin", "HOME": str(Path.home())}
     ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, printed, "")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "no.such.host.invalid:1"])
-def test_an_address_out_of_reach_is_reported_at_once(address):
+def test_an_unreachable_address_is_reported_at_once(address):
     """Ray itself looks for one for six minutes."""
     with pytest.raises(UnavailableError, match=f"cannot reach the Ray cluster at {address}.*local executor"):
         check_reachable(address)
 
 
 @pytest.mark.parametrize("raised", [ConnectionError, TimeoutError, Exception])
-def test_a_cluster_that_is_no_ray_or_does_not_start_is_out_of_reach_too(monkeypatch, raised):
+def test_a_foreign_or_failing_cluster_is_unreachable(monkeypatch, raised):
     def refuse(**options):
         raise raised("timed out during startup")
 
@@ -258,23 +258,23 @@ def test_a_cluster_that_is_no_ray_or_does_not_start_is_out_of_reach_too(monkeypa
         RayExecutor("auto").run(job("add", {"a": 1, "b": 2}))
 
 
-def test_through_rays_client_a_job_is_the_same_with_nothing_told_meanwhile(executor, monkeypatch):
+def test_a_job_through_rays_client_gives_the_same_result_without_progress(executor, monkeypatch):
     """The client (ray://...) streams nothing, and needs grpc, which is not here: tried is what it would be handed."""
     from builders.execution.ray import task
 
-    made, asked = task._remote, []
+    remote, flags = task._remote, []
     monkeypatch.setattr(task, "through_client", lambda: True)
-    monkeypatch.setattr(task, "_remote", lambda isolated, streams: asked.append(streams) or made(isolated, streams))
+    monkeypatch.setattr(task, "_remote", lambda isolated, streams: flags.append(streams) or remote(isolated, streams))
     seen = Noted()
     assert executor.run(job("add", {"a": 2, "b": 3}), seen.append) == 5
     assert [type(event) for event in seen if isinstance(event, Started | ProcessEnded)] == [Started, ProcessEnded]
-    assert asked == [False]
-    with pytest.raises(StepError) as caught:
+    assert flags == [False]
+    with pytest.raises(StepError) as error:
         executor.run(job("hang", timeout_s=0.5))
-    assert caught.value.kind == "timeout"
+    assert error.value.kind == "timeout"
 
 
-def test_a_cluster_on_loopback_alone_is_not_waited_for(monkeypatch):
+def test_a_loopback_cluster_is_not_waited_for(monkeypatch):
     """Ray looks for it under the machine's own address, for six minutes."""
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.2")
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -1,5 +1,3 @@
-"""Proofs and canaries as tasks on workers with a GPU. The fleet's GPUs are numbers, and its engines are for CPUs."""
-
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -59,9 +57,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     project = Project(place / "project")
     for targets in (["cpu"], ["cpu", "sm_89"]):
         project.change_spec(precisions=["fp32"], targets=targets, calibration=None)
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as error:
             cli.main(["build", str(project.spec), "--registry", str(project.registry)])
-        assert not ended.value.code
+        assert not error.value.code
     store = open_store(project.registry)
     channels.promote(store, load(store, "tiny", "1"), "stable")
     return project.registry
@@ -80,8 +78,8 @@ def unproven(store: Store) -> Pending:
     entry = replace(cpu, status="unproven", reason="no such machine")
     entry = replace(entry, report=store.put_bytes(canonical_json(report(entry).to_json())))
     draft = replace(manifest, version="", content=digest_of("again"), engines=())
-    made = publish(store, draft, [(entry, approval(entry))]).version
-    return pending_of(store, "tiny", made)
+    version = publish(store, draft, [(entry, approval(entry))]).version
+    return pending_of(store, "tiny", version)
 
 
 def put_traffic(folder: Path, apart_s: float) -> str:
@@ -113,7 +111,7 @@ def test_an_engine_is_proven_on_a_worker_of_its_gpu_and_the_registry_has_the_rep
 
 
 @pytest.mark.slow
-def test_what_a_worker_cannot_run_is_told_by_it(store, context):
+def test_a_worker_reports_engines_that_it_cannot_run(store, context):
     [item] = list_pending(store, on=L4)
     assert [entry.unit for entry in item.engines] == ["sm_89 fp32 tensorrt-rtx"]
     [row] = validate_on_worker(item, L4, context)
@@ -121,7 +119,7 @@ def test_what_a_worker_cannot_run_is_told_by_it(store, context):
 
 
 @pytest.mark.slow
-def test_a_canary_has_both_engines_in_one_task_with_requests_in_flight(store, context, on_l4, tmp_path):
+def test_a_canary_runs_both_engines_in_one_task_with_requests_in_flight(store, context, on_l4, tmp_path):
     traffic = put_traffic(tmp_path / "traffic", 1 / 2000)
     with ObservationLog(tmp_path / "traffic" / "tiny.observed.jsonl") as log:
         for index in range(9):
@@ -131,17 +129,17 @@ def test_a_canary_has_both_engines_in_one_task_with_requests_in_flight(store, co
     assert context.progress.started_on == ["canary tiny@2 on l4: sm_89"]
     assert done.report and done.report.traffic.in_flight == 3
     assert [line.startswith("judged after 60 of 60 requests: ") for line in output] == [True], "as the worker said it"
-    [kept] = canaries(store, load(store, "tiny", "2"))
-    assert (kept.verdict, kept.report) == (done.report.verdict, done.blob) and kept.verdict in ("INSUFFICIENT", "FAIL")
+    [row] = canaries(store, load(store, "tiny", "2"))
+    assert (row.verdict, row.report) == (done.report.verdict, done.blob) and row.verdict in ("INSUFFICIENT", "FAIL")
 
 
 @pytest.mark.slow
-def test_a_gpu_that_no_group_has_is_named_with_the_remedy(store, context):
-    with pytest.raises(StepError) as caught:
+def test_a_gpu_without_a_group_is_named_with_the_remedy(store, context):
+    with pytest.raises(StepError) as error:
         validate_on_worker(unproven(store), B300, context)
-    assert caught.value.kind == "no-node"
+    assert error.value.kind == "no-node"
     for words in ("no node with enginesmith/product=b300 and enginesmith/sm=sm_103 and 1 GPU", "`gpuGroups`"):
-        assert words in str(caught.value)
+        assert words in str(error.value)
 
 
 def engines_below(process: psutil.Process) -> list[psutil.Process]:
@@ -154,7 +152,7 @@ def engines_below(process: psutil.Process) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-def test_a_cancelled_canary_ends_both_engines_and_gives_the_gpu_back(
+def test_a_cancelled_canary_ends_both_engines_and_releases_the_gpu(
     fleet, generations, executor, store, on_l4, tmp_path
 ):
     traffic = put_traffic(tmp_path / "traffic", 1.0)
@@ -167,9 +165,9 @@ def test_a_cancelled_canary_ends_both_engines_and_gives_the_gpu_back(
             both = until("both engines are open", lambda: len(result := engines_below(raylet)) == 2 and result)
         finally:
             own.cancel()
-        with pytest.raises(StepError) as caught:
+        with pytest.raises(StepError) as error:
             running.result(PATIENCE_S)
-    assert caught.value.kind == "cancelled"
+    assert error.value.kind == "cancelled"
     assert psutil.wait_procs(both, timeout=PATIENCE_S)[1] == []
     needs = Needs({"enginesmith/sm": "sm_89"}, required=True, gpus=1)
     following = call_job("next", "tests.builders.jobs:add", {"a": 1, "b": 2}, limits=ProcessLimits(60), needs=needs)
@@ -187,7 +185,7 @@ class Failing:
     def cancel(self) -> None: ...
 
 
-def test_a_task_that_fails_is_its_versions_row_and_one_that_never_ran_is_not(store):
+def test_a_failed_task_is_its_versions_row_and_an_unstarted_one_is_not(store):
     item = unproven(store)
     for kind in ("crash", "node-lost", "timeout"):
         [row] = validate_on_worker(item, L4, RunContext(store, LocalExecutor(), failing := Failing(kind)))
@@ -199,11 +197,11 @@ def test_a_task_that_fails_is_its_versions_row_and_one_that_never_ran_is_not(sto
             validate_on_worker(item, L4, RunContext(store, LocalExecutor(), Failing(kind)))
 
 
-def test_no_worker_is_asked_for_where_there_is_nothing_to_compare(store, on_l4, tmp_path):
+def test_no_worker_is_requested_without_a_comparison(store, on_l4, tmp_path):
     context = RunContext(store, LocalExecutor(), Failing("a worker would start"))
 
-    def reason(**wanted: object) -> str:
-        result = canary_on_worker(CanaryRequest("tiny", "2", **wanted), context, print)
+    def reason(**options: object) -> str:
+        result = canary_on_worker(CanaryRequest("tiny", "2", **options), context, print)
         assert result.report is None
         return result.reason
 

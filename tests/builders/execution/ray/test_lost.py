@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from builders.execution.jobs import Waiting
+from builders.execution.jobs import Started, Waiting
 from builders.execution.ray import RayExecutor, executor, task
 from builders.execution.ray import executor as listener
 from builders.execution.ray.task import RayNode, TaskAnswer
@@ -68,15 +68,15 @@ class Ray:
 
 @pytest.fixture
 def ray(monkeypatch):
-    made = Ray()
-    monkeypatch.setattr(task, "connect", made.connect)
+    fake_ray = Ray()
+    monkeypatch.setattr(task, "connect", fake_ray.connect)
     monkeypatch.setattr(task, "disconnect", lambda: None)
-    monkeypatch.setattr(task, "check_reachable", made.check)
-    monkeypatch.setattr(listener, "nodes", made.nodes)
-    monkeypatch.setattr(listener, "_ready", made.ready)
+    monkeypatch.setattr(task, "check_reachable", fake_ray.check)
+    monkeypatch.setattr(listener, "nodes", fake_ray.nodes)
+    monkeypatch.setattr(listener, "_ready", fake_ray.ready)
     monkeypatch.setattr(executor, "RayTask", Task)
     monkeypatch.setattr(executor, "_AGAIN_S", 0.01)
-    return made
+    return fake_ray
 
 
 def in_thread(run):
@@ -94,15 +94,15 @@ def in_thread(run):
     return thread, items
 
 
-def test_what_waits_fails_and_the_next_job_waits_for_the_cluster_to_come_back(ray):
-    with RayExecutor("ray://head:10001", wait_s=3600) as made:
-        first, result = in_thread(lambda: made.run(JOB))
-        until(lambda: made._listener and made._listener._tasks)
+def test_waiting_jobs_fail_and_the_next_job_waits_for_the_cluster(ray):
+    with RayExecutor("ray://head:10001", wait_s=3600) as ray_executor:
+        first, result = in_thread(lambda: ray_executor.run(JOB))
+        until(lambda: ray_executor._listener and ray_executor._listener._tasks)
         ray.away.set()
         first.join(PATIENCE_S)
         assert isinstance(result[0], UnavailableError) and "lost the Ray cluster" in str(result[0])
         ray.asked.clear()
-        again, result = in_thread(lambda: made.run(JOB))
+        again, result = in_thread(lambda: ray_executor.run(JOB))
         assert ray.asked.wait(PATIENCE_S) and not result
         ray.answers.set()
         ray.away.clear()
@@ -110,13 +110,13 @@ def test_what_waits_fails_and_the_next_job_waits_for_the_cluster_to_come_back(ra
         assert result == [3] and ray.connected == 2
 
 
-def test_a_head_that_does_not_answer_yet_is_waited_for_at_the_first_connection_too(ray):
+def test_the_first_connection_waits_for_a_head_that_does_not_answer(ray):
     """Right after an installation a build starts before the head does."""
     ray.away.set()
     ray.answers.set()
     waits = []
-    with RayExecutor("ray://head:10001", wait_s=3600) as made:
-        first, result = in_thread(lambda: made.run(JOB, waits.append))
+    with RayExecutor("ray://head:10001", wait_s=3600) as ray_executor:
+        first, result = in_thread(lambda: ray_executor.run(JOB, waits.append))
         until(lambda: len(waits) > 1)
         assert isinstance(waits[0], Waiting) and not result
         assert waits[0].why == "cannot reach ray://head:10001; tried again, 60:00 left"
@@ -125,16 +125,16 @@ def test_a_head_that_does_not_answer_yet_is_waited_for_at_the_first_connection_t
         assert result == [3] and ray.connected == 1
 
 
-def test_jobs_wait_for_the_head_together_and_not_one_after_the_other(ray, monkeypatch):
+def test_jobs_wait_for_the_head_in_parallel(ray, monkeypatch):
     ray.away.set()
     clock = iter(range(0, 9000, 100))
     monkeypatch.setattr(executor.time, "monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(executor.time, "sleep", lambda _: None)
     waits = []
-    with RayExecutor("ray://head:10001", wait_s=1000) as made:
+    with RayExecutor("ray://head:10001", wait_s=1000) as ray_executor:
         for _ in range(2):
             with pytest.raises(UnavailableError, match="cannot reach"):
-                made.run(JOB, waits.append)
+                ray_executor.run(JOB, waits.append)
             assert 5 < len(waits) < 11
 
 
@@ -145,41 +145,63 @@ class RpcError(Exception):
         return "Failed to serialize response!"
 
 
-def test_a_new_head_that_does_not_know_the_client_is_a_lost_one(ray, monkeypatch):
+def test_a_new_head_that_does_not_know_the_client_counts_as_lost(ray, monkeypatch):
     monkeypatch.setattr(ray, "ready", lambda refs: (_ for _ in ()).throw(RpcError("<\nfive\nlines\n>")))
     monkeypatch.setattr(listener, "_ready", ray.ready)
-    with RayExecutor("ray://head:10001") as made:
+    with RayExecutor("ray://head:10001") as ray_executor:
         with pytest.raises(UnavailableError, match="lost the Ray cluster: Failed to serialize response!; start it"):
-            made.run(JOB)
-        assert made._listener.lost
+            ray_executor.run(JOB)
+        assert ray_executor._listener.lost
 
 
-def test_one_that_is_lost_while_nothing_runs_is_out_of_reach_and_not_another_error(ray):
+def test_a_cluster_lost_while_idle_is_unreachable(ray):
     ray.answers.set()
-    with RayExecutor("ray://head:10001") as made:
-        assert made.run(JOB) == 3
-        made._listener._nodes = (0.0, [])
+    with RayExecutor("ray://head:10001") as ray_executor:
+        assert ray_executor.run(JOB) == 3
+        ray_executor._listener._nodes = (0.0, [])
         ray.away.set()
         for output in ("lost the Ray cluster: Ray Client is not connected", "cannot reach"):
             with pytest.raises(UnavailableError, match=output):
-                made.run(JOB)
+                ray_executor.run(JOB)
         ray.away.clear()
-        assert made.run(JOB) == 3
+        assert ray_executor.run(JOB) == 3
 
 
-def test_a_cancelled_one_does_not_wait_for_it(ray):
-    with RayExecutor("ray://head:10001", wait_s=3600) as made:
+def test_a_cancelled_job_does_not_wait_for_the_head(ray):
+    with RayExecutor("ray://head:10001", wait_s=3600) as ray_executor:
         ray.answers.set()
-        assert made.run(JOB) == 3
-        made._listener._nodes = (0.0, [])
+        assert ray_executor.run(JOB) == 3
+        ray_executor._listener._nodes = (0.0, [])
         ray.away.set()
         with pytest.raises(UnavailableError):
-            made.run(JOB)
-        again, result = in_thread(lambda: made.run(JOB))
+            ray_executor.run(JOB)
+        again, result = in_thread(lambda: ray_executor.run(JOB))
         assert ray.asked.wait(PATIENCE_S)
-        made.cancel()
+        ray_executor.cancel()
         again.join(PATIENCE_S)
         assert isinstance(result[0], StepError | UnavailableError)
+
+
+def test_an_interrupted_worker_waits_for_the_end_of_its_jobs_processes(monkeypatch):
+    """Ray interrupts the worker's main thread, and takes the resources for free once the worker has left the task."""
+    ended = []
+
+    def run_job(job, folder, is_cancelled, tell, start):
+        tell("runs")
+        until(is_cancelled)
+        ended.append(job.name)
+
+    for name, stand_in in (
+        ("run_job", run_job),
+        ("_node_id", lambda: "id"),
+        ("keep_fork_server", lambda modules: None),
+    ):
+        monkeypatch.setattr(task, name, stand_in)
+    batches = task.work(JOB, ())
+    assert next(batches) == [Started("unit", "id")] and next(batches) == ["runs"]
+    with pytest.raises(KeyboardInterrupt):
+        batches.throw(KeyboardInterrupt())
+    assert ended == ["unit"]
 
 
 class Panic(BaseException):
@@ -187,9 +209,9 @@ class Panic(BaseException):
 
 
 @pytest.mark.timeout(60)
-def test_a_listener_that_ends_keeps_no_job_waiting(ray, monkeypatch):
+def test_a_failing_listener_blocks_no_job(ray, monkeypatch):
     monkeypatch.setattr(listener, "_ready", lambda refs: (_ for _ in ()).throw(Panic("at the third layer")))
-    with RayExecutor("ray://head:10001") as made:
+    with RayExecutor("ray://head:10001") as ray_executor:
         with pytest.raises(UnavailableError, match="lost the Ray cluster: at the third layer") as error_info:
-            made.run(JOB)
+            ray_executor.run(JOB)
         assert isinstance(error_info.value.__cause__, Panic)

@@ -42,7 +42,7 @@ def test_a_required_label_is_a_selector_and_a_preferred_one_falls_back():
     assert (preferred["label_selector"], preferred["fallback_strategy"]) == (ADA, [{"label_selector": {}}])
 
 
-def test_a_preferred_label_that_no_node_has_is_not_asked_for():
+def test_a_preferred_label_without_a_node_is_not_requested():
     assert ray_options(Needs({"enginesmith/sm": "sm_75"}), FLEET)["label_selector"] == {}
 
 
@@ -55,15 +55,15 @@ def test_a_preferred_label_that_no_node_has_is_not_asked_for():
         (Needs({"enginesmith/sm": "sm_75"}, required=True, memory_mib=512), 512),
     ],
 )
-def test_memory_is_asked_for_up_to_the_largest_node_that_suits(needs, mib):
+def test_memory_is_requested_up_to_the_largest_suitable_node(needs, mib):
     assert ray_options(needs, FLEET)["memory"] == mib << 20
 
 
-def test_no_memory_is_asked_for_where_none_is_known():
+def test_unknown_memory_is_not_requested():
     assert "memory" not in ray_options(Needs(), FLEET)
 
 
-def test_a_node_is_avoided_only_while_another_suits():
+def test_a_node_is_avoided_only_while_another_is_suitable():
     assert ray_options(Needs(), FLEET, avoid="cpu")["label_selector"] == {"ray.io/node-id": "!cpu"}
     assert ray_options(Needs(ADA, required=True), FLEET, avoid="ada")["label_selector"] == ADA
     # 'ada' is to be avoided, so its label is no longer preferred
@@ -71,7 +71,7 @@ def test_a_node_is_avoided_only_while_another_suits():
     assert avoiding["label_selector"] == {"ray.io/node-id": "!ada"} and "fallback_strategy" not in avoiding
 
 
-def test_that_none_fits_says_what_was_asked_what_there_is_and_what_to_do():
+def test_the_error_for_no_node_names_request_nodes_and_remedy():
     message = none_fits(Needs({"enginesmith/sm": "sm_100"}, required=True, gpus=2), FLEET)
     assert message.startswith("no node with enginesmith/sm=sm_100 and 2 GPUs; the cluster's nodes: 2 with a CPU, ")
     assert "1 with enginesmith/sm=sm_89 and 1 GPU" in message and "1 with enginesmith/sm=sm_90 and 2 GPUs" in message

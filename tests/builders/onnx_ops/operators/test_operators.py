@@ -17,10 +17,10 @@ def ran(tmp_path, text, *arrays, opset=24):
 
 
 @pytest.mark.parametrize(("kind", "ends"), [("bool", (False, True)), ("int32", (-(2**31), 2**31 - 1))])
-def test_the_greatest_of_nothing_is_the_least_of_its_type_and_the_least_the_greatest(tmp_path, kind, ends):
-    for operator, wanted in zip(("ReduceMax", "ReduceMin"), ends, strict=True):
+def test_the_maximum_of_nothing_is_the_types_minimum_and_vice_versa(tmp_path, kind, ends):
+    for operator, expected in zip(("ReduceMax", "ReduceMin"), ends, strict=True):
         text = f"({kind}[2, n] x) => ({kind}[2] y) <int64[1] at = {{1}}> {{ y = {operator} <keepdims = 0> (x, at) }}"
-        assert ran(tmp_path, text, np.zeros((2, 0), kind), opset=20).tolist() == [wanted] * 2
+        assert ran(tmp_path, text, np.zeros((2, 0), kind), opset=20).tolist() == [expected] * 2
 
 
 @pytest.mark.parametrize(
@@ -38,16 +38,16 @@ def test_the_greatest_of_nothing_is_the_least_of_its_type_and_the_least_the_grea
         "y = LpNormalization <axis = 1> (x)",
     ],
 )
-def test_what_onnx_tests_on_one_plane_is_right_for_each_plane_of_several(tmp_path, node):
+def test_single_plane_cases_of_onnx_also_hold_for_several_planes(tmp_path, node):
     shapes = {"x": (2, 3, 7, 6), "w": (4, 3, 2, 3), "v": (3, 2, 3, 3), "grid": (2, 4, 5, 2)}
     inputs = ", ".join(f"float[{', '.join(map(str, shape))}] {name}" for name, shape in shapes.items())
     text = f"""({inputs}) => ({"int64" if "MaxPool" in node else "float"}[n, c, h, k] y)
                <float[4] scales = {{1.0, 1.0, 2.0, 1.5}}, int64[8] edges = {{1, 0, 2, 0, 0, 1, 0, 3}}> {{ {node} }}"""
     rng = np.random.default_rng(0)
-    given = {name: rng.uniform(-1, 1, shape).astype("f") for name, shape in shapes.items()}
-    found = ran(tmp_path, text, *given.values(), opset=19)
-    expected = OrtSession(tmp_path / "model.onnx", optimized=False).run(given)["y"]
-    np.testing.assert_allclose(found, expected, atol=1e-5)
+    input_arrays = {name: rng.uniform(-1, 1, shape).astype("f") for name, shape in shapes.items()}
+    actual = ran(tmp_path, text, *input_arrays.values(), opset=19)
+    expected = OrtSession(tmp_path / "model.onnx", optimized=False).run(input_arrays)["y"]
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 def test_running_products_go_forward(tmp_path):
@@ -73,7 +73,7 @@ def test_a_query_attends_to_the_keys_that_are_filled_and_not_to_later_ones(tmp_p
     np.testing.assert_allclose(ran(tmp_path, text, q, k, v, filled), expected, atol=1e-5)
 
 
-def test_without_counts_of_keys_the_first_query_sees_the_first_key_alone(tmp_path):
+def test_without_key_counts_the_first_query_sees_only_the_first_key(tmp_path):
     text = """(float[1, 1, 2, 4] q, float[1, 1, 3, 4] k, float[1, 1, 3, 4] v) => (float[1, 1, 2, 4] y)
               { y = Attention <is_causal = 1> (q, k, v) }"""
     rng = np.random.default_rng(0)

@@ -42,8 +42,8 @@ def layer_norm(x: Array, scale: Array, bias: Array | None = None, axis: int = -1
 def reduced(of: Callable[..., Any]) -> Callable[..., Array]:
     """A reduction with its axes as an attribute (up to opset 17) or an input."""
 
-    def reduce(x: Array, given: Array | None = None, axes=None, keepdims=1, noop_with_empty_axes=0) -> Array:
-        chosen = axes if given is None else given.tolist()
+    def reduce(x: Array, axes_input: Array | None = None, axes=None, keepdims=1, noop_with_empty_axes=0) -> Array:
+        chosen = axes if axes_input is None else axes_input.tolist()
         if not chosen and noop_with_empty_axes:
             return x
         return np.asarray(of(x, axis=tuple(chosen) if chosen else None, keepdims=bool(keepdims)), x.dtype)

@@ -69,10 +69,10 @@ def golden_set(store: Store, folder: Path) -> str:
 
 
 def publish_with_golden(
-    store: Store, entries: list[EngineEntry], folder: Path, content: object, wanted: str | None = None
+    store: Store, entries: list[EngineEntry], folder: Path, content: object, version: str | None = None
 ) -> Published:
     """A version with a golden set, on the channel candidate."""
     drafted = draft(store, content)
     drafted = replace(drafted, sources={**drafted.sources, "golden": golden_set(store, folder)})
     pairs = [(entry, approval(entry)) for entry in entries]
-    return publish(store, drafted, pairs, (), channel="candidate", wanted_version=wanted)
+    return publish(store, drafted, pairs, (), channel="candidate", wanted_version=version)

@@ -42,8 +42,8 @@ class Loader:
     def variants(self, component: str) -> dict[str, str]:
         """The provider of each variant."""
         names = self._names("ModelPackage_GetVariantNames", component.encode())
-        asked = ((name, (self._package, component.encode(), name.encode())) for name in names)
-        return {name: _text(self._made("ModelPackage_GetVariantEpName", *how)) for name, how in asked}
+        variant_keys = ((name, (self._package, component.encode(), name.encode())) for name in names)
+        return {name: _text(self._made("ModelPackage_GetVariantEpName", *how)) for name, how in variant_keys}
 
     def select(self, component: str) -> tuple[str, int]:
         """The variant for this machine's CPU, and how many inputs the session of it has."""

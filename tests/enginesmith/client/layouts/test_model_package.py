@@ -1,5 +1,3 @@
-"""A model package of ONNX Runtime, read by its own loader: what it holds, what is refused, and that it is whole."""
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +26,7 @@ def place(store: Store, dest: Path, *machines: str) -> Placed:
     return Client(store.uri).place("digits", dest, ModelPackage(), target=list(machines))
 
 
-def test_onnx_runtime_opens_it_and_takes_the_variant_of_its_provider(store: Store, tmp_path: Path) -> None:
+def test_onnx_runtime_opens_it_with_the_providers_variant(store: Store, tmp_path: Path) -> None:
     publish_engines(store, [cpu_engine(store, 5), cuda_engine(store, "sm_89")])
     placed = place(store, tmp_path / "m", "l4", "cpu")
     assert placed.folder == tmp_path / "m" / "digits-1.ortpackage" and placed.swapped
@@ -39,7 +37,7 @@ def test_onnx_runtime_opens_it_and_takes_the_variant_of_its_provider(store: Stor
     assert {item.path.read_bytes() for item in placed.pulled} == {adds(5), adds(7)}
 
 
-def test_a_package_that_the_loader_refuses_is_not_written(store: Store, tmp_path: Path) -> None:
+def test_a_package_that_the_loader_would_refuse_is_not_written(store: Store, tmp_path: Path) -> None:
     """The loader is strict, so that the test above would fail with a key that it does not know."""
     publish_engines(store, [cpu_engine(store, 5)])
     folder = place(store, tmp_path / "m", "cpu").folder
@@ -49,7 +47,7 @@ def test_a_package_that_the_loader_refuses_is_not_written(store: Store, tmp_path
         Loader(folder)
 
 
-def test_a_second_pull_repairs_it_and_one_of_other_engines_leaves_it(store: Store, tmp_path: Path) -> None:
+def test_a_second_pull_repairs_it_and_other_engines_leave_it(store: Store, tmp_path: Path) -> None:
     publish_engines(store, [cpu_engine(store, 5), cuda_engine(store, "sm_89")])
     placed = place(store, tmp_path / "m", "cpu")
     model = placed.pulled[0].path
@@ -62,7 +60,7 @@ def test_a_second_pull_repairs_it_and_one_of_other_engines_leaves_it(store: Stor
     assert Loader(placed.folder).select("digits") == ("cpu-fp32", 1)
 
 
-def test_a_pull_that_fails_leaves_no_package_and_the_next_has_nothing_of_it(store: Store, tmp_path: Path) -> None:
+def test_a_failed_pull_leaves_no_package_and_no_remains(store: Store, tmp_path: Path) -> None:
     publish_engines(store, [cpu_engine(store, 5), cuda_engine(store, "sm_89"), cuda_engine(store, "sm_80", 8)])
     digest = str(cuda_engine(store, "sm_80", 8).digest)
     flip(store, digest)
@@ -73,9 +71,7 @@ def test_a_pull_that_fails_leaves_no_package_and_the_next_has_nothing_of_it(stor
     assert names_in(folder) == ["manifest.json", "sm_89-fp16"]
 
 
-def test_two_engines_that_it_cannot_tell_apart_are_refused_before_a_folder_is_made(
-    store: Store, tmp_path: Path
-) -> None:
+def test_two_indistinguishable_engines_are_refused_before_a_folder_is_made(store: Store, tmp_path: Path) -> None:
     publish_engines(store, [cuda_engine(store, "sm_89"), cuda_engine(store, "sm_80", 8), cuda_engine(store, "sm_75")])
     with pytest.raises(InputError, match="are both for CUDAExecutionProvider"):
         place(store, tmp_path / "m", "l4", "a100")
@@ -98,15 +94,13 @@ def test_engines_that_no_provider_opens_alone_are_refused(store: Store, tmp_path
             place(store, tmp_path / "m", "l4")
 
 
-def test_the_command_prints_what_each_variant_is(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_each_variant(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     publish_engines(store, [cpu_engine(store, 5)])
     words = ["pull", "digits", "--layout", "ortpackage", "--target", "cpu", "--dest", str(tmp_path / "m")]
     for extra, code in (([], 0), (["--follow"], 2)):
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as error:
             cli.main([*words, *extra, "--registry", store.uri])
-        assert ended.value.code == code
+        assert error.value.code == code
     captured = capsys.readouterr()
     assert "chosen: cpu-fp32/model.onnx: cpu fp32 onnxruntime of digits@1" in captured.out
     assert "writes the package of a version once; leave out --follow" in captured.err

@@ -1,5 +1,3 @@
-"""A model repository of Triton's: the configuration by Triton's own protobuf message, what is refused, the swap."""
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,22 +14,16 @@ from enginesmith.client.layouts.triton import Triton, triton_version
 from enginesmith.client.layouts.triton_config import DynamicBatching
 from enginesmith.client.resolve import Policy
 from enginesmith.core.errors import InputError, IntegrityError, UnavailableError, UnknownNameError
-from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.types import ShapeProfile, TensorSpec
 from enginesmith.registry.manifest import EngineEntry
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions import channels
 from enginesmith.registry.versions.publish import publish
 from pipeline.drafts.onnx_model import look_at_triton
-from tests.enginesmith.client.layouts.engines import GOLDEN, cpu_engine, plan, publish_with_golden, stripped, wide
+from tests.enginesmith.client.layouts.engines import GOLDEN, cpu_engine, plan, publish_with_golden, stripped
 from tests.enginesmith.client.layouts.model_config import read_config
 from tests.enginesmith.registries import approval, draft, engine, flip, names_in, publish_engines
 from tests.enginesmith.registry.test_ensembles import publish_graphs, publish_whole
-
-
-@pytest.fixture
-def dest(tmp_path: Path) -> Path:
-    return tmp_path / "models"
 
 
 def place(store: Store, dest: Path, reference: str = "digits", layout: Triton = Triton(), **how):  # noqa: B008
@@ -75,7 +67,7 @@ def test_a_version_of_a_batch_becomes_a_repository(store: Store, dest: Path, tmp
     assert run({"image": GOLDEN})["logits"][0, 0] == GOLDEN[0].sum() + 5
 
 
-def test_init_reads_what_was_written_and_the_version_that_is_served(store: Store, dest: Path) -> None:
+def test_init_reads_the_written_configuration_and_the_served_version(store: Store, dest: Path) -> None:
     publish_engines(store, [cpu_engine(store, 1)], "a")
     publish_engines(store, [cpu_engine(store, 2)], "b")
     for reference in ("digits@2", "digits@1"):
@@ -99,7 +91,7 @@ def test_init_reads_what_was_written_and_the_version_that_is_served(store: Store
         (("batch",), [((1,), (8,))], 8, [1]),
     ],
 )
-def test_the_batch_is_an_axis_of_its_own_only_where_it_may_be(store, dest, shape, profiles, most, dims) -> None:
+def test_the_batch_axis_is_separate_only_if_any_batch_fits(store, dest, shape, profiles, most, dims) -> None:
     entry = cpu_engine(store, 1)
     sizes = tuple(ShapeProfile((("image", low, high, high),)) for low, high in profiles)
     entry = replace(entry, inputs=(TensorSpec("image", "float32", shape),), profiles=sizes)
@@ -111,7 +103,7 @@ def test_the_batch_is_an_axis_of_its_own_only_where_it_may_be(store, dest, shape
     assert ("reshape" in result["input"][0]) == (shape == ("batch",))
 
 
-def test_requests_are_joined_only_where_that_was_asked_for_and_can_be(store: Store, dest: Path) -> None:
+def test_requests_are_joined_only_if_requested_and_possible(store: Store, dest: Path) -> None:
     publish_engines(store, [cpu_engine(store, 1)])
     place(store, dest)
     assert "dynamic_batching" not in config(dest)
@@ -122,7 +114,7 @@ def test_requests_are_joined_only_where_that_was_asked_for_and_can_be(store: Sto
     publish_engines(store, [fixed], "b")
     with pytest.raises(InputError, match="requests cannot be joined"):
         place(store, dest, layout=Triton(DynamicBatching()))
-    for wrong in ({"max_batch_size": 0}, {"max_queue_delay_s": float("nan")}):
+    for wrong in ({"max_batch_size": 0}, {"max_queue_delay_s": float("nan")}, {"max_queue_delay_s": 3600.5}):
         with pytest.raises(InputError):
             DynamicBatching(**wrong)
 
@@ -147,7 +139,7 @@ def publish_hints(store: Store, entries: list[EngineEntry], **hints: object) -> 
     )
 
 
-def test_instances_preferred_sizes_and_labels_are_those_of_the_spec(store: Store, dest: Path) -> None:
+def test_instances_preferred_sizes_and_labels_equal_the_specs(store: Store, dest: Path) -> None:
     hints = {"instances": 2, "preferred_batch_sizes": [4, 8], "max_queue_delay_us": 100}
     publish_hints(store, [cpu_engine(store, 1)], **hints, labels={"logits": "names.txt"})
     place(store, dest)
@@ -169,7 +161,7 @@ def test_instances_preferred_sizes_and_labels_are_those_of_the_spec(store: Store
     }
 
 
-def test_plans_with_several_profiles_prefer_the_batches_that_these_are_tuned_for(store: Store, dest: Path) -> None:
+def test_plans_with_several_profiles_prefer_the_tuned_batches(store: Store, dest: Path) -> None:
     publish_engines(store, [plan(store, "l4", profiles=2)])
     place(store, dest, target="l4", layout=Triton(DynamicBatching()))
     assert config(dest)["dynamic_batching"]["preferred_batch_size"] == [8, 16]
@@ -178,9 +170,9 @@ def test_plans_with_several_profiles_prefer_the_batches_that_these_are_tuned_for
 def test_a_version_without_engines_for_triton_is_reported_before_a_folder_is_made(store: Store, dest: Path) -> None:
     others = [engine(store, "sm_75", "fp16"), cpu_engine(store, 1)]
     publish_engines(store, [engine(store, "l4", "int8"), engine(store, "l4", "fp16"), *others])
-    with pytest.raises(UnknownNameError) as caught:
+    with pytest.raises(UnknownNameError) as error:
         place(store, dest, target="l4")
-    first, *rest = str(caught.value).splitlines()
+    first, *rest = str(error.value).splitlines()
     assert first.startswith(
         "digits@1 has no engine for sm_89 (l4): l4 fp16 tensorrt-rtx: Triton does not load tensorrt-rtx engines"
     )
@@ -203,7 +195,7 @@ def test_plans_of_several_generations_are_chosen_by_compute_capability(store: St
     assert config(dest / "one")["default_model_filename"] == "model.plan" == one.pulled[0].path.name
 
 
-def test_engines_that_one_configuration_does_not_describe_are_refused(store: Store, dest: Path) -> None:
+def test_engines_that_need_two_configurations_are_refused(store: Store, dest: Path) -> None:
     publish_engines(store, [plan(store, "sm_80"), plan(store, "sm_89", profiles=2), plan(store, "l4")])
     with pytest.raises(InputError, match="has other inputs, sizes or profiles"):
         place(store, dest, target=["sm_80", "sm_89"])
@@ -227,18 +219,7 @@ def test_engines_that_triton_cannot_serve_are_skipped_with_the_reason(store: Sto
         place(store, dest)
 
 
-def test_int8_engines_are_refused_on_cpus_whose_sums_saturate(store: Store, dest: Path) -> None:
-    publish_engines(store, [wide(cpu_engine(store, 1))])
-    with pytest.raises(UnknownNameError, match="sums saturate on x86-64-v3, which has no VNNI; build it for"):
-        place(store, dest, target=Machine(cpu="x86-64-v3"))
-    output = [
-        [text for text in place(store, dest, target=machine).pulled[0].resolution.remarks if "VNNI" in text]
-        for machine in (Machine(), Machine(cpu="x86-64-v4-vnni"))
-    ]
-    assert output == [["its int8 sums are wrong on x86-64 without VNNI; the CPU is unknown"], []]
-
-
-def test_the_version_is_there_before_the_configuration_names_it(store: Store, dest: Path, monkeypatch) -> None:
+def test_the_version_exists_before_the_configuration_names_it(store: Store, dest: Path, monkeypatch) -> None:
     publish_engines(store, [cpu_engine(store, 1)], "a")
     publish_engines(store, [cpu_engine(store, 2)], "b")
     place(store, dest, "digits@1")
@@ -258,7 +239,7 @@ def test_the_version_is_there_before_the_configuration_names_it(store: Store, de
     assert seen[0] == ("1", ["1"]) and ("1", ["1", "2"]) in seen
 
 
-def test_a_channel_is_followed_and_old_versions_go(store: Store, dest: Path, tmp_path: Path) -> None:
+def test_a_followed_channel_deletes_old_versions(store: Store, dest: Path, tmp_path: Path) -> None:
     called: list[tuple[str, str]] = []
 
     def look(keep: int = 1):
@@ -283,7 +264,7 @@ def test_a_channel_is_followed_and_old_versions_go(store: Store, dest: Path, tmp
     assert (dest / "digits" / "7").is_dir(), "a folder of somebody else"
 
 
-def test_another_engine_of_the_version_that_is_served_replaces_it(store: Store, dest: Path) -> None:
+def test_another_engine_of_the_served_version_replaces_it(store: Store, dest: Path) -> None:
     publish_engines(store, [cpu_engine(store, 1), replace(cpu_engine(store, 2), precision="int8")], "a")
     first = place(store, dest, policy=Policy("fp32"))
     again = place(store, dest, policy=Policy("fp32"))
@@ -294,7 +275,7 @@ def test_another_engine_of_the_version_that_is_served_replaces_it(store: Store, 
     assert names_in(dest / "digits") == ["1", "config.pbtxt"]
 
 
-def test_a_damaged_engine_is_repaired_and_one_that_is_lost_passed_over(store: Store, dest: Path) -> None:
+def test_a_damaged_engine_is_repaired_and_a_lost_one_skipped(store: Store, dest: Path) -> None:
     good, best = replace(cpu_engine(store, 1), precision="int8"), cpu_engine(store, 2)
     publish_engines(store, [good, best], "a")
     first = place(store, dest)
@@ -309,7 +290,7 @@ def test_a_damaged_engine_is_repaired_and_one_that_is_lost_passed_over(store: St
 
 
 @pytest.mark.parametrize("when", ["download", "golden", "configuration"])
-def test_a_first_pull_that_fails_leaves_no_folder_of_the_model(store, dest, tmp_path, monkeypatch, when):
+def test_a_failed_first_pull_leaves_no_model_folder(store, dest, tmp_path, monkeypatch, when):
     entry = cpu_engine(store, 5)
     publish_with_golden(store, [entry], tmp_path, "a")
     if when == "download":
@@ -325,7 +306,7 @@ def test_a_first_pull_that_fails_leaves_no_folder_of_the_model(store, dest, tmp_
         assert place(store, dest).swapped
 
 
-def test_a_first_pull_that_fails_deletes_nothing_of_others(store: Store, dest: Path) -> None:
+def test_a_failed_first_pull_deletes_no_other_files(store: Store, dest: Path) -> None:
     entry = cpu_engine(store, 1)
     publish_engines(store, [entry])
     flip(store, str(entry.digest))
@@ -365,7 +346,7 @@ def test_every_version_has_a_number_that_triton_reads(version: str) -> None:
     assert number >= 10**18 or str(number) == version
 
 
-def test_numbers_of_versions_stay() -> None:
+def test_version_numbers_stay() -> None:
     assert triton_version("3") == 3
     assert triton_version("1.2.0-rc1") == triton_version("1.2.0-rc1") != triton_version("1.2.0-rc2")
     assert triton_version("1.2.0-rc1") == 2878615583658854698

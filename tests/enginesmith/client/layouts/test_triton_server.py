@@ -1,5 +1,3 @@
-"""Triton itself follows a repository that is written here (`triton_server`): polls and the load API, under load."""
-
 import time
 from pathlib import Path
 
@@ -68,7 +66,7 @@ def test_incomplete_downloads_load_nothing(store: Store, tmp_path: Path) -> None
         assert loads(server) == before and server.is_ready()
 
 
-def test_the_hook_has_triton_load_and_fails_where_it_cannot(store: Store, tmp_path: Path) -> None:
+def test_the_hook_loads_into_triton_and_fails_if_triton_cannot(store: Store, tmp_path: Path) -> None:
     dest = tmp_path / "models"
     publish_with_golden(store, [cpu_engine(store, 0)], tmp_path, 0)
     look(store, dest)

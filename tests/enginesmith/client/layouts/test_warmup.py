@@ -1,5 +1,3 @@
-"""Warm-up inputs out of a golden set whose header lies."""
-
 import json
 import resource
 from pathlib import Path
@@ -37,6 +35,6 @@ def test_offsets_beyond_the_file_are_refused(tmp_path: Path, shape: list[int], o
 
 def test_a_header_of_any_length_is_refused(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(IntegrityError, match=r"a header of .* bytes"):
+    with pytest.raises(IntegrityError, match=r"a header has .* bytes"):
         read_warmup(written(tmp_path / "golden", [2], [0, 8], (1 << 63) - 1), [X])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 16

@@ -1,5 +1,3 @@
-"""Rollouts as a node sees them: what it serves, how it reports, and that reports never stop a watcher."""
-
 import http.server
 import json
 import resource
@@ -70,9 +68,9 @@ def rollout(store: Any) -> Any:
     return operations.start(store, two, "stable", plan, operations.Operator("ada", NOW))
 
 
-def watcher(store: Any, dest: Any, clock: Clock, node: ServingNode = NODE, hook: Any = None, **given: Any) -> Any:
+def watcher(store: Any, dest: Any, clock: Clock, node: ServingNode = NODE, hook: Any = None, **options: Any) -> Any:
     output: list[str] = []
-    reporter = Reporter(clock=clock, say=output.append, **given)
+    reporter = Reporter(clock=clock, say=output.append, **options)
     client = Client(store.uri, node=node)
     return following(client, dest, hook, output.append, "digits:stable", reporter=reporter), output
 
@@ -100,7 +98,7 @@ def test_a_node_in_the_wave_gets_the_candidate_and_reports_it(store, rollout, tm
     assert clear_reports(store, following, lambda: following) == 1 and reports(store, rollout) == ()
 
 
-def test_a_step_that_reaches_others_costs_a_node_one_request(rollout, store, tmp_path, clock):
+def test_a_step_for_other_nodes_costs_a_node_one_request(rollout, store, tmp_path, clock):
     mine, _ = watcher(store, tmp_path / "a", clock, ServingNode("n2", "us"), hook=None)
     assert mine.once().version == "1"
     operations.pause(store, "digits", "stable", operations.Operator("ada", NOW))
@@ -113,7 +111,7 @@ def test_a_step_that_reaches_others_costs_a_node_one_request(rollout, store, tmp
         type(store).read_blob = read
 
 
-def test_it_reports_at_most_once_a_minute_and_every_two_minutes(store, rollout, tmp_path, clock):
+def test_a_node_reports_at_most_once_a_minute_and_every_two_minutes(store, rollout, tmp_path, clock):
     health = {"failure": "", "requests": 10, "errors": 0}
     mine, _ = watcher(store, tmp_path / "a", clock, health=lambda facts: HealthAnswer(**health))
     times = []
@@ -127,7 +125,7 @@ def test_it_reports_at_most_once_a_minute_and_every_two_minutes(store, rollout, 
     assert result.errors == 1 and result.requests == 10 and result.since[14:19] == "00:00"
 
 
-def test_a_pull_or_a_hook_that_fails_is_reported(store, rollout, tmp_path, clock):
+def test_a_failed_pull_or_hook_is_reported(store, rollout, tmp_path, clock):
     mine, _ = watcher(store, tmp_path / "a", clock, hook=Command("false"))
     with pytest.raises(EnginesmithError, match="hook"):
         mine.once()
@@ -141,7 +139,7 @@ def test_a_pull_or_a_hook_that_fails_is_reported(store, rollout, tmp_path, clock
     assert (result.version, result.failure) == ("", "pull") and len(result.detail) <= 200
 
 
-def test_a_server_that_is_not_well_counts_as_starting_at_first(store, rollout, tmp_path, clock):
+def test_an_unhealthy_server_counts_as_starting_at_first(store, rollout, tmp_path, clock):
     mine, _ = watcher(store, tmp_path / "a", clock, health=HealthCommand("false"))
     mine.once()
     assert reports(store, rollout) == ()
@@ -187,7 +185,7 @@ def outside(store: Any) -> NodeReport:
     return parse_report(store.read(report_key("digits", "stable", OUTSIDE, NODE.name)))
 
 
-def test_outside_of_a_rollout_it_reports_what_changed_and_every_hour(store, stable, tmp_path, clock):
+def test_outside_rollouts_changes_and_every_hour_are_reported(store, stable, tmp_path, clock):
     counts = {"requests": 1, "errors": 0}
     mine, _ = watcher(store, tmp_path / "a", clock, health=lambda facts: HealthAnswer(**counts))
     times = []
@@ -205,7 +203,7 @@ def test_outside_of_a_rollout_it_reports_what_changed_and_every_hour(store, stab
     assert report.machine.startswith("cpu")
 
 
-def test_a_process_goes_on_from_what_the_one_before_reported(store, stable, tmp_path, clock):
+def test_a_process_continues_from_its_predecessors_reports(store, stable, tmp_path, clock):
     watcher(store, tmp_path / "a", clock)[0].once()
     clock.seconds += 600
     mine, output = watcher(store, tmp_path / "a", clock)
@@ -220,7 +218,7 @@ def test_a_process_goes_on_from_what_the_one_before_reported(store, stable, tmp_
     assert outside(store).at[11:16] == "02:00" and not [line for line in output if "report" in line]
 
 
-def test_a_pull_that_fails_is_reported_outside_too_with_what_is_served(store, stable, tmp_path, clock):
+def test_a_failed_pull_is_also_reported_with_the_served_version(store, stable, tmp_path, clock):
     mine, _ = watcher(store, tmp_path / "a", clock)
     mine.once()
     channels.promote(store, stable[1], "stable")
@@ -231,7 +229,7 @@ def test_a_pull_that_fails_is_reported_outside_too_with_what_is_served(store, st
     assert (outside(store).version, outside(store).failure) == ("1", "pull")
 
 
-def test_only_nodes_that_are_asked_report_and_a_rollout_asks_first(store, rollout, tmp_path, clock):
+def test_only_selected_nodes_report_and_a_rollout_selects_first(store, rollout, tmp_path, clock):
     change_channel(store, "digits", "stable", lambda channel: replace(channel, reporters_ppm=0))
     mine, _ = watcher(store, tmp_path / "a", clock)
     other, _ = watcher(store, tmp_path / "b", clock, ServingNode("n2", "eu"))
@@ -259,7 +257,7 @@ def test_missing_write_access_is_reported_once(store, stable, tmp_path, clock, m
     assert "--report URL sends reports to a receiver" in line
 
 
-def test_reports_go_to_a_url_where_the_registry_may_not_be_written(store, rollout, tmp_path, clock):
+def test_reports_go_to_a_url_without_write_access(store, rollout, tmp_path, clock):
     got = []
 
     class Endpoint(http.server.BaseHTTPRequestHandler):
@@ -284,7 +282,7 @@ def test_reports_go_to_a_url_where_the_registry_may_not_be_written(store, rollou
         ReportUrl(url, 1).send(SENT)
 
 
-def test_a_health_command_may_say_counts(tmp_path):
+def test_a_health_command_may_print_counts(tmp_path):
     line = f'{sys.executable} -c "print(\'{{\\"requests\\": 5, \\"errors\\": 1}}\')"'
     assert (HealthCommand(line)({}).requests, HealthCommand(line)({}).errors) == (5, 1)
     assert HealthCommand("sleep 9", 0.1)({}).failure.endswith("was killed")
@@ -339,7 +337,7 @@ def test_a_token_is_one_line_without_surrounding_spaces(monkeypatch):
             ReportUrl("http://127.0.0.1:9/").send(SENT)
 
 
-def test_a_health_command_that_prints_without_end_takes_no_memory():
+def test_a_health_command_with_endless_output_uses_no_memory():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "took over 0.5 s" in HealthCommand("yes", 0.5)({}).failure
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 << 10  # KiB

@@ -1,5 +1,3 @@
-"""What is served, and is trusted no longer though its channel stands: said, marked, kept, and no hook called."""
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,11 +21,6 @@ from tests.enginesmith.registry.trust.keys import written
 from tests.enginesmith.registry.trust.test_signing import policy_file
 
 RELEASE, OTHER = (f"  - {{models: '*', signers: [{name}]}}\n" for name in ("release", "other"))
-
-
-@pytest.fixture
-def dest(tmp_path: Path) -> Path:
-    return tmp_path / "engines"
 
 
 @pytest.fixture
@@ -55,7 +48,7 @@ def served(dest: Path) -> str:
 
 
 @on_each_store
-def test_a_revoked_key_is_noticed_at_the_next_look_though_the_channel_stands(store, tmp_path, dest, trust):
+def test_a_revoked_key_is_noticed_at_the_next_poll(store, tmp_path, dest, trust):
     called: list[str] = []
     hook = lambda facts: called.append(facts["version"]) and None  # noqa: E731
     watch = following(store, dest, trust, hook)
@@ -98,24 +91,24 @@ def test_the_served_version_and_the_channels_version_are_checked_separately(stor
 
 
 def test_lost_trust_is_reported_once_and_ends_no_watcher(store: Store, tmp_path: Path, dest: Path, trust: Path) -> None:
-    said: list[str] = []
-    watch = following(store, dest, trust, say=said.append)
+    lines: list[str] = []
+    watch = following(store, dest, trust, say=lines.append)
     watch.once()
     trust.write_text("format: 1\nsigners: {")  # an editor that is half through
     watch.run(Looks(3))
-    assert len(said) == 2 and "is not plain YAML" in said[1] and "keeping 1-" in said[1] and (dest / MARK).exists()
+    assert len(lines) == 2 and "is not plain YAML" in lines[1] and "keeping 1-" in lines[1] and (dest / MARK).exists()
     policy_file(tmp_path, RELEASE)
     watch.run(Looks(1))
-    assert not (dest / MARK).exists() and len(said) == 2
+    assert not (dest / MARK).exists() and len(lines) == 2
     signed(store, tmp_path, b"two")
     trust.unlink()
     watch.run(Looks(1))
-    assert served(dest) == "1" and "nothing is trusted" in said[2]
+    assert served(dest) == "1" and "nothing is trusted" in lines[2]
     with pytest.raises(InputError):  # of a process that was just started it is a mistake of who started it
         following(store, dest, trust).run(Looks(1))
 
 
-def test_no_hook_is_called_for_what_is_not_trusted(store: Store, tmp_path: Path, dest: Path, trust: Path) -> None:
+def test_no_hook_runs_for_an_untrusted_engine(store: Store, tmp_path: Path, dest: Path, trust: Path) -> None:
     called: list[str] = []
 
     def hook(facts: dict[str, str]) -> str:
@@ -123,7 +116,7 @@ def test_no_hook_is_called_for_what_is_not_trusted(store: Store, tmp_path: Path,
         return "the server is busy"
 
     watch = following(store, dest, trust, hook)
-    with pytest.raises(EnginesmithError, match="server is busy; it is called again"):
+    with pytest.raises(EnginesmithError, match="server is busy; the hook is called again"):
         watch.once()
     policy_file(tmp_path, OTHER)
     with pytest.raises(UntrustedError):
@@ -131,7 +124,7 @@ def test_no_hook_is_called_for_what_is_not_trusted(store: Store, tmp_path: Path,
     assert called == ["1"]
 
 
-def test_a_key_is_revoked_while_the_registry_is_out_of_reach(store, dest, trust, tmp_path, monkeypatch):
+def test_a_revoked_key_is_noticed_while_the_registry_is_unreachable(store, dest, trust, tmp_path, monkeypatch):
     """The check needs no request: the signatures came with the version."""
     watch = following(store, dest, trust)
     watch.once()
@@ -158,7 +151,7 @@ def test_a_key_is_revoked_while_the_registry_is_out_of_reach(store, dest, trust,
     assert not (dest / MARK).exists()
 
 
-def test_a_description_that_was_written_over_is_reported(store: Store, dest: Path, trust: Path) -> None:
+def test_an_overwritten_description_is_reported(store: Store, dest: Path, trust: Path) -> None:
     def look() -> Swap:
         return following(store, dest, trust).once()
 

@@ -1,5 +1,3 @@
-"""Following a channel: one link that always leads to a whole engine, hooks, registries that are down."""
-
 import json
 import random
 import secrets
@@ -30,11 +28,6 @@ from tests.waiting import PATIENCE_S, until
 
 
 @pytest.fixture
-def dest(tmp_path: Path) -> Path:
-    return tmp_path / "engines"
-
-
-@pytest.fixture
 def look(store: Store, dest: Path) -> Callable[..., Swap]:
     """Look once at the channel candidate; each time as a process that was just started."""
 
@@ -57,7 +50,7 @@ def version(store: Store, data: bytes, target: str = "cpu") -> str:
 
 
 @on_each_store
-def test_current_leads_to_what_is_promoted_and_back_without_a_download(store, dest, look):
+def test_current_points_to_the_promoted_version_and_back_without_a_download(store, dest, look):
     version(store, b"one")
     first = look()
     assert (first.version, first.swapped, first.previous) == ("1", True, "")
@@ -74,7 +67,7 @@ def test_current_leads_to_what_is_promoted_and_back_without_a_download(store, de
     assert led(dest) == first.folder.name
 
 
-def test_old_folders_go_and_the_previous_one_stays(store: Store, dest: Path, look: Callable[..., Swap]) -> None:
+def test_old_folders_are_deleted_except_the_previous_one(store: Store, dest: Path, look: Callable[..., Swap]) -> None:
     for data in (b"a", b"b", b"c", b"d"):
         version(store, data)
         swap = look(keep=1)
@@ -84,7 +77,7 @@ def test_old_folders_go_and_the_previous_one_stays(store: Store, dest: Path, loo
     assert (dest / "mine").is_dir() and swap.previous.startswith("3-")
 
 
-def test_a_damaged_engine_is_repaired_and_a_link_that_is_ours_alone(store, dest, look):
+def test_a_damaged_engine_is_repaired_and_a_foreign_current_is_refused(store, dest, look):
     version(store, b"one")
     swap = look()
     swap.engine.unlink()
@@ -92,7 +85,7 @@ def test_a_damaged_engine_is_repaired_and_a_link_that_is_ours_alone(store, dest,
     assert look().origin == "registry" and swap.engine.read_bytes() == b"one"
     (dest / "current").unlink()
     (dest / "current").mkdir()
-    with pytest.raises(InputError, match="no link of ours"):
+    with pytest.raises(InputError, match="not a link that enginesmith made"):
         look()
 
 
@@ -157,7 +150,7 @@ class Looks(threading.Event):
         return self.is_set()
 
 
-def test_a_swap_that_failed_is_tried_again_though_the_channel_stays(store: Store, dest: Path) -> None:
+def test_a_failed_swap_is_retried_without_a_channel_move(store: Store, dest: Path) -> None:
     version(store, b"one")
     watch = following(Client(store.uri), dest)
     watch.once()
@@ -192,13 +185,13 @@ def test_files_deleted_or_overwritten_during_a_watch_are_downloaded_again(store:
         assert not any("deleted or overwritten" in line for line in output[1:])
 
 
-def test_one_watcher_a_folder(store: Store, dest: Path, look: Callable[..., Swap]) -> None:
+def test_a_folder_has_one_watcher(store: Store, dest: Path, look: Callable[..., Swap]) -> None:
     version(store, b"one")
     with hold(Plain().at(dest, "digits")), pytest.raises(UnavailableError, match="another process"):
         look()
 
 
-def test_a_command_is_told_of_a_swap_once_and_again_after_it_failed(store, dest, tmp_path, look):
+def test_a_command_runs_once_per_swap_and_again_after_a_failure(store, dest, tmp_path, look):
     version(store, b"one")
     script = tmp_path / "hook.sh"
     script.write_text(
@@ -207,7 +200,7 @@ def test_a_command_is_told_of_a_swap_once_and_again_after_it_failed(store, dest,
     )
     hook = Command(f"sh {script}")
     for _ in range(2):
-        with pytest.raises(EnginesmithError, match="ended with 1; it is called again"):
+        with pytest.raises(EnginesmithError, match="ended with 1; the hook is called again"):
             look(hook)
     (tmp_path / "ok").touch()
     for _ in range(2):
@@ -217,7 +210,7 @@ def test_a_command_is_told_of_a_swap_once_and_again_after_it_failed(store, dest,
 
 
 @pytest.mark.parametrize(("kind", "last"), [(Command, "wait"), (HealthCommand, "wait"), (HealthCommand, "exit 0")])
-def test_a_command_that_hangs_is_killed_with_all_it_started(tmp_path, kind, last):
+def test_a_hanging_command_is_killed_with_its_children(tmp_path, kind, last):
     """Also where the first process has ended, and the health command's output is not over."""
     started = f"600.{secrets.randbelow(1 << 40)}"
     failure = kind(f"sh -c 'sleep {started} & {last}'", timeout_s=0.3)({})
@@ -229,7 +222,7 @@ def test_a_command_that_hangs_is_killed_with_all_it_started(tmp_path, kind, last
             kind(wrong)
 
 
-def test_a_url_is_posted_to(store: Store, look: Callable[..., Swap]) -> None:
+def test_a_url_gets_a_post_request(store: Store, look: Callable[..., Swap]) -> None:
     version(store, b"one")
     got: list[dict] = []
 
@@ -266,7 +259,7 @@ def test_sigterm_ends_a_watch_cleanly(store: Store, dest: Path) -> None:
     assert (process.returncode, out, err) == (0, "", "stopped\n")
 
 
-def test_looks_come_at_random_times(store: Store, dest: Path) -> None:
+def test_polls_come_at_random_times(store: Store, dest: Path) -> None:
     version(store, b"one")
     random.seed(1)
     watch, looks = following(Client(store.uri), dest, interval_s=10), Looks(20)

@@ -1,5 +1,3 @@
-"""Several channels followed at once: requests, folders, errors of one of them."""
-
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -49,13 +47,13 @@ def served(swaps: tuple[Swap, ...]) -> dict[str, str]:
     return {swap.model: swap.version for swap in swaps}
 
 
-def test_each_channel_is_a_request_and_the_interval_is_as_many_times_longer(store, group):
+def test_each_channel_costs_a_request_and_lengthens_the_interval(store, group):
     watch = group(*ALL)
     assert served(watch.once()) == dict.fromkeys(MODELS, "1")
-    with store.counted() as found:
+    with store.counted() as counts:
         watch.once()
-    assert found.kinds == {"UNCHANGED": len(MODELS)} and watch._interval_s == INTERVAL_S * len(MODELS)
-    assert found.count / watch._interval_s <= 0.01
+    assert counts.kinds == {"UNCHANGED": len(MODELS)} and watch._interval_s == INTERVAL_S * len(MODELS)
+    assert counts.count / watch._interval_s <= 0.01
 
 
 def test_nothing_to_follow_is_an_error(group: Callable[..., GroupWatcher]) -> None:
@@ -63,7 +61,7 @@ def test_nothing_to_follow_is_an_error(group: Callable[..., GroupWatcher]) -> No
         group()
 
 
-def test_a_registry_that_is_down_keeps_all_and_is_reported_once_of_each(store, group, tmp_path):
+def test_an_unreachable_registry_keeps_all_and_is_reported_once_for_each(store, group, tmp_path):
     output: list[str] = []
     watch = group(*ALL, say=output.append)
     watch.run(Looks(1))
@@ -85,19 +83,19 @@ def test_a_failure_does_not_stop_the_others(store: CountingStore, group: Callabl
     assert watch._watchers[1].served.version == "2"  # type: ignore[union-attr]
 
 
-def test_errors_make_the_pauses_longer_to_a_bound_and_all_are_random() -> None:
+def test_errors_lengthen_the_pauses_up_to_a_limit() -> None:
     for failures, times in ((0, 1), (1, 2), (2, 4), (9, MOST_INTERVALS), (10_000, MOST_INTERVALS)):
         pauses = [pause_s(120, failures) / 120 / times for _ in range(200)]
         assert 1 - JITTER <= min(pauses) < 1 - JITTER / 2 and 1 + JITTER / 2 < max(pauses) <= 1 + JITTER
 
 
-def test_a_good_look_ends_the_backing_off() -> None:
+def test_a_successful_poll_ends_the_backoff() -> None:
     answers, stop = iter([False, False, True, True]), Looks(4)
     keep_looking(lambda: next(answers), stop, 10.0)
     assert [round(wait / 10) for wait in stop.waits] in ([2, 4, 1, 1], [2, 3, 1, 1], [2, 5, 1, 1])
 
 
-def test_stop_ends_it() -> None:
+def test_stop_ends_the_watch() -> None:
     stop = threading.Event()
     stop.set()
     keep_looking(lambda: pytest.fail("looked"), stop, 1.0)

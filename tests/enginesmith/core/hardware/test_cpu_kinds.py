@@ -1,5 +1,3 @@
-"""The kinds of CPU: told apart by their flags, and by what ONNX Runtime's own kernels compute on them."""
-
 import subprocess
 import sys
 from dataclasses import replace
@@ -50,12 +48,12 @@ def has(monkeypatch: pytest.MonkeyPatch, *flags: str, machine: str = "x86_64") -
         ("x86-64-v4", ("avx512_vnni", "avx_vnni", "amx_tile", "amx_int8"), "x86-64-v4-amx"),
     ],
 )
-def test_a_cpu_is_of_the_last_kind_whose_flags_it_has(monkeypatch, level, more, kind):
+def test_a_cpu_belongs_to_the_last_kind_whose_flags_it_has(monkeypatch, level, more, kind):
     has(monkeypatch, *flags_of_level(level), *more)
     assert this_kind().name == kind
 
 
-def test_arm_cpus_are_told_apart_too(monkeypatch):
+def test_arm_cpus_are_distinguished_too(monkeypatch):
     for flags, kind in (((), "arm64"), (("asimddp",), "arm64-dotprod"), (("asimddp", "i8mm"), "arm64-i8mm")):
         has(monkeypatch, *flags, machine="aarch64")
         assert this_kind().name == kind and not this_kind().saturates
@@ -75,7 +73,7 @@ def test_code_for_a_level_runs_on_the_kinds_that_have_it():
     assert [kind.name for kind in KINDS if kind.has_level("aarch64")] == ["arm64", "arm64-dotprod", "arm64-i8mm"]
 
 
-def test_compilers_make_code_for_a_kinds_level_or_say_why_not():
+def test_compilers_target_a_kinds_level_or_give_the_reason():
     request = graphs.request("x86-64-v3", backend="tvm", options=(("cpu", "host"),), toolchain=(("cpu", "x86-64-v3"),))
     assert refusal(request, "TVM") is None
     assert "'x86-64-v4', beyond x86-64-v3" in str(refusal(replace(request, options=(("cpu", "x86-64-v4"),)), "TVM"))
@@ -88,7 +86,7 @@ def test_names_and_aliases_name_one_kind_each():
     assert len(set(names)) == len(names) and kind_named("avx2") is kind_named("x86-64-v3")
 
 
-def test_cpu_is_this_machine_and_a_run_proves_no_other_kind():
+def test_cpu_means_this_machine_and_a_run_proves_no_other_kind():
     other = next(kind.name for kind in KINDS if kind.name != this_kind().name)
     assert kind_of(CPU) == this_kind().name and kind_of(Target(other)) == other
     assert why_no_proof(graphs.request("cpu")) is None and why_no_proof(graphs.request("sm_89")) is None
@@ -98,7 +96,7 @@ def test_cpu_is_this_machine_and_a_run_proves_no_other_kind():
     assert other in str(why_no_proof(published)), "what an engine was built for counts, not what its target is called"
 
 
-def test_a_build_key_follows_the_kind_and_not_the_targets_name():
+def test_a_build_key_depends_on_the_kind_not_the_targets_name():
     backend = OnnxRuntime()
     keys = {}
     for name in ("cpu", *(kind.name for kind in KINDS)):
@@ -121,7 +119,7 @@ def integers(path: Path, op: str = "MatMulInteger") -> Path:
 GIVEN = {"u": np.full((3, DEPTH), 255, np.uint8), "v": np.full((DEPTH, 4), 127, np.int8)}
 
 
-def test_a_kind_saturates_as_onnxruntimes_kernels_do_on_this_cpu(tmp_path):
+def test_a_kind_saturates_like_onnxruntimes_kernels_on_this_cpu(tmp_path):
     """What `KINDS` says of this machine, or of the one that it is shown as, is what its kernels do."""
     session = ort.InferenceSession(str(integers(tmp_path / "m.onnx")), providers=["CPUExecutionProvider"])
     saturated = {int(value) for name in ("y", "z") for value in session.run([name], GIVEN)[0].flat} != {EXACT}
@@ -172,7 +170,7 @@ FAULT = "import ctypes, faulthandler; faulthandler.enable(); ctypes.string_at(0)
 
 
 @pytest.mark.parametrize(("kind", "wide"), [("avx2", False), ("avx512", True)])
-def test_an_emulated_cpu_is_seen_by_other_libraries_in_threads_and_by_what_is_started(kind: str, wide: bool):
+def test_other_libraries_threads_and_children_see_an_emulated_cpu(kind: str, wide: bool):
     shown = kind_named(kind)
     assert shown
     if reason := emulated_cpu.why_not(kind) or (shown.all_flags - cpu_kinds.machine_flags() and f"no {kind} here"):
@@ -182,7 +180,7 @@ def test_an_emulated_cpu_is_seen_by_other_libraries_in_threads_and_by_what_is_st
     assert result.stdout.split() == [shown.name, str(wide), "False"]
 
 
-def test_what_faults_by_itself_dies_of_it_as_ever():
+def test_a_genuine_fault_still_kills_the_process():
     if reason := emulated_cpu.why_not():
         pytest.skip(reason)
     run = [sys.executable, "-m", "tests.emulated_cpu", "avx2", sys.executable, "-c", FAULT]

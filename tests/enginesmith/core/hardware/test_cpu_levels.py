@@ -26,7 +26,7 @@ def cpu(monkeypatch):
 
 
 @pytest.mark.parametrize(("flags", "level"), [((), 0), (V2, 1), (V3, 2), (V3 | {"avx512f"}, 2), (V4 | {"amx_int8"}, 3)])
-def test_the_highest_level_is_the_one_whose_flags_are_all_there(cpu, flags, level):
+def test_the_highest_level_has_all_its_flags(cpu, flags, level):
     cpu(flags)
     assert host_level() == LEVELS[level]
     assert [name for name in LEVELS if not find_missing_flags(name)] == list(LEVELS[: level + 1])
@@ -57,7 +57,7 @@ def test_an_engine_for_a_better_cpu_is_refused_with_what_this_one_lacks(cpu, mon
     assert reason.endswith("; run it on a node that has it, or build it again for this one")
 
 
-def test_of_host_the_level_of_the_machine_that_planned_it_counts(cpu):
+def test_host_means_the_level_of_the_planning_machine(cpu):
     cpu(V3)
     request = planned("host", (("cpu", "x86-64-v4"),))
     assert level_of(request) == "x86-64-v4"

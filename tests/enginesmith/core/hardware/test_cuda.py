@@ -33,7 +33,7 @@ def test_the_gpus_are_listed_with_name_and_capability(driver):
     assert cuda.cuda_version() == "13.2"
 
 
-def test_a_gpu_for_one_process_alone_runs_no_canary(driver):
+def test_an_exclusive_gpu_runs_no_canary(driver):
     check_shared_gpu(graphs.request("sm_89").target)
     ctypes.c_int.in_dll(driver, "mode").value = 3
     with pytest.raises(InputError, match=r"NVIDIA L4 is in exclusive-process mode.*nvidia-smi"):
@@ -42,7 +42,7 @@ def test_a_gpu_for_one_process_alone_runs_no_canary(driver):
     check_shared_gpu(graphs.request("sm_90").target)
 
 
-def test_a_target_runs_where_its_capability_is(driver):
+def test_a_target_runs_on_its_capability(driver):
     cpu, t4, a100 = (graphs.request(name).target for name in ("cpu", "sm_75", "sm_80"))
     assert cuda.explain_missing_gpu(cpu) is None and cuda.explain_missing_gpu(t4) is None
     assert (
@@ -51,7 +51,7 @@ def test_a_target_runs_where_its_capability_is(driver):
 
 
 @pytest.mark.parametrize("name", discovery.names())
-def test_every_backend_says_in_the_same_words_which_gpus_are_here_instead(driver, monkeypatch, name):
+def test_every_backend_lists_the_present_gpus_in_the_same_words(driver, monkeypatch, name):
     monkeypatch.setattr(AotInductor, "versions", lambda self: {"torch": "2.13.0+cu130"})
     result, a100 = discovery.configure(name, {}), graphs.request("sm_80").target
     if result.serves(a100):
@@ -68,14 +68,14 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch):
         Device(0)
 
 
-def test_a_driver_that_does_not_answer_is_no_gpu(driver):
+def test_a_silent_driver_gives_no_gpu(driver):
     ctypes.c_int.in_dll(driver, "init").value = 100
     assert gpus() == ()
     with pytest.raises(UnavailableError, match="CUDA_ERROR_NO_DEVICE to cuInit"):
         Device(0)
 
 
-def test_arrays_go_there_and_back_and_nothing_leaks(driver):
+def test_arrays_are_copied_both_ways_without_leaks(driver):
     sent = np.arange(10, dtype="f")
     with Device(0) as device:
         device.put("x", sent)

@@ -21,16 +21,16 @@ from enginesmith.core.types import Target
         ("amper", "did you mean 'ampere'"),
     ],
 )
-def test_a_gpu_that_is_no_target_is_not_taken_for_another_one(name: str, words: str) -> None:
+def test_a_gpu_without_a_target_is_not_mistaken_for_another(name: str, words: str) -> None:
     with pytest.raises(UnknownNameError, match=words):
         parse_targets(name)
 
 
-def test_products_that_are_no_targets_are_none_and_no_others_are_suggested_for_them() -> None:
-    known = set(names())
+def test_unknown_products_are_refused_without_suggestions() -> None:
+    target_names = set(names())
     for products in OTHER_PRODUCTS.values():
         for name in products:
-            assert name not in known
+            assert name not in target_names
             with pytest.raises(UnknownNameError) as error:
                 parse_targets(name)
             assert "did you mean" not in str(error.value)
@@ -38,7 +38,7 @@ def test_products_that_are_no_targets_are_none_and_no_others_are_suggested_for_t
 
 
 @pytest.mark.parametrize(
-    ("name", "known", "found"),
+    ("name", "spec_targets", "expected"),
     [
         ("t4", ["turing", "cpu"], ["sm_75"]),
         ("turing", ["t4", "cpu"], ["t4"]),
@@ -51,6 +51,8 @@ def test_products_that_are_no_targets_are_none_and_no_others_are_suggested_for_t
         ("sm_90", ["turing"], []),
     ],
 )
-def test_a_name_is_served_by_what_is_or_holds_its_generation(name: str, known: list[str], found: list[str]) -> None:
-    targets: list[Target] = [target for text in known for target in parse_targets(text)]
-    assert [target.name for target in match_targets(name, targets)] == found
+def test_a_name_matches_targets_that_equal_or_contain_its_generation(
+    name: str, spec_targets: list[str], expected: list[str]
+) -> None:
+    targets: list[Target] = [target for text in spec_targets for target in parse_targets(text)]
+    assert [target.name for target in match_targets(name, targets)] == expected

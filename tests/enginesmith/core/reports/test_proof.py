@@ -1,5 +1,3 @@
-"""Reports: they survive JSON, judge honestly, and only `approve` makes an Approved."""
-
 import copy
 import json
 import math
@@ -72,7 +70,7 @@ def test_a_report_with_other_fields_or_verdicts_is_refused(change):
         Report.from_json({**REPORT.to_json(), "checks": [{"stage": "engine"}]})
 
 
-def test_approve_gives_what_publish_accepts():
+def test_approve_accepts_a_publishable_report():
     assert approve(REPORT).report is REPORT
     assert approve(replace(REPORT, verdict="unproven", checks=())) is not None
 
@@ -92,7 +90,7 @@ def test_approve_refuses(change):
     assert approve(replace(REPORT, **change)) is None
 
 
-def test_an_approved_cannot_be_made_or_changed_otherwise():
+def test_an_approved_cannot_be_created_or_changed_directly():
     with pytest.raises(TypeError, match="approve"):
         Approved(REPORT)
     approved = approve(REPORT)
@@ -111,7 +109,7 @@ def test_judge():
     assert judge([]) == ("failed", "nothing was checked; give golden data")
 
 
-def test_limits_that_a_task_metric_lifts_are_in_the_reason_and_in_the_json():
+def test_limits_lifted_by_a_task_metric_are_in_the_reason_and_the_json():
     lifted = replace(BAD, passed=True, limit=None, waived=22.0)
     tasks = [Check("task", "top_k", "logits", f"{case}, engine", 1.0, 0.9, True) for case in ("golden", "edges")]
     verdict, reason = judge([GOOD, lifted, *tasks])
@@ -134,14 +132,14 @@ def test_task_checks_are_named_by_value_and_by_output_where_two_have_it():
     assert list(name_task_checks(two)) == ["r2 of y", "r2 of z", "accuracy"]
 
 
-def test_describe_says_what_where_and_how_much():
+def test_describe_names_stage_check_and_value():
     assert describe(BAD) == "engine sqnr_db of logits at golden: 12, limit 22"
     assert (
         describe(Check("engine", "runs", "", "batch=1", None, None, False, "died")) == "engine runs at batch=1 (died)"
     )
 
 
-def test_what_was_not_measured_is_never_proven():
+def test_an_unmeasured_check_is_never_proven():
     unknown = unmeasured("export", "y", "golden", "the same in all 8 golden samples")
     assert judge([GOOD, unknown]) == ("unproven", "not measured: y: the same in all 8 golden samples")
     assert judge([GOOD, unknown], "no GPU here")[1].startswith("no GPU here; not measured: y")
@@ -154,7 +152,7 @@ def test_what_was_not_measured_is_never_proven():
     assert name_task_checks([replace(unknown, stage="task")]) == {}
 
 
-def test_a_proof_on_random_inputs_is_a_status_of_its_own():
+def test_a_proof_on_random_inputs_has_its_own_status():
     drawn = Check("export", RANDOM_INPUTS, "", "golden", None, None, True)
     verdict, reason = judge([GOOD, drawn])
     assert verdict == "proven on random inputs" and "golden.data" in reason

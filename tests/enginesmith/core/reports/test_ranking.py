@@ -1,5 +1,3 @@
-"""The rule that orders engines: evidence of speed, else accuracy."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,7 +5,7 @@ from enginesmith.core.reports.latency import is_shorter, order_by_evidence
 from enginesmith.core.types import PRECISIONS, accuracy_order
 
 
-def test_every_precision_has_a_place() -> None:
+def test_every_precision_has_a_rank() -> None:
     assert len({accuracy_order(name) for name in PRECISIONS}) == len(PRECISIONS)
     assert sorted(["int4", "int8", "fp16", "fp32", "mystery"], key=accuracy_order)[::4] == ["fp32", "mystery"]
 
@@ -16,7 +14,7 @@ INTERVALS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).map(sorted)
 
 
 @given(INTERVALS)
-def test_nothing_comes_before_what_was_shown_to_be_faster_and_else_the_first_does(times: list[tuple[int, int]]) -> None:
+def test_a_measurably_faster_item_comes_first_and_else_the_preferred_one(times: list[tuple[int, int]]) -> None:
     result = order_by_evidence(range(len(times)), lambda one, other: is_shorter(times[one], times[other]))
     assert sorted(result) == list(range(len(times)))
     for place, item in enumerate(result):

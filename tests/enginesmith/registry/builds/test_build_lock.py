@@ -1,5 +1,3 @@
-"""Of several on the same thing one works; a holder that is gone, or was silent for long, loses its turn."""
-
 import os
 import threading
 from dataclasses import asdict, replace
@@ -40,15 +38,15 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 @on_each_store
-def test_one_works_at_a_time_and_nothing_is_left(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_holder_works_at_a_time_and_no_file_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_history, "_POLL_S", 0.01)
-    at_once, most, done, asked = 0, 0, 0, 0
+    at_once, most, done, waiting = 0, 0, 0, 0
     lock, take = threading.Lock(), build_history._take
 
     def note(*arguments: Any) -> LockHolder:
-        nonlocal asked
+        nonlocal waiting
         with lock:
-            asked += 1
+            waiting += 1
         return take(*arguments)
 
     monkeypatch.setattr(build_history, "_take", note)
@@ -59,7 +57,7 @@ def test_one_works_at_a_time_and_nothing_is_left(store: Store, monkeypatch: pyte
             with lock:
                 at_once += 1
                 most = max(most, at_once)
-            until(lambda: asked == 6, "all ask while one works")
+            until(lambda: waiting == 6, "all ask while one works")
             with lock:
                 at_once -= 1
                 done += 1
@@ -76,12 +74,12 @@ def test_the_holder_of_a_lock_states_its_start_time(store: Store) -> None:
         assert holder and before <= holder.since <= precise_now()
 
 
-def test_another_thing_needs_no_wait(store: Store) -> None:
+def test_another_lock_needs_no_wait(store: Store) -> None:
     with hold_build_lock(store, NAME, "one"), hold_build_lock(store, digest_of("other"), "two"):
         pass
 
 
-def test_a_waiter_names_the_holder_and_a_silent_holder_loses_its_turn(store: Store, waited: list[float]) -> None:
+def test_a_waiter_names_the_holder_and_a_silent_holder_loses_the_lock(store: Store, waited: list[float]) -> None:
     other(store, since="2026-11-20T18:23:01.123456+00:00")
     output: list[str] = []
     with hold_build_lock(store, NAME, "mine", output.append):
@@ -89,7 +87,7 @@ def test_a_waiter_names_the_holder_and_a_silent_holder_loses_its_turn(store: Sto
     assert build_history.DEAD_AFTER_S < sum(waited) < build_history.DEAD_AFTER_S + 2 * build_history._POLL_S
 
 
-def test_a_holder_whose_process_is_gone_from_this_machine_loses_its_turn_at_once(store, waited):
+def test_a_holder_with_a_dead_process_loses_the_lock_at_once(store, waited):
     here = this_process()
     other(store, host=here.host, namespace=here.namespace, pid=1, began="another boot")
     with hold_build_lock(store, NAME, "mine"):

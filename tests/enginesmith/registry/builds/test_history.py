@@ -1,5 +1,3 @@
-"""What builds took, and what is predicted from it."""
-
 from dataclasses import replace
 from functools import partial
 
@@ -37,18 +35,18 @@ def expected(store: Store, size: int, model: str = "digits", target: str = "sm_8
     return History(store).predict(model, request(store.put_bytes(bytes(size)), target))
 
 
-def test_nothing_is_predicted_from_nothing(store: Store) -> None:
+def test_an_empty_history_predicts_nothing(store: Store) -> None:
     assert expected(store, 1000) is None
 
 
-def test_the_same_unit_comes_first_the_middle_of_its_seconds_and_the_most_of_its_memory(store: Store) -> None:
+def test_the_same_unit_has_priority_with_median_time_and_largest_memory(store: Store) -> None:
     pasts = [at(1), at(2, seconds=30.0), at(3, seconds=12.0, peak_mib=900.0)]
     others = [at(4, model="other", seconds=900.0, peak_mib=1e6), at(5, precision="int8", seconds=800.0, peak_mib=1e6)]
     remember_builds(store, {"rtx": [*pasts, *others]})
     assert expected(store, 5) == Expectation(12.0, 900.0, 3, "3 builds of this unit")
 
 
-def test_failures_say_what_memory_was_needed_and_not_how_long_it_takes(store: Store) -> None:
+def test_failures_count_for_memory_and_not_for_time(store: Store) -> None:
     remember_builds(store, {"rtx": [at(1), at(2, outcome="failed", seconds=1.0, peak_mib=8192.0)]})
     assert expected(store, 5) == Expectation(10.0, 8192.0, 2, "2 builds of this unit")
     remember_builds(store, {"tvm": [at(3, outcome="failed")]})
@@ -70,7 +68,7 @@ def test_a_new_unit_is_predicted_from_the_nearest_in_size_scaled(store: Store) -
     assert half and (half.seconds, half.peak_mib) == (5.0, 400.0), "memory is never scaled down"
 
 
-def test_builds_for_the_same_target_count_before_others(store: Store) -> None:
+def test_builds_for_the_same_target_have_priority(store: Store) -> None:
     remember_builds(store, {"rtx": [at(1, model="a", target="sm_75", seconds=99.0), at(2, model="b")]})
     result = expected(store, 1000, "new")
     assert result and result.seconds == 10.0 and result.builds == 1
@@ -120,7 +118,7 @@ def test_a_damaged_history_is_empty_and_is_replaced(store: Store) -> None:
     assert read_totals(store.read(TOTALS)).misses == 1
 
 
-def test_a_store_that_does_not_answer_predicts_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_store_predicts_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> bytes:
         raise UnavailableError("down")
 
@@ -134,7 +132,7 @@ def test_the_remaining_time_is_shown_as_a_prediction() -> None:
     assert expectation.describe_left(75.0) == "5 s over the prediction (predicted from 3 builds of this unit)"
 
 
-def test_the_histogram_is_cumulative_and_ends_with_all(store: Store) -> None:
+def test_the_histogram_is_cumulative(store: Store) -> None:
     remember_totals(store, {"rtx": [at(1, seconds=2.0), at(2, seconds=20.0), at(3, seconds=1e6)]}, 0, 3)
     (tally,) = read_totals(store.read(TOTALS)).builds
     assert tally.labels == ("built", "sm_89", "rtx")

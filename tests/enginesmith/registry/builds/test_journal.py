@@ -1,5 +1,3 @@
-"""Which runs are kept, and how they are found and read."""
-
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -7,7 +5,6 @@ import pytest
 
 from enginesmith.core.errors import IntegrityError, UnknownNameError
 from enginesmith.registry.builds import runs as journal
-from enginesmith.registry.builds.runs import parse_run
 from enginesmith.registry.gc import collect
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.layout import run_key, run_live_key
@@ -45,12 +42,7 @@ def test_a_damaged_run_hides_no_other(store: Store) -> None:
         journal.find_run(store, "digits")
 
 
-def test_a_newer_format_asks_for_an_upgrade() -> None:
-    with pytest.raises(IntegrityError, match="format is 2; this enginesmith reads 1: upgrade"):
-        parse_run("runs/x", run_state().to_bytes().replace(b'"format":1', b'"format":2'))
-
-
-def test_old_runs_go_when_there_are_newer_ones(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_beyond_the_newest_of_a_model_are_deleted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "MOST_OF_MODEL", 2)
     runs = [written(store, run_state(number)) for number in range(4)]
     other = written(store, run_state(0, "other"))
@@ -65,14 +57,14 @@ def test_old_runs_go_when_there_are_newer_ones(store: Store, monkeypatch: pytest
     assert store.read(run_live_key(runs[0].id)) is None
 
 
-def test_in_all_only_so_many_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_total_number_of_runs_is_limited(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "MOST", 3)
     for number in range(5):
         written(store, run_state(number, f"m{number}"))
     assert journal.prune(store) == [run_state(0, "m0").id, run_state(1, "m1").id]
 
 
-def test_a_run_that_goes_on_is_not_pruned_and_one_that_died_long_ago_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_live_run_is_not_pruned_and_a_long_dead_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the clocks of their machines say: the names of these runs are months old."""
     monkeypatch.setattr(journal, "MOST_OF_MODEL", 1)
     memory = MemoryStore()

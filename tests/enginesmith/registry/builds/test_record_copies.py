@@ -1,5 +1,3 @@
-"""Copies of records: they answer as the records do, whatever is lost, and save the requests."""
-
 from typing import Any
 
 import pytest
@@ -48,7 +46,7 @@ def test_a_lost_record_is_lost_even_if_a_copy_exists(store: Store) -> None:
     assert read(store) == [KEYS[0], None, KEYS[2]]
 
 
-def test_a_blob_that_is_lost_or_new_since_the_listing_has_the_size_that_the_store_says(store: Store) -> None:
+def test_a_blob_lost_or_stored_since_the_listing_has_its_present_size(store: Store) -> None:
     blobs, listing = fill(store), StoreListing(store)
     store.remove(blob_key(blobs[0]))
     copies = RecordCopies(listing, "tiny")
@@ -58,7 +56,7 @@ def test_a_blob_that_is_lost_or_new_since_the_listing_has_the_size_that_the_stor
 
 
 @pytest.mark.parametrize("data", [b"", b'{"blobs":[],"value":{"records":7}}', b'{"blobs":[],"value":{}}'])
-def test_damaged_copies_count_for_nothing_and_are_renewed(store: Store, data: bytes) -> None:
+def test_damaged_copies_are_ignored_and_renewed(store: Store, data: bytes) -> None:
     fill(store)
     key = record_key(KIND, digest_of({"model": "tiny"}))
     store.create(key, data)

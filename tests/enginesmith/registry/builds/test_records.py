@@ -18,7 +18,7 @@ def test_a_step_is_remembered_with_its_blobs(store: Store) -> None:
 
 
 @on_each_store
-def test_a_record_whose_blob_is_gone_is_forgotten_and_can_be_made_again(store: Store) -> None:
+def test_a_record_with_a_missing_blob_is_forgotten_and_can_be_made_again(store: Store) -> None:
     blob = store.put_bytes(b"x")
     remember(store, "export", KEY, {"n": 1}, [blob])
     store.remove(blob_key(blob))
@@ -31,14 +31,14 @@ def test_a_record_whose_blob_is_gone_is_forgotten_and_can_be_made_again(store: S
     "data",
     [b"", b"{", b"[]", b"null", b"{}", b'{"value":1,"blobs":[]}', b'{"value":{},"blobs":["../x"]}', b"[" * 100_000],
 )
-def test_a_record_that_cannot_be_read_is_forgotten(store: Store, data: bytes) -> None:
+def test_an_unreadable_record_is_forgotten(store: Store, data: bytes) -> None:
     store.create(record_key("export", KEY), data)
     assert recall(store, "export", KEY) is None
     remember(store, "export", KEY, {"n": 1})
     assert recall(store, "export", KEY) == {"n": 1}
 
 
-def test_nan_cannot_be_remembered(store: Store) -> None:
+def test_nan_cannot_be_recorded(store: Store) -> None:
     with pytest.raises(ValueError, match="Out of range"):
         remember(store, "export", KEY, {"n": float("nan")})
 

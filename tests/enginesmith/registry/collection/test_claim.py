@@ -1,5 +1,3 @@
-"""The claim of a collection is over by the store's clock, whatever the clocks of machines say."""
-
 from dataclasses import replace
 from datetime import timedelta
 
@@ -14,7 +12,7 @@ from tests.enginesmith.registries import engine, publish_engines
 from tests.enginesmith.registry.memory import MemoryStore
 
 
-def test_the_times_of_a_claim_and_of_marks_are_of_the_stores_clock() -> None:
+def test_times_of_a_claim_and_of_marks_use_the_stores_clock() -> None:
     store = MemoryStore()  # whose clock stands still on another day than this machine's
     with hold_claim(store) as claim:
         assert read_state(store).sweeper == replace(claim.sweeper, expires=store.clock.now + SWEEPING)
@@ -30,12 +28,12 @@ def test_the_times_of_a_claim_and_of_marks_are_of_the_stores_clock() -> None:
 
 
 @pytest.mark.parametrize("hours", [-7, 7])
-def test_a_claim_is_judged_by_no_clock_of_a_machine(hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_claim_depends_on_no_machines_clock(hours: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is alive is not taken over by a machine whose clock is ahead; one that is dead is, by any."""
     store = MemoryStore()
     monkeypatch.setattr(parsing, "steady_s", lambda: 3600.0 * hours)
     other = Sweeper("other", "elsewhere 1", store.clock.now + SWEEPING)
-    update_state(store, lambda known: replace(known, sweeper=other))
+    update_state(store, lambda state: replace(state, sweeper=other))
     with pytest.raises(ConflictError, match=r"another collection \(elsewhere 1\) is at work"), hold_claim(store):
         pass
     store.clock.now += SWEEPING
@@ -43,10 +41,10 @@ def test_a_claim_is_judged_by_no_clock_of_a_machine(hours: int, monkeypatch: pyt
         claim.check()
 
 
-def test_a_collection_that_stood_still_ends_before_others_count_it_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_suspended_collection_ends_before_it_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     begun = parsing.steady_s()
     monkeypatch.setattr(parsing, "steady_s", lambda: begun)
-    with pytest.raises(ConflictError, match="stood still"), hold_claim(MemoryStore()) as claim:
+    with pytest.raises(ConflictError, match="stopped for so long"), hold_claim(MemoryStore()) as claim:
         begun += SWEEPING.total_seconds() - 61
         claim.check()
         begun += 2

@@ -1,5 +1,3 @@
-"""Listings of a store with more than a page of keys, folder by folder."""
-
 from collections.abc import Iterator
 
 import pytest
@@ -21,7 +19,7 @@ class Pages(MemoryStore):
         return super().sizes(prefix)
 
 
-def test_a_page_is_one_request_and_more_are_a_request_a_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_is_one_request_and_more_keys_cost_one_per_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Pages()
     digests = {store.put_bytes(f"{number}".encode()): len(f"{number}") for number in range(40)}
     assert stored_blobs(store) == digests and store.listed == ["blobs/sha256/"]

@@ -1,5 +1,3 @@
-"""The order of a sweep, its shards, and a collection that is killed at every call, or overtaken."""
-
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -92,7 +90,7 @@ def test_a_collection_killed_at_every_call_leaves_a_sound_registry(due, few, clo
 @pytest.mark.parametrize(
     "work", [republish, lambda store: channels.promote(store, lookup.load(store, "digits", "1"), "stable")]
 )
-def test_a_writer_between_every_two_calls_of_a_collection(due, few, work):
+def test_a_writer_between_any_two_calls_of_a_collection_is_safe(due, few, work):
     """It begins and ends while the collection stands still: no version and no channel is hurt."""
     refused = 0
     for step in steps_of(due, gather):
@@ -103,7 +101,7 @@ def test_a_writer_between_every_two_calls_of_a_collection(due, few, work):
     assert refused < step / 2
 
 
-def test_a_writer_whose_lease_ends_while_a_collection_reads(due: MemoryStore) -> None:
+def test_a_lease_that_ends_during_a_collection_is_safe(due: MemoryStore) -> None:
     """What it counts on was marked under its lease: either the lease is seen, or what the writer wrote."""
     del due.objects[MARK_STATE]  # nothing is marked; without a grace period a collection marks and deletes in one go
 
@@ -125,7 +123,7 @@ def test_the_second_of_two_concurrent_collections_gets_an_error(due: MemoryStore
         assert verify(store).sound and read_state(store).sweeper is None, step
 
 
-def test_a_collection_asks_its_clock_before_each_deletion(due, clock, monkeypatch):
+def test_a_collection_reads_its_clock_before_each_deletion(due, clock, monkeypatch):
     monkeypatch.setattr(sweep, "side_by_side", lambda work, items: ((item, work(item)) for item in items))
     removed: list[str] = []
 
@@ -135,12 +133,12 @@ def test_a_collection_asks_its_clock_before_each_deletion(due, clock, monkeypatc
             super().remove(key)
             clock(SWEEPING if key.startswith("blobs/") else timedelta(0))
 
-    with pytest.raises(ConflictError, match="stood still so long that another may count it as dead"):
+    with pytest.raises(ConflictError, match="stopped for so long that another may count it as dead"):
         gather(Slow(due.objects))
     assert sum(key.startswith("blobs/") for key in removed) == 1
 
 
-def test_a_collection_that_stood_still_deletes_no_document_of_a_version_that_is_published_again(due, clock):
+def test_a_suspended_collection_deletes_no_republished_document(due, clock):
     """Of a version the manifest goes first; what lies beside it is deleted later, and may be of a new one by then."""
     gone: list[str] = []
 
@@ -153,7 +151,7 @@ def test_a_collection_that_stood_still_deletes_no_document_of_a_version_that_is_
                 self.objects[key] = due.objects[key]  # by a writer, after another collection ended this one's work
 
     slow = Slow(dict(due.objects))
-    with pytest.raises(ConflictError, match="stood still so long that another may count it as dead"):
+    with pytest.raises(ConflictError, match="stopped for so long that another may count it as dead"):
         gather(slow)
     assert gone[0] in slow.objects
 
@@ -190,12 +188,12 @@ def test_blobs_marked_under_a_lease_are_shown_as_leased(due, clock):
     assert {item.state for item in collect(due, ONE, GRACE, delete=True).items} == {"deleted"}
 
 
-def test_blobs_of_a_version_that_cannot_go_stay(due: MemoryStore, clock: Callable[[timedelta], None]) -> None:
+def test_blobs_of_an_undeletable_version_stay(due: MemoryStore, clock: Callable[[timedelta], None]) -> None:
     """Its mark was taken away and theirs were not: deleting them would leave a version without its engine."""
     shard = shard_of("digits@1")
     old = lookup.load(due, "digits", "1")
     blobs, own = old.blobs(), str(old.engines[0].digest)
-    update_shard(due, shard, lambda known: known.without(frozenset({"digits@1"})))
+    update_shard(due, shard, lambda state: state.without(frozenset({"digits@1"})))
     gather(due)
     assert all(map(due.has, blobs)) and verify(due).sound
     clock(2 * GRACE)
@@ -221,9 +219,9 @@ def test_a_writer_reads_only_the_shards_of_its_names(due: MemoryStore) -> None:
     assert set(read) == {MARK_STATE, f"{MARK_SHARDS}{shard_of(name)}.json"}
 
 
-def test_one_mark_however_many_names_are_due(due: MemoryStore, few: None) -> None:
+def test_a_sweep_reads_each_manifest_once(due: MemoryStore, few: None) -> None:
     """Each document of the registry is read once in a sweep."""
-    kept = lookup.load(due, "digits", "3")
+    last = lookup.load(due, "digits", "3")
     reads: dict[str, int] = {}
 
     class Watched(MemoryStore):
@@ -232,7 +230,7 @@ def test_one_mark_however_many_names_are_due(due: MemoryStore, few: None) -> Non
             return super().read(key)
 
     items = collect(Watched(due.objects), ONE, GRACE, delete=True).items
-    assert sum(item.state == "deleted" for item in items) > 2 and reads[manifest_key(kept.model, kept.version)] == 1
+    assert sum(item.state == "deleted" for item in items) > 2 and reads[manifest_key(last.model, last.version)] == 1
 
 
 @pytest.mark.timeout(60)

@@ -1,5 +1,3 @@
-"""Files that are attached to versions: kept, verified, mirrored, and pulled by the machines that they fit."""
-
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -48,7 +46,9 @@ def pulled(store: Store, dest: Path, reference: str = "digits:stable", **policy:
 
 
 @on_each_store
-def test_it_is_pulled_kept_verified_and_mirrored_with_its_version(store: Store, words: Path, tmp_path: Path) -> None:
+def test_an_attachment_is_pulled_kept_verified_and_mirrored_with_its_version(
+    store: Store, words: Path, tmp_path: Path
+) -> None:
     manifest = publish(store)
     attached = attach(store, manifest, words)
     assert attach(store, manifest, words, created_at="2026-02-02T00:00:00+00:00") == attached  # says the same
@@ -65,7 +65,7 @@ def test_it_is_pulled_kept_verified_and_mirrored_with_its_version(store: Store, 
     assert [item.path.read_text() for item in pulled(other, tmp_path / "elsewhere").attachments] == ["one two"]
 
 
-def test_the_collection_takes_it_with_its_version(store: Store, words: Path) -> None:
+def test_a_collection_deletes_it_with_its_version(store: Store, words: Path) -> None:
     attach(store, publish(store), words)
     last = publish(store, "b")
     channels.promote(store, last, "stable")
@@ -116,7 +116,7 @@ def test_an_edited_or_moved_document_is_reported_and_the_engine_stays_usable(sto
         assert result.path.is_file() and not result.attachments and "edited by hand" in result.left_out[0][1]
 
 
-def test_one_for_another_machine_is_left_out_and_of_one_name_the_newest_comes(store, words, tmp_path):
+def test_an_attachment_for_another_machine_is_omitted_and_the_newest_name_counts(store, words, tmp_path):
     manifest = publish(store)
     attach(store, manifest, words)
     words.write_text("three")
@@ -131,7 +131,7 @@ def test_one_for_another_machine_is_left_out_and_of_one_name_the_newest_comes(st
     assert not result.attachments and "built for l4" in result.left_out[0][1]
 
 
-def test_two_models_in_one_folder_keep_their_own_and_a_new_version_replaces_the_old_one(store, words, tmp_path):
+def test_two_models_in_one_folder_keep_their_attachments_and_a_new_version_replaces_its_own(store, words, tmp_path):
     attach(store, publish(store), words)
     dest = tmp_path / "dest"
     pulled(store, dest)
@@ -140,16 +140,16 @@ def test_two_models_in_one_folder_keep_their_own_and_a_new_version_replaces_the_
     assert pulled(store, dest, "digits@2").attachments[0].path.read_text() == "three"
     attach(store, publish(store, "c", "letters"), words)
     result = pulled(store, dest, "letters@1")
-    assert not result.attachments and "is of digits@2; give another folder" in result.left_out[0][1]
+    assert not result.attachments and "belongs to digits@2; give another folder" in result.left_out[0][1]
 
 
-def test_a_followed_channel_brings_it_beside_the_engine(store: Store, words: Path, tmp_path: Path) -> None:
+def test_a_followed_channel_downloads_attachments_beside_the_engine(store: Store, words: Path, tmp_path: Path) -> None:
     attach(store, publish(store), words)
     Client(store.uri).watch("digits:stable", tmp_path / "dest", once=True, say=lambda _: None)
     assert (tmp_path / "dest" / "current" / "attachments" / "words.txt").read_text() == "one two"
 
 
-def test_a_policy_that_needs_signatures_needs_them_of_attachments_of_any_kind(store, words, tmp_path):
+def test_a_policy_with_signatures_requires_them_for_all_attachments(store, words, tmp_path):
     manifest, key = publish(store), SigningKey(written(tmp_path, "release")[0])
     policy = policy_file(tmp_path, NEEDS_RELEASE)
     add_signatures(store, manifest, key)
@@ -173,7 +173,7 @@ def test_a_policy_that_needs_signatures_needs_them_of_attachments_of_any_kind(st
     assert found_again.attachment == attached
 
 
-def test_killed_at_every_call_nothing_is_damaged_and_the_next_one_attaches(words: Path) -> None:
+def test_an_attachment_killed_at_any_call_damages_nothing_and_can_be_repeated(words: Path) -> None:
     begun = MemoryStore()
     manifest = publish(begun)
     work = partial(attach, manifest=manifest, file=words)

@@ -24,7 +24,7 @@ def test_a_report_from_the_hardware_proves_an_engine_without_changing_the_manife
     assert manifest.engines[0].status == "unproven"
 
 
-def test_a_machine_where_it_fails_outweighs_those_where_it_passes_until_it_passes_there(store: Store) -> None:
+def test_a_failing_machine_outweighs_passing_ones_until_it_passes(store: Store) -> None:
     entry = engine(store)
     manifest = publish_engines(store, [entry]).manifest
 
@@ -47,7 +47,7 @@ def test_an_attestation_does_not_make_an_engine_usable_that_the_build_refused(st
     assert judge_entries(store, refused)[0].status == "failed"
 
 
-def test_a_report_without_a_verdict_is_no_attestation(store: Store) -> None:
+def test_a_report_without_a_verdict_cannot_be_attached(store: Store) -> None:
     entry = engine(store, "sm_89", status="unproven")
     manifest = publish_engines(store, [entry]).manifest
     with pytest.raises(InputError, match="says 'unproven'"):
@@ -105,7 +105,7 @@ def test_a_cpu_engine_has_a_status_on_each_kind_of_cpu(store: Store) -> None:
     assert status(None)[0] == status("arm64")[0] == "failed" and status("x86-64-v3")[0] == "proven"
 
 
-def test_a_cpu_engine_that_ran_on_its_kind_says_there_why_it_is_not_proven(store: Store) -> None:
+def test_a_cpu_engine_that_ran_says_why_it_is_unproven(store: Store) -> None:
     built = replace(
         engine(store, "cpu", status="unproven"), toolchain={CPU_KIND: "x86-64-v3"}, reason="not measured: y: constant"
     )

@@ -1,5 +1,3 @@
-"""What a compiler tells of an engine's layers: kept with the version, and shown."""
-
 import json
 from dataclasses import replace
 from typing import Any
@@ -33,13 +31,13 @@ TOLD = {
 }
 
 
-def published(store: Store, told: Any = TOLD) -> Manifest:
+def published(store: Store, document: Any = TOLD) -> Manifest:
     trt = replace(engine(store, "l4", "fp16", "unproven", b"plan"), backend="tensorrt")
     trt = replace(trt, report=store.put_bytes(json.dumps({**json.loads(store.read_blob(str(trt.report))),
                   "backend": "tensorrt", "unit": trt.unit}).encode()))  # fmt: skip
     rtx, cpu = engine(store, "sm_89", "fp16", "unproven"), engine(store)
     rtx = replace(rtx, notes=("a warning", f"{NO_LAYERS}: TensorRT-RTX's inspector needs a GPU"))
-    layers = store.put_bytes(json.dumps(told).encode())
+    layers = store.put_bytes(json.dumps(document).encode())
     base = draft(store)
     base = replace(base, sources={**base.sources, f"layers {trt.unit}": layers})
     return publish(store, base, [(each, approval(each)) for each in (trt, rtx, cpu)]).manifest
@@ -49,6 +47,7 @@ def test_the_layers_of_a_unit_are_named_by_it_in_the_manifest() -> None:
     built = an_engine()
     assert built.record is not None
     judged = judge_built(replace(built, record=replace(built.record, extras={"layers": "a" * 64, "other": "b" * 64})))
+    assert judge_built(built, cannot_run="two\nlines").entry.reason.startswith(r"two\nlines"), "a reason is one line"
     assert layers([judged, judge_built(built)]) == {f"layers {built.unit.name}": "a" * 64}
     assert list_refitted([judge_built(replace(built, record=replace(built.record, refitted_from="c" * 64)))]) == {
         f"refitted from {built.unit.name}": "c" * 64
@@ -64,7 +63,7 @@ def test_layers_are_rows_with_their_tactics(store: Store) -> None:
     ]
 
 
-def test_odd_layers_are_shown_as_far_as_they_go() -> None:
+def test_odd_layers_are_shown_as_far_as_possible() -> None:
     assert layer_row({"Name": 5, "Inputs": "x", "Outputs": [7, {}], "TacticValue": "0x1"}) == ("5", "", "0x1", "", "7,")
     assert len(layer_row("a" * 500)[0]) == 60
 
@@ -72,13 +71,13 @@ def test_odd_layers_are_shown_as_far_as_they_go() -> None:
 @pytest.mark.parametrize(
     ("unit", "words"),
     [
-        ("sm_89", "the layers of sm_89 fp16 tensorrt-rtx: TensorRT-RTX's inspector needs a GPU"),
-        ("cpu", "the layers of cpu fp32 onnxruntime: onnxruntime tells none"),
-        ("sm_90", "'sm_90' is none of the units of digits@1"),
-        ("", "'' is none of the units"),
+        ("sm_89", "no layers are recorded for sm_89 fp16 tensorrt-rtx: TensorRT-RTX's inspector needs a GPU"),
+        ("cpu", "no layers are recorded for cpu fp32 onnxruntime: onnxruntime tells none"),
+        ("sm_90", "'sm_90' is not one of the units of digits@1"),
+        ("", "'' is not one of the units"),
     ],
 )
-def test_where_nothing_is_on_record_the_reason_is_reported(store: Store, unit: str, words: str) -> None:
+def test_without_a_record_the_reason_is_reported(store: Store, unit: str, words: str) -> None:
     with pytest.raises(UnknownNameError, match=words):
         layers_of(store, published(store), unit)
 
@@ -88,11 +87,11 @@ def test_a_record_without_layers_is_damage(store: Store) -> None:
         layers_of(store, published(store, {"Layers": {}}), "l4")
 
 
-def test_the_command_shows_them(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_layers(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     published(store)
     for words in ([], ["--json"]):
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as error:
             main(["show", "digits", "--layers", "l4", "--registry", store.uri, *words])
         shown = capsys.readouterr().out
-        assert ended.value.code == 0 and "sm80_xmma_fprop" in shown
+        assert error.value.code == 0 and "sm80_xmma_fprop" in shown
     assert json.loads(shown) == TOLD

@@ -1,5 +1,3 @@
-"""Which latency reports speak of a machine, and what is taken from them."""
-
 from dataclasses import replace
 
 from enginesmith.core.codec import encode
@@ -57,12 +55,12 @@ def test_the_newest_report_of_a_machine_of_this_kind_counts(store: Store) -> Non
     ] == [True]
 
 
-def test_times_at_sizes_that_somebody_asked_for_hide_no_others(store: Store) -> None:
+def test_times_at_user_chosen_sizes_hide_no_others(store: Store) -> None:
     entries = [engine(store, "cpu", "fp32")]
     manifest = publish_engines(store, entries).manifest
     usual = replace(latency_report(), engine=str(entries[0].digest), created_at="2026-11-20T08:00:00+00:00")
-    asked = replace(usual.asked, buckets=({"batch": 8},))
-    newer = replace(usual, asked=asked, buckets=usual.buckets[:1], created_at="2026-11-21T08:00:00+00:00")
+    terms = replace(usual.asked, buckets=({"batch": 8},))
+    newer = replace(usual, asked=terms, buckets=usual.buckets[:1], created_at="2026-11-21T08:00:00+00:00")
 
     def attach(report: LatencyReport) -> list[str]:
         attach_latency(store, manifest, store.put_bytes(canonical_json(encode(report))))

@@ -1,5 +1,3 @@
-"""A rollout as a value: which one is refused."""
-
 from dataclasses import replace
 
 import pytest
@@ -17,7 +15,7 @@ RUNNING = Rollout(
 )  # fmt: skip
 
 
-def test_a_rollout_whose_fields_fit_is_taken() -> None:
+def test_a_consistent_rollout_is_accepted() -> None:
     for fits in (RUNNING, replace(RUNNING, wave=0, shares_ppm=(100_000, 900_000))):
         assert decode(encode(fits), Rollout, "") == fits
 
@@ -35,6 +33,6 @@ def test_a_rollout_whose_fields_fit_is_taken() -> None:
     ({"plan": replace(PLAN, look_s=2**62)}, "seconds from 0 to"),
     ({"since": "9999-12-31T23:59:59+00:00"}, "since is"),
 ])  # fmt: skip
-def test_one_field_that_does_not_fit_is_enough_to_refuse_a_rollout(change: dict[str, object], words: str) -> None:
+def test_one_inconsistent_field_suffices_to_refuse_a_rollout(change: dict[str, object], words: str) -> None:
     with pytest.raises(Malformed, match=words):
         decode(encode(replace(RUNNING, **change)), Rollout, "")  # type: ignore[arg-type]

@@ -1,5 +1,3 @@
-"""Who is in a wave: nesting, shares, regions and labels, and what is no wave."""
-
 import math
 
 import pytest
@@ -38,17 +36,17 @@ def test_nodes_of_earlier_waves_stay_reached_when_another_wave_opens(node, rollo
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.25, 0.5])
 @pytest.mark.parametrize("rollout", ["a", "b"])
-def test_a_share_of_ten_thousand_names_is_that_share(share, rollout):
+def test_a_share_selects_that_share_of_ten_thousand_names(share, rollout):
     reached = sum(is_reached(node, rollout, [Slice(int(share * WHOLE))]) for node in NODES)
     assert abs(reached - share * 10_000) < 4 * math.sqrt(10_000 * share * (1 - share))
 
 
-def test_shares_of_0_and_100_percent():
+def test_shares_of_0_and_100_percent_select_none_and_all():
     assert all(is_reached(node, "a", [Slice(WHOLE)]) for node in NODES)
     assert not any(is_reached(node, "a", [Slice(0)]) or is_reached(node, "a", []) for node in NODES)
 
 
-def test_the_first_of_one_rollout_are_not_the_first_of_the_next():
+def test_each_rollout_starts_with_other_nodes():
     first, second = ({n.name for n in NODES if is_reached(n, x, [Slice(50_000)])} for x in ("a", "b"))
     assert len(first & second) < 0.12 * len(first)  # 5 % of them by chance
 
@@ -59,7 +57,7 @@ def test_the_nodes_that_report_are_independent_of_the_wave():
     assert abs(reporting - 0.1 * len(reached)) < 4 * math.sqrt(0.09 * len(reached))
 
 
-def test_regions_and_labels():
+def test_regions_and_labels_restrict_waves():
     eu, canary = ServingNode("a", "eu-west-1"), ServingNode("b", "us", ("canary", "gpu"))
     for text, reached in (("region=eu-west-1", [eu]), ("label=canary", [canary]), ("region=eu", [])):
         assert [node for node in (eu, canary) if is_reached(node, "r", [parse_wave(text)])] == reached
@@ -83,19 +81,19 @@ def test_invalid_waves_are_refused(text):
 @pytest.mark.parametrize(("waves", "why"), [
     ([], "must be 100%"),
     (["5%"], "must be 100%"),
-    (["5%", "1%", "100%"], "wave 1% reaches nobody"),
-    (["100%", "label=a", "100%"], "wave label=a reaches nobody"),
+    (["5%", "1%", "100%"], "wave 1% reaches no node"),
+    (["100%", "label=a", "100%"], "wave label=a reaches no node"),
     (["region=eu", "100%", "region=eu:5%"], "must be 100%"),
 ])  # fmt: skip
-def test_waves_without_new_nodes_or_without_all_nodes(waves, why):
+def test_waves_without_new_nodes_or_without_all_nodes_are_refused(waves, why):
     with pytest.raises(InputError, match=why):
         check_waves([parse_wave(text) for text in waves])
     check_waves([parse_wave(text) for text in ("label=canary", "1%", "region=eu:5%", "5%", "region=eu", "100%")])
 
 
 def test_a_node_comes_from_the_environment(monkeypatch):
-    given = {"ENGINESMITH_NODE": "n1", "ENGINESMITH_REGION": "eu", "ENGINESMITH_LABELS": "gpu, canary"}
-    assert ServingNode.from_environment(given) == ServingNode("n1", "eu", ("canary", "gpu"))
+    environment = {"ENGINESMITH_NODE": "n1", "ENGINESMITH_REGION": "eu", "ENGINESMITH_LABELS": "gpu, canary"}
+    assert ServingNode.from_environment(environment) == ServingNode("n1", "eu", ("canary", "gpu"))
     assert ServingNode.from_environment({}).name
     for name, wrong in (("NODE", "a b"), ("REGION", "x\n"), ("LABELS", "a*")):
         with pytest.raises(InputError, match=f"give another by --{name.lower()} or ENGINESMITH_{name}"):

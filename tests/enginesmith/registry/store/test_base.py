@@ -1,5 +1,3 @@
-"""What every kind of store must do (`store` comes in each kind)."""
-
 import hashlib
 import os
 from datetime import timedelta
@@ -24,7 +22,7 @@ HELLO = hashlib.sha256(b"hello").hexdigest()
 ABSENT = "0" * 64
 
 
-def test_a_blob_is_named_by_its_sha256_and_comes_back(store: Store, tmp_path: Path) -> None:
+def test_a_blob_is_named_by_its_sha256_and_can_be_read(store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"hello")
     assert store.put_file(tmp_path / "file") == HELLO
     assert store.put_bytes(b"hello") == HELLO
@@ -35,7 +33,7 @@ def test_a_blob_is_named_by_its_sha256_and_comes_back(store: Store, tmp_path: Pa
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=10)
 @given(data=st.binary(max_size=3000))
-def test_any_bytes_come_back(store: Store, tmp_path: Path, data: bytes) -> None:
+def test_any_bytes_can_be_stored_and_read(store: Store, tmp_path: Path, data: bytes) -> None:
     digest = store.put_bytes(data)
     store.fetch(digest, tmp_path / "out" / "file")
     assert digest == hashlib.sha256(data).hexdigest()
@@ -75,7 +73,7 @@ def test_putting_the_bytes_again_heals_a_corrupt_blob(store: Store, tmp_path: Pa
     assert store.read_blob(HELLO) == b"hello"
 
 
-def test_a_blob_that_is_sound_by_now_is_not_set_aside(store: Store) -> None:
+def test_a_blob_that_is_sound_again_is_not_discarded(store: Store) -> None:
     """Somebody who read it as corrupt may come long after it was stored again, and a version may name it by then."""
     store.discard(store.put_bytes(b"hello"))
     assert store.read_blob(HELLO) == b"hello"
@@ -89,7 +87,7 @@ def read_range(store: Store, digest: str, start: int, size: int, block: int = 1 
     return into
 
 
-def test_a_range_fills_the_memory_that_it_is_given(store: Store) -> None:
+def test_a_range_fills_the_given_memory(store: Store) -> None:
     data = os.urandom(700_000)
     digest = store.put_bytes(data)
     for start, size in ((0, 700_000), (0, 1), (699_999, 1), (123, 600_000), (5, 0)):
@@ -119,7 +117,7 @@ def test_a_document_is_read_again_only_when_it_changed(store: Store) -> None:
     assert data == b"2" and other != tag and store.read_if_changed("models/a.json", other) == (None, other)
 
 
-def test_a_document_is_created_once_and_swapped_only_from_what_it_was(store: Store) -> None:
+def test_a_document_is_created_once_and_swapped_only_from_its_content(store: Store) -> None:
     assert store.read("models/a.json") is None
     assert not store.replace("models/a.json", b"2", b"1")
     assert store.create("models/a.json", b"1") and not store.create("models/a.json", b"2")
@@ -131,11 +129,11 @@ def test_an_oversized_document_is_refused(store: Store, monkeypatch: pytest.Monk
     store.create("models/a.json", b"x" * 11)
     for module in (layout, reading):
         monkeypatch.setattr(module, "MAX_DOCUMENT_BYTES", 10)
-    with pytest.raises(IntegrityError, match="over 10 bytes"):
+    with pytest.raises(IntegrityError, match="over the limit of 10 bytes"):
         store.read("models/a.json")
 
 
-def test_listing(store: Store) -> None:
+def test_keys_are_listed_in_order(store: Store) -> None:
     for key in ("models/b/x.json", "models/a/y/z.json", "models/a/x.json"):
         store.create(key, b"{}")
     assert list(store.list("models/")) == ["models/a/x.json", "models/a/y/z.json", "models/b/x.json"]
@@ -152,7 +150,7 @@ def test_sizes_of_stored_blobs(store: Store) -> None:
     assert list(store.sizes(f"{BLOBS}{digest[:2]}/")) == [(blob_key(digest), 4)] == list(store.sizes(BLOBS))
 
 
-def test_times_are_of_the_stores_clock(store: Store) -> None:
+def test_times_use_the_stores_clock(store: Store) -> None:
     before = store.now()
     store.create("models/a/x.json", b"{}")
     ((key, written),) = store.stamps("models/")
@@ -165,7 +163,7 @@ def test_times_are_of_the_stores_clock(store: Store) -> None:
 @pytest.mark.parametrize(
     "key", ["", "/etc/passwd", "../x", "a/../b", "a//b", "a/", ".hidden", "a\nb", "a\0b", "a b", "a/..b", "ä", "\\"]
 )
-def test_a_key_never_leads_elsewhere(store: Store, key: str) -> None:
+def test_a_key_never_leaves_the_store(store: Store, key: str) -> None:
     for use in (store.read, lambda key: store.create(key, b""), lambda key: store.replace(key, b"", None)):
         with pytest.raises(InputError):
             use(key)
@@ -188,7 +186,7 @@ def test_a_missing_source_file_is_named(store: Store, tmp_path: Path) -> None:
         store.put_file(tmp_path / "absent")
 
 
-def test_of_racing_creators_one_wins(store: Store) -> None:
+def test_one_of_racing_creators_wins(store: Store) -> None:
     def create(index: int) -> None:
         for key in range(8):
             if store.create(f"models/{key}.json", str(index).encode()):

@@ -1,5 +1,3 @@
-"""Two digests of one blob: who may believe which, and what a lie about them can do."""
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -100,7 +98,7 @@ def test_a_pull_is_verified_by_the_blake3_of_its_manifest(store, tmp_path, cache
     assert names_in(tmp_path / "other") == [] and set(hashed) == {"BLAKE3"}
 
 
-def test_by_sha256_where_the_manifest_has_no_blake3(store, tmp_path, cache, hashed):
+def test_without_blake3_in_the_manifest_sha256_verifies(store, tmp_path, cache, hashed):
     published(store, None)
     pulled(Far(store), tmp_path / "old", cache)
     assert set(hashed) == {"SHA-256"} and names_in(cache.folder / "blobs") == [NAME]
@@ -117,15 +115,15 @@ def test_a_manifest_with_a_wrong_digest_pair_does_not_affect_others(store, evil,
     result = pulled(Far(store), out, cache)
     assert result.path.read_bytes() == HONEST and result.origin == "registry"
     assert pulled(Far(store), out, cache).cached
-    with cache.hold(NAME, lambda sink: sink.write(HONEST) and NAME) as held:
-        assert held.read_bytes() == HONEST
+    with cache.hold(NAME, lambda sink: sink.write(HONEST) and NAME) as cached_blob:
+        assert cached_blob.read_bytes() == HONEST
 
 
-def test_nor_do_evil_bytes_become_the_blob_of_the_name(evil: Far, tmp_path: Path, cache: BlobCache) -> None:
+def test_wrong_bytes_never_become_the_named_blob(evil: Far, tmp_path: Path, cache: BlobCache) -> None:
     pulled(evil, tmp_path / "evil", cache)
     requests: list[str] = []
-    with cache.hold(NAME, lambda sink: requests.append("asked") or (sink.write(HONEST) and NAME)) as held:
-        assert held.read_bytes() == HONEST and requests == ["asked"]
+    with cache.hold(NAME, lambda sink: requests.append("asked") or (sink.write(HONEST) and NAME)) as cached_blob:
+        assert cached_blob.read_bytes() == HONEST and requests == ["asked"]
     with cache.hold_verified(BlobDigest(NAME), refuse) as (path, _):
         assert path.read_bytes() == HONEST
 
@@ -133,23 +131,23 @@ def test_nor_do_evil_bytes_become_the_blob_of_the_name(evil: Far, tmp_path: Path
 def test_a_blob_read_by_blake3_counts_after_its_sha256_is_checked(honest, tmp_path, cache):
     pulled(honest, tmp_path / "a", cache)
     assert names_in(cache.folder / "blobs") == [BLOB.name] and not cache.holds(NAME)
-    with cache.hold(NAME, refuse) as held:
-        assert held.read_bytes() == HONEST
+    with cache.hold(NAME, refuse) as cached_blob:
+        assert cached_blob.read_bytes() == HONEST
     assert names_in(cache.folder / "blobs") == [NAME]
     assert pulled(honest, tmp_path / "b", cache).origin == "cache" and honest.ranges == 1
     assert pulled(honest, tmp_path / "b", cache).cached, "what the SHA-256 verified needs no BLAKE3"
 
 
-def test_a_damaged_file_under_the_name_is_brought_again(honest: Far, tmp_path: Path, cache: BlobCache) -> None:
-    with cache.hold(NAME, lambda sink: sink.write(HONEST) and NAME) as held:
-        path = held
+def test_a_damaged_file_with_the_name_is_downloaded_again(honest: Far, tmp_path: Path, cache: BlobCache) -> None:
+    with cache.hold(NAME, lambda sink: sink.write(HONEST) and NAME) as cached_blob:
+        path = cached_blob
     path.chmod(0o644)
     path.write_bytes(EVIL)
     assert pulled(honest, tmp_path / "out", cache).path.read_bytes() == HONEST
     assert names_in(cache.folder / "blobs") == [BLOB.name]
 
 
-def test_what_a_stamp_of_a_blake3_says_holds_for_that_pair_alone(tmp_path: Path, cache: BlobCache) -> None:
+def test_a_blake3_record_is_valid_for_its_pair_only(tmp_path: Path, cache: BlobCache) -> None:
     (tmp_path / "file").write_bytes(EVIL)
     lie = replace(BLOB, blake3=OTHER)
     cache.verifications.add(lie, tmp_path / "file")
@@ -162,7 +160,7 @@ def test_what_a_stamp_of_a_blake3_says_holds_for_that_pair_alone(tmp_path: Path,
 
 
 @on_each_kind
-def test_verify_names_a_manifest_that_is_wrong_about_a_blob(store: Store) -> None:
+def test_verify_names_a_manifest_with_a_wrong_digest(store: Store) -> None:
     published(store, OTHER)
     (problem,) = verify(store).problems
     assert (problem.kind, problem.what, problem.fault) == ("blake3", "digits@1", True)
@@ -170,7 +168,7 @@ def test_verify_names_a_manifest_that_is_wrong_about_a_blob(store: Store) -> Non
     assert [result.kind for result in verify(store, parse_reference("digits@1")).problems] == ["blake3"]
 
 
-def test_a_mirror_says_the_same(store: Store, tmp_path: Path, hashed: list[str]) -> None:
+def test_a_mirror_keeps_the_blake3(store: Store, tmp_path: Path, hashed: list[str]) -> None:
     manifest, other = published(store), open_store(tmp_path / "mirror", create=True)
     mirror(store, [parse_reference("digits@1")], other)
     assert other.read(manifest_key("digits", "1")) == manifest.to_bytes() and verify(other).problems == ()
@@ -182,5 +180,5 @@ def test_a_mirror_says_the_same(store: Store, tmp_path: Path, hashed: list[str])
 @pytest.mark.parametrize("make", [lambda bad: BlobDigest(bad), lambda bad: BlobDigest(NAME, bad)])
 @pytest.mark.parametrize("bad", ["", "../x", "A" * 64, "0" * 63, f"{NAME}/x"])
 def test_an_invalid_digest_never_becomes_a_file_name(make: Callable[[str], BlobDigest], bad: str) -> None:
-    with pytest.raises(InputError, match="is not a digest"):
+    with pytest.raises(InputError, match="is not a SHA-256 digest"):
         make(bad)

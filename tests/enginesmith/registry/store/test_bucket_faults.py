@@ -42,7 +42,7 @@ def write(server_kind: ServerKind) -> str:
 
 
 @pytest.mark.parametrize("kind", PASSING)
-def test_a_write_that_met_a_fault_is_done_once_and_known_to_be_done(store, proxy, write, kind):
+def test_a_write_with_a_fault_is_done_once(store, proxy, write, kind):
     proxy.once(Fault(kind, at=0.3), method=write)
     assert store.create("models/a.json", b"1" * 50)
     assert proxy.faults == 1 and store.read("models/a.json") == b"1" * 50
@@ -51,7 +51,7 @@ def test_a_write_that_met_a_fault_is_done_once_and_known_to_be_done(store, proxy
     assert proxy.faults == 1 and store.read("models/a.json") == b"2" * 50
 
 
-def test_a_write_that_met_no_fault_is_sent_once(store: ObjectStore, proxy: FaultyProxy, write: str) -> None:
+def test_a_write_without_a_fault_is_sent_once(store: ObjectStore, proxy: FaultyProxy, write: str) -> None:
     store.create("models/a.json", b"1")  # the first write asks for conditions
     proxy.fine()
     assert store.create("models/b.json", b"2" * 50) and proxy.count(write) == 1
@@ -59,7 +59,7 @@ def test_a_write_that_met_no_fault_is_sent_once(store: ObjectStore, proxy: Fault
 
 @pytest.mark.parametrize("kind", PASSING)
 @pytest.mark.parametrize("method", ["HEAD", "GET"])
-def test_a_read_that_met_a_fault_is_read_again(store: ObjectStore, proxy: FaultyProxy, kind: Kind, method: str) -> None:
+def test_a_read_with_a_fault_is_repeated(store: ObjectStore, proxy: FaultyProxy, kind: Kind, method: str) -> None:
     store.create("models/a.json", b"1" * 50)
     digest = store.put_bytes(b"hello" * 100)
     for use, expected in (
@@ -90,9 +90,9 @@ def overtaken(store: ObjectStore, proxy: FaultyProxy, first: Kind, work: Callabl
     proxy.plan(plan)
 
 
-def test_somebody_elses_document_is_not_taken_for_ones_own(store: ObjectStore, proxy: FaultyProxy) -> None:
+def test_another_writers_document_is_not_mistaken_for_ones_own(store: ObjectStore, proxy: FaultyProxy) -> None:
     overtaken(store, proxy, "refused", lambda other: other.create("models/a.json", b"same"))
-    with pytest.raises(UndecidedError, match="somebody else's"):
+    with pytest.raises(UndecidedError, match="another writer's"):
         store.replace("models/a.json", b"same", None)
     assert proxy.count(kind_of(store).write) == 2
     overtaken(store, proxy, "refused", lambda other: other.create("models/b.json", b"same"))
@@ -104,7 +104,7 @@ def test_somebody_elses_document_is_not_taken_for_ones_own(store: ObjectStore, p
 
 
 @pytest.mark.parametrize("first", ["lost answer", "refused"])
-def test_a_channel_knows_its_move_from_its_history(store: ObjectStore, proxy: FaultyProxy, first: Kind) -> None:
+def test_a_channel_recognizes_its_move_in_its_history(store: ObjectStore, proxy: FaultyProxy, first: Kind) -> None:
     """A promotion whose answer was lost is neither lost nor made twice, though somebody moved the channel on."""
     entry = engine(store)
     one, two, three = (publish_engines(store, [entry], content, channel=None).manifest for content in "abc")
@@ -130,25 +130,25 @@ def test_permanent_errors_are_reported_with_the_location(store: ObjectStore, pro
     assert more == {"errors": 1, "retries": api.ATTEMPTS - 1}
 
 
-def test_a_server_that_nobody_reaches_is_reported_at_once(proxy, server_kind, s3_environment):
+def test_an_unreachable_server_is_reported_at_once(proxy, server_kind, s3_environment):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(UnavailableError, match=f"at http://127.0.0.1:{port}.*check the endpoint"):
         open_store(server_kind.uri(f"http://127.0.0.1:{port}", "x"))
 
 
-def test_a_server_that_ignores_conditions_is_read_and_not_published_to(store: ObjectStore, proxy: FaultyProxy) -> None:
+def test_a_server_that_ignores_conditions_is_read_only(store: ObjectStore, proxy: FaultyProxy) -> None:
     digest = store.put_bytes(b"x")
     proxy.plan(lambda request: Fault("deaf"))
     writing.require_conditional_writes.cache_clear()
     uses = [lambda: open_store(store.uri, create=True), lambda: store.create("a", b""), lambda: store.put_bytes(b"y")]
     for use in uses:
-        with pytest.raises(InputError, match=r"ignores conditional writes: it overwrote .* had to be absent"):
+        with pytest.raises(InputError, match=r"ignores conditional writes: it overwrote .* that it is absent"):
             use()
     assert open_store(store.uri).read_blob(digest) == b"x" and store.read(MARKER) == b'{"format":1}'
     assert [key for key in store.list() if "blobs" not in key] == [MARKER]
     proxy.plan(lambda request: Fault("deaf") if _asks_for(request, store.bucket.never) else None)
-    with pytest.raises(InputError, match="had to be another"):
+    with pytest.raises(InputError, match="required that it has another tag"):
         store.create("a", b"")
     proxy.fine()
     assert store.create("a", b"")
@@ -169,7 +169,7 @@ def _asks_for(request: Request, tag: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", [*PASSING, "flipped answer"])
-def test_a_large_upload_that_met_a_fault_is_completed(store: ObjectStore, proxy: FaultyProxy, kind: Kind) -> None:
+def test_a_large_upload_with_a_fault_is_completed(store: ObjectStore, proxy: FaultyProxy, kind: Kind) -> None:
     """At its beginning, in its second part, and at its completion."""
     size = kind_of(store).part * 5 // 2
     store.put_bytes(b"")  # the first write asks for conditions
@@ -191,7 +191,7 @@ def _at(number: int, fault: Fault) -> Plan:
     return plan
 
 
-def test_a_blob_that_is_there_is_not_sent_again(store: ObjectStore, proxy: FaultyProxy, tmp_path: Path) -> None:
+def test_a_stored_blob_is_not_sent_again(store: ObjectStore, proxy: FaultyProxy, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(os.urandom(kind_of(store).part * 5 // 2))
     digest = store.put_file(tmp_path / "file")
     proxy.fine()
@@ -199,7 +199,7 @@ def test_a_blob_that_is_there_is_not_sent_again(store: ObjectStore, proxy: Fault
     assert [result.method for result in proxy.requests] == [kind_of(store).look]
 
 
-def test_a_bit_that_flips_on_the_way_costs_a_second_reading_and_no_blob(store: ObjectStore, proxy: FaultyProxy) -> None:
+def test_a_bit_flip_on_the_way_costs_a_second_read(store: ObjectStore, proxy: FaultyProxy) -> None:
     digest = store.put_bytes(b"hello")
     proxy.once(Fault("flipped answer"), method="GET")
     assert store.read_blob(digest) == b"hello" and proxy.count("GET") == 2

@@ -1,5 +1,3 @@
-"""What only registries in buckets have, of every kind: doors, pages of keys, and what is not there."""
-
 import os
 
 import pytest
@@ -39,25 +37,25 @@ def test_the_error_names_a_missing_bucket(bucket_uri: str) -> None:
 @pytest.mark.parametrize(
     ("key", "data", "error", "words"),
     [
-        ("thesis.tex", b"", InputError, r"holds 'thesis\.tex' and is no registry"),
+        ("thesis.tex", b"", InputError, r"holds 'thesis\.tex' and is not a registry"),
         (MARKER, b'{"format": 2}', InputError, "upgrade enginesmith"),
         (MARKER, b"{", IntegrityError, "damaged"),
     ],
 )
-def test_a_place_of_something_else_is_refused(bucket_uri, key, data, error, words):
+def test_a_place_with_other_content_is_refused(bucket_uri, key, data, error, words):
     overwrite(ObjectStore(bucket_at(bucket_uri)), key, data)
     with pytest.raises(error, match=words):
         open_store(bucket_uri, create=True)
 
 
-def test_prefixes_in_one_bucket_do_not_see_each_other(bucket_uri: str) -> None:
+def test_prefixes_in_one_bucket_are_separate(bucket_uri: str) -> None:
     where, _, options = bucket_uri.partition("?")
     one, two = (open_store(f"{where}/{name}?{options}", create=True) for name in ("a", "a-b"))
     digest = one.put_bytes(b"x")
     assert not two.has(digest) and list(two.list()) == [MARKER] == list(two.children())
 
 
-def test_a_corrupt_blob_is_kept_aside(store: ObjectStore) -> None:
+def test_a_corrupt_blob_is_moved_aside(store: ObjectStore) -> None:
     digest = store.put_bytes(b"hello")
     overwrite(store, blob_key(digest), b"jello")
     store.discard(digest)
@@ -66,7 +64,7 @@ def test_a_corrupt_blob_is_kept_aside(store: ObjectStore) -> None:
     assert reading.read_document(store.bucket, f"discarded/{digest}")[0] == b"jello"
 
 
-def test_a_child_has_a_client_of_its_own(store: ObjectStore) -> None:
+def test_a_child_process_has_its_own_client(store: ObjectStore) -> None:
     """Two processes on one connection would read each other's answers; `fork` carries sockets and locks over."""
     digest = store.put_bytes(b"x")
     assert os.waitpid(in_child(lambda: store.has(store.put_bytes(b"y" * 100))), 0)[1] == 0

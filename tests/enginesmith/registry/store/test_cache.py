@@ -32,7 +32,7 @@ def put(cache: BlobCache, data: bytes) -> str:
     return digest(data)
 
 
-def test_a_blob_comes_once_and_is_read_only(tmp_path: Path) -> None:
+def test_a_blob_is_downloaded_once_and_is_read_only(tmp_path: Path) -> None:
     cache, calls = BlobCache(tmp_path / "cache"), []
     for _ in range(3):
         with cache.hold(digest(b"x"), giving(b"x", calls)) as path:
@@ -40,7 +40,7 @@ def test_a_blob_comes_once_and_is_read_only(tmp_path: Path) -> None:
     assert calls == [b"x"] and cache.holds(digest(b"x"))
 
 
-def test_other_bytes_are_not_kept(tmp_path: Path) -> None:
+def test_wrong_bytes_are_not_kept(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path / "cache")
     with pytest.raises(IntegrityError, match="other bytes"), cache.hold(digest(b"x"), giving(b"y")):
         pass
@@ -59,7 +59,7 @@ def test_the_least_recently_used_blob_is_removed_first(tmp_path: Path) -> None:
     assert not cache.holds(one) and cache.holds(three)
 
 
-def test_what_is_being_read_stays_and_one_that_is_too_large_is_alone(tmp_path: Path) -> None:
+def test_a_blob_in_use_stays_and_a_too_large_one_is_alone(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path / "cache", limit_bytes=100)
     with cache.hold(digest(b"a" * 80), giving(b"a" * 80)) as path:
         large = put(cache, b"b" * 200)
@@ -68,7 +68,7 @@ def test_what_is_being_read_stays_and_one_that_is_too_large_is_alone(tmp_path: P
     assert names_in(tmp_path / "cache" / "blobs") == [digest(b"c" * 50)]
 
 
-def test_of_many_processes_that_want_a_blob_one_fetches_it(tmp_path: Path) -> None:
+def test_one_of_many_processes_downloads_a_blob(tmp_path: Path) -> None:
     cache = BlobCache(tmp_path / "cache")
 
     def want() -> None:
@@ -96,7 +96,7 @@ def test_threads_that_fill_and_evict_always_see_whole_blobs(tmp_path: Path) -> N
     assert wrong == []
 
 
-def test_a_file_that_came_again_before_the_old_one_was_locked_is_not_evicted(tmp_path, monkeypatch):
+def test_a_file_replaced_before_its_lock_is_not_evicted(tmp_path, monkeypatch):
     cache, lock = BlobCache(tmp_path / "cache", limit_bytes=250), fcntl.flock
     path = cache.folder / "blobs" / put(cache, b"a" * 200)
 

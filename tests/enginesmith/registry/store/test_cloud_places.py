@@ -1,5 +1,3 @@
-"""URIs of Google Cloud Storage and Azure Blob Storage, and what is said without a library or credentials."""
-
 import os
 import subprocess
 import sys
@@ -15,7 +13,7 @@ from tests.enginesmith.object_stores.servers import Servers
 from tests.enginesmith.registries import flip
 
 
-def test_a_place_in_google_cloud_storage() -> None:
+def test_a_google_cloud_storage_uri_is_parsed() -> None:
     place = parse_gcs_place("gs://bkt/a/b/", {})
     assert place == GcsLocation("bkt", "a/b") and place.uri == "gs://bkt/a/b" and place.key("x.json") == "a/b/x.json"
     emulator = parse_gcs_place("gs://bkt", {"STORAGE_EMULATOR_HOST": "localhost:4443"})
@@ -23,7 +21,7 @@ def test_a_place_in_google_cloud_storage() -> None:
     assert parse_gcs_place(emulator.uri, {}) == emulator
 
 
-def test_a_place_in_azure() -> None:
+def test_an_azure_uri_is_parsed() -> None:
     place = parse_azure_place("az://models1/engines/team/a")
     assert place == AzureLocation("models1", "engines", "team/a") and place.uri == "az://models1/engines/team/a"
     assert (
@@ -39,7 +37,7 @@ def test_a_place_in_azure() -> None:
         ("gs://", "not the name of a bucket"),
         ("gs://Bucket", "not the name of a bucket"),
         ("gs://bkt/../x", "parts of the prefix"),
-        ("gs://bkt?region=x", "option 'region' is not known; there are endpoint"),
+        ("gs://bkt?region=x", "option 'region' is not known; known: endpoint"),
         ("gs://bkt?endpoint=ftp://x", "not a URL"),
         ("gs://KEY:hunter2@bkt/x", "without user"),
         ("az://", "not the name of a storage account.*az://ACCOUNT/CONTAINER/PREFIX"),
@@ -92,11 +90,11 @@ def test_a_library_that_is_not_installed_is_named_with_its_extra(uri, library, e
 def test_missing_credentials_are_reported_with_a_remedy(uri, environment, words, tmp_path, s3_environment):
     """In a process of its own: what the libraries found is kept."""
     pytest.importorskip("google.cloud.storage" if uri.startswith("gs") else "azure.storage.blob")
-    known = {name: value for name, value in os.environ.items() if not name.startswith(("GOOGLE_", "AZURE_"))}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("GOOGLE_", "AZURE_"))}
     code = f"from enginesmith.registry.store.base import open_store; open_store({uri!r})"
     result = subprocess.run(
         [sys.executable, "-c", code],
-        env={**known, **environment, "HOME": str(tmp_path)},
+        env={**environ, **environment, "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
     )

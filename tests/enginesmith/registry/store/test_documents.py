@@ -1,5 +1,3 @@
-"""A document with several writers loses nothing that one of them wrote."""
-
 import pytest
 
 from enginesmith.core.errors import ConflictError, UndecidedError
@@ -24,13 +22,13 @@ def test_the_slower_download_continues_from_the_existing_bytes(store: Store) -> 
     assert seen == [None, b"other,"]
 
 
-def test_nothing_is_written_where_nothing_changes(store: Store) -> None:
+def test_an_unchanged_document_is_not_written(store: Store) -> None:
     assert change(store, KEY, lambda _: None) is None and store.read(KEY) is None
     store.create(KEY, b"x")
     assert change(store, KEY, lambda data: data) == b"x"
 
 
-def test_a_document_that_never_stands_still_is_given_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_document_that_keeps_changing_is_given_up(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(base, "_LOSERS_PAUSE_S", 0)
     monkeypatch.setattr(type(store), "replace", lambda *_: False)
     with pytest.raises(ConflictError, match="keeps changing"):
@@ -38,7 +36,7 @@ def test_a_document_that_never_stands_still_is_given_up(store: Store, monkeypatc
 
 
 @pytest.mark.parametrize("others", [b"", b"other,"])
-def test_a_change_whose_answer_was_lost_is_not_made_twice_although_others_wrote_since(store, monkeypatch, others):
+def test_a_change_with_a_lost_answer_is_not_repeated_despite_other_writes(store, monkeypatch, others):
     true_replace, lost = type(store).replace, [True]
 
     def replace(self: Store, key: str, data: bytes, expected: bytes | None) -> bool:
@@ -50,7 +48,7 @@ def test_a_change_whose_answer_was_lost_is_not_made_twice_although_others_wrote_
 
     monkeypatch.setattr(type(store), "replace", replace)
 
-    def begins(found: bytes | None, written: bytes) -> bool:
-        return bool(found and found.startswith(written))
+    def begins(data: bytes | None, written: bytes) -> bool:
+        return bool(data and data.startswith(written))
 
     assert change(store, KEY, lambda data: (data or b"") + b"mine,", begins) == b"mine," + others == store.read(KEY)

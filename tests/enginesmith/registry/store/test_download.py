@@ -1,5 +1,3 @@
-"""Parts in any order, a digest in one; what was killed, cut or spoilt."""
-
 import hashlib
 import os
 import signal
@@ -57,8 +55,8 @@ def breaks(at: int):
     return before
 
 
-def run(path: Path, source, told=lambda there: None) -> str:
-    return download(path, BLOB, len(DATA), source, told, part=PART)
+def run(path: Path, source, listen=lambda there: None) -> str:
+    return download(path, BLOB, len(DATA), source, listen, part=PART)
 
 
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 25_000])
@@ -67,11 +65,11 @@ def test_parts_cover_a_blob_once(size: int) -> None:
     assert [part.offset for part in parts] == list(range(0, size, PART)) and sum(part.size for part in parts) == size
 
 
-@pytest.mark.parametrize("kept", [0, 1, 12])
-def test_parts_that_come_backwards_are_digested_in_order(tmp_path, kept, monkeypatch):
+@pytest.mark.parametrize("expected", [0, 1, 12])
+def test_parts_in_reverse_order_are_digested_in_order(tmp_path, expected, monkeypatch):
     """From memory where there is room, else from the file."""
     monkeypatch.setattr(module, "SPAN_PARTS", 1)
-    monkeypatch.setattr(module, "KEPT_PARTS", kept)
+    monkeypatch.setattr(module, "KEPT_PARTS", expected)
     ready = {start: threading.Event() for start in range(0, len(DATA), PART)}
     last = (CONNECTIONS - 1) * PART
     ready[last].set()  # the first four are asked for at once, and come from the last to the first
@@ -81,17 +79,17 @@ def test_parts_that_come_backwards_are_digested_in_order(tmp_path, kept, monkeyp
             assert ready[start].wait(PATIENCE_S)
             ready[max(0, start - PART)].set()
 
-    told: list[int] = []
-    assert run(tmp_path / "file", Source(backwards), told.append) == DIGEST
+    progress: list[int] = []
+    assert run(tmp_path / "file", Source(backwards), progress.append) == DIGEST
     assert (tmp_path / "file").read_bytes() == DATA
-    assert told == [*range(PART, len(DATA), PART), len(DATA)]
+    assert progress == [*range(PART, len(DATA), PART), len(DATA)]
 
 
-def test_all_others_come_while_the_oldest_part_is_late_in_bounded_memory(tmp_path, monkeypatch):
+def test_other_parts_arrive_in_bounded_memory_while_the_oldest_is_late(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "KEPT_PARTS", 2)
     monkeypatch.setattr(module, "SPAN_PARTS", 1)
-    kept, memory, others = [], module._Arrivals._memory, threading.Semaphore(0)
-    monkeypatch.setattr(module._Arrivals, "_memory", lambda self: kept.append(found := memory(self)) or found)
+    part_memory, memory, others = [], module._Arrivals._memory, threading.Semaphore(0)
+    monkeypatch.setattr(module._Arrivals, "_memory", lambda self: part_memory.append(part := memory(self)) or part)
 
     def late(start: int) -> None:
         if start:
@@ -100,10 +98,10 @@ def test_all_others_come_while_the_oldest_part_is_late_in_bounded_memory(tmp_pat
             assert all(others.acquire(timeout=PATIENCE_S) for _ in range(10))
 
     assert run(tmp_path / "file", Source(late)) == DIGEST
-    assert len({id(found.obj) for found in kept if found is not None}) <= 2 and None in kept
+    assert len({id(part.obj) for part in part_memory if part is not None}) <= 2 and None in part_memory
 
 
-def test_a_request_is_for_several_parts_and_for_fewer_towards_the_end(tmp_path: Path) -> None:
+def test_a_request_covers_several_parts_and_fewer_at_the_end(tmp_path: Path) -> None:
     source = Source()
     data_parts = len(parts_of(len(DATA), PART))
     assert run(tmp_path / "file", source) == DIGEST
@@ -112,7 +110,7 @@ def test_a_request_is_for_several_parts_and_for_fewer_towards_the_end(tmp_path: 
     assert sorted(source.asked) == [part.offset for part in parts_of(len(DATA), PART)]
 
 
-def test_more_connections_come_while_that_pays_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_connections_are_opened_while_the_rate_rises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SPAN_PARTS", 1)
     monkeypatch.setattr(ConnectionScaler, "more", lambda self, size, now, connections: 1 if connections < 7 else 0)
     used: list[int] = []
@@ -133,27 +131,27 @@ def test_more_connections_come_while_that_pays_up_to_a_bound(tmp_path: Path, mon
         ([85e6, 45e6, 200e6], 8),
     ],
 )
-def test_connections_are_doubled_where_each_is_slow_and_while_all_get_faster(rates, connections):
+def test_connections_double_if_each_is_slow_and_all_get_faster(rates, connections):
     """rates: of one connection, in bytes a second, as long as a number of them lasts."""
-    pace, now, found = ConnectionScaler(0.0), 0.0, CONNECTIONS
+    pace, now, scaler = ConnectionScaler(0.0), 0.0, CONNECTIONS
     for rate in rates:
         now += 1e9 / rate
-        added = [pace.more(10**9, now, found) for _ in range(found)]
+        added = [pace.more(10**9, now, scaler) for _ in range(scaler)]
         assert not any(added[:-1])
-        found += added[-1]
-    assert found == connections
+        scaler += added[-1]
+    assert scaler == connections
 
 
-def test_one_beside_others_begins_with_its_share_of_the_connections_and_asks_for_less(tmp_path: Path) -> None:
+def test_a_parallel_download_starts_with_its_share_of_connections(tmp_path: Path) -> None:
     alone, shared = Source(), Source()
     assert run(tmp_path / "alone", alone) == DIGEST
-    found = download(tmp_path / "shared", BLOB, len(DATA), shared, lambda _: None, part=PART, beside=8)
-    assert found == DIGEST and (tmp_path / "shared").read_bytes() == DATA
+    digest = download(tmp_path / "shared", BLOB, len(DATA), shared, lambda _: None, part=PART, beside=8)
+    assert digest == DIGEST and (tmp_path / "shared").read_bytes() == DATA
     assert max(size for _, size in shared.requests) == 2 * PART  # of 16 parts at most; of 11 one alone asks for 6
     assert [start for start, _ in shared.requests] == sorted(start for start, _ in shared.requests)
 
 
-def test_what_a_failed_download_brought_is_not_asked_for_again(tmp_path: Path) -> None:
+def test_parts_of_a_failed_download_are_not_requested_again(tmp_path: Path) -> None:
     first, second = Source(breaks(5 * PART)), Source()
     with pytest.raises(UnavailableError, match="cut"):
         run(tmp_path / "file", first)
@@ -163,7 +161,7 @@ def test_what_a_failed_download_brought_is_not_asked_for_again(tmp_path: Path) -
     assert sorted(second.asked) == sorted(set(range(0, len(DATA), PART)) - done)
 
 
-def test_a_killed_download_is_taken_up(tmp_path: Path) -> None:
+def test_a_killed_download_is_resumed(tmp_path: Path) -> None:
     def die(start: int) -> None:
         if start == 8 * PART:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -176,7 +174,7 @@ def test_a_killed_download_is_taken_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", ["torn", "of another blob", "nonsense"])
-def test_a_journal_that_cannot_be_used_is_forgotten(tmp_path: Path, spoil: str) -> None:
+def test_an_unusable_journal_is_dropped(tmp_path: Path, spoil: str) -> None:
     with pytest.raises(UnavailableError):
         run(tmp_path / "file", Source(breaks(10 * PART)))
     journal = journal_of(tmp_path / "file")
@@ -191,15 +189,15 @@ def test_a_journal_that_cannot_be_used_is_forgotten(tmp_path: Path, spoil: str) 
 
 @on_each_kind
 @pytest.mark.parametrize("cached", [True, False])
-def test_a_blob_is_delivered_whole(store: Store, tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blob_is_complete(store: Store, tmp_path: Path, cached: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.download, "__kwdefaults__", {"part": PART})
     blob_digest = BlobDigest(store.put_bytes(DATA))
     fetcher = BlobFetcher(BlobCache(tmp_path / "cache") if cached else None)
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     dest = tmp_path / "out" / "engine"
-    telling = BlobFetcher(fetcher.cache, lambda *there: told.append(there))
+    telling = BlobFetcher(fetcher.cache, lambda *there: progress.append(there))
     assert telling.fetch(store, blob_digest, len(DATA), dest) == "registry"
-    assert dest.read_bytes() == DATA and told[-1] == (len(DATA), len(DATA)) and len(told) == 11
+    assert dest.read_bytes() == DATA and progress[-1] == (len(DATA), len(DATA)) and len(progress) == 11
     assert names_in(dest.parent) == ["engine"]
     assert fetcher.fetch(store, blob_digest, len(DATA), dest) == "there"
     dest.unlink()
@@ -208,7 +206,7 @@ def test_a_blob_is_delivered_whole(store: Store, tmp_path: Path, cached: bool, m
 
 
 @on_each_kind
-def test_spoilt_bytes_never_land(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_corrupt_bytes_never_arrive(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.download, "__kwdefaults__", {"part": PART})
     digest = store.put_bytes(DATA)
     flip(store, digest)
@@ -235,7 +233,7 @@ class Far:
         return self.store.open_range(digest, offset, size)
 
 
-def test_spoilt_parts_of_before_cost_a_second_download(store: Store, tmp_path: Path) -> None:
+def test_earlier_corrupt_parts_cost_a_second_download(store: Store, tmp_path: Path) -> None:
     digest, cache = store.put_bytes(DATA), BlobCache(tmp_path / "cache")
     partial = cache.folder / "partial" / digest
     partial.parent.mkdir(parents=True)
@@ -252,16 +250,16 @@ def test_two_processes_download_once_with_and_without_a_cache(store: Store, tmp_
     for fetcher in (BlobFetcher(BlobCache(tmp_path / "cache")), BlobFetcher()):
         dest = tmp_path / f"out-{fetcher.cache is None}"
         run_together([partial(fetcher.fetch, Far(store, tmp_path), BlobDigest(digest), len(DATA), dest)] * 4)
-        asked = list(tmp_path.glob("asked-*"))
-        assert len(asked) == 1 and dest.read_bytes() == DATA
-        asked[0].unlink()
+        request_files = list(tmp_path.glob("asked-*"))
+        assert len(request_files) == 1 and dest.read_bytes() == DATA
+        request_files[0].unlink()
 
 
 @pytest.mark.parametrize(
     ("kind", "at"),
     [*((kind, 0.7) for kind in (*PASSING, "flipped answer")), *(("cut answer", n / 10) for n in range(5))],
 )
-def test_parts_that_meet_faults_come_in_the_end(store_behind_proxy, proxy, kind, at, tmp_path, monkeypatch):
+def test_parts_with_faults_arrive_in_the_end(store_behind_proxy, proxy, kind, at, tmp_path, monkeypatch):
     monkeypatch.setattr(module.download, "__kwdefaults__", {"part": PART})
     digest = store_behind_proxy.put_bytes(DATA)
     proxy.plan(lambda request: Fault(kind, at=at) if request.number in (2, 5) else None)

@@ -1,5 +1,3 @@
-"""What only a registry in a folder can suffer: wrong folders, full disks, killed writers."""
-
 import os
 import resource
 import shutil
@@ -34,7 +32,7 @@ def test_a_path_with_spaces_and_percents_survives_its_uri(tmp_path: Path) -> Non
     assert open_store(store.uri) == store
 
 
-def test_a_relative_path_and_a_home_are_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_and_a_home_folder_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     assert open_store("./registry", create=True) == open_store("~/registry") == FileStore(tmp_path / "registry")
@@ -54,13 +52,13 @@ def test_an_invalid_registry_is_reported(uri: str, error: type[EnginesmithError]
         open_store(uri)
 
 
-def test_a_file_or_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_file_or_a_folder_with_other_content_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("")
     with pytest.raises(InputError, match="is a file"):
         open_store(tmp_path / "file", create=True)
-    with pytest.raises(InputError, match=r"holds 'thesis\.tex' and is no registry"):
+    with pytest.raises(InputError, match=r"holds 'thesis\.tex' and is not a registry"):
         open_store(tmp_path / "other", create=True)
     assert names_in(tmp_path / "other") == ["thesis.tex"]
 
@@ -103,21 +101,21 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_disk_is_named_and_leaves_nothing_half_written(small_disk: Path) -> None:
     store = open_store(small_disk / "r", create=True)
-    kept = store.put_bytes(b"k" * 50_000)
+    kept_digest = store.put_bytes(b"k" * 50_000)
     (small_disk.parent / "big").write_bytes(b"b" * 400_000)
     for put in (lambda: store.put_file(small_disk.parent / "big"), lambda: store.put_bytes(b"c" * 400_000)):
         with pytest.raises(UnavailableError, match=r"No space left on device; free some space"):
             put()
     assert names_in(small_disk / "r" / "tmp") == []
-    assert store.read_blob(kept) == b"k" * 50_000
-    assert [key.rpartition("/")[2] for key in store.list("blobs/")] == [kept]
+    assert store.read_blob(kept_digest) == b"k" * 50_000
+    assert [key.rpartition("/")[2] for key in store.list("blobs/")] == [kept_digest]
     assert store.put_bytes(b"d" * 50_000)
     with pytest.raises(OSError, match="No space"):
         (small_disk / "rest").write_bytes(b"r" * 400_000)
     assert store.now(), "`registry fsck` needs no room"
 
 
-def test_a_full_disk_at_the_destination_of_a_fetch(small_disk: Path) -> None:
+def test_a_full_disk_at_a_fetchs_destination_is_named(small_disk: Path) -> None:
     store = open_store(small_disk.parent / "r", create=True)
     digest = store.put_bytes(b"b" * 400_000)
     with pytest.raises(UnavailableError, match=f"{small_disk}.*No space left"):
@@ -137,15 +135,15 @@ def test_a_file_size_limit_is_named_and_leaves_nothing_half_written(store: FileS
 
 
 @pytest.mark.parametrize(
-    ("error", "told", "words"),
+    ("error", "expected", "words"),
     [
         (OSError(30, "Read-only file system"), UnavailableError, "Read-only file system; remount it writable"),
         (KeyboardInterrupt(), KeyboardInterrupt, None),
     ],
 )
-def test_a_put_that_is_refused_or_interrupted_leaves_nothing(store, tmp_path, monkeypatch, error, told, words):
+def test_a_put_that_is_refused_or_interrupted_leaves_nothing(store, tmp_path, monkeypatch, error, expected, words):
     monkeypatch.setattr(files.os, "fsync", Mock(side_effect=error))
-    with pytest.raises(told, match=words):
+    with pytest.raises(expected, match=words):
         store.put_bytes(b"x")
     assert names_in(tmp_path / "registry" / "tmp") == []
 
@@ -171,7 +169,7 @@ def test_files_of_a_killed_writer_are_deleted(tmp_path: Path) -> None:
     assert (root / "landed").read_bytes() == b"whole"
 
 
-def test_a_sweep_between_creating_and_locking_a_file_costs_only_another_name(tmp_path, monkeypatch):
+def test_a_sweep_between_creating_and_locking_a_file_only_changes_its_name(tmp_path, monkeypatch):
     lock, swept = files.fcntl.flock, []
 
     def sweep_first(fd: int, how: int) -> None:
@@ -210,7 +208,7 @@ def test_a_folder_in_the_place_of_a_blob_is_named(store: FileStore) -> None:
 ])  # fmt: skip
 def test_the_error_names_a_folder_in_place_of_a_document(store: FileStore, place: Callable[[Path], None]) -> None:
     place(store.root / "index.json")
-    with pytest.raises(IntegrityError, match="no regular file"):
+    with pytest.raises(IntegrityError, match="not a regular file"):
         store.read("index.json")
     assert {*store.children()} == {"enginesmith-registry.json", "index.json" + "/" * (place is Path.mkdir)}
 

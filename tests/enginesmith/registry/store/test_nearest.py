@@ -1,5 +1,3 @@
-"""A registry read from the nearest of several places: who is asked, what happens when one fails or is wrong."""
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,11 +34,11 @@ class Failing:
         if not callable(result) or name == "locator":
             return result
 
-        def ask(*given: Any, **named: Any) -> Any:
+        def ask(*arguments: Any, **named: Any) -> Any:
             self.asked += 1
             if self.error is not None and name != "open_range":
                 raise self.error
-            return result(*given, **named)
+            return result(*arguments, **named)
 
         return ask
 
@@ -68,11 +66,11 @@ class Places:
         self.said: list[str] = []
         self.mirror = Failing(open_store(tmp_path / "mirror", create=True))  # type: ignore[arg-type]
         self.origin = Failing(open_store(tmp_path / "origin", create=True))  # type: ignore[arg-type]
-        known = {str(tmp_path / "mirror"): self.mirror, str(tmp_path / "origin"): self.origin}
+        stores = {str(tmp_path / "mirror"): self.mirror, str(tmp_path / "origin"): self.origin}
         self.clock = 0.0
-        monkeypatch.setattr(nearest, "open_store", lambda uri: known[uri.removeprefix("file://")])
+        monkeypatch.setattr(nearest, "open_store", lambda uri: stores[uri.removeprefix("file://")])
         monkeypatch.setattr(nearest.time, "monotonic", lambda: self.clock)
-        self.uri = ",".join(known)
+        self.uri = ",".join(stores)
         actual = open_nearest(self.uri, self.said.append)
         assert isinstance(actual, NearestStore)
         self.store = actual
@@ -96,7 +94,7 @@ def put(places: Places, data: bytes) -> str:
     return places.mirror.store.put_bytes(data) and places.origin.store.put_bytes(data)
 
 
-def test_the_first_place_that_has_it_is_read_and_the_next_for_what_it_lacks(places: Places, tmp_path: Path) -> None:
+def test_the_first_place_with_the_object_is_read(places: Places, tmp_path: Path) -> None:
     digest, missing = put(places, b"both"), places.origin.store.put_bytes(b"origin alone")
     assert places.store.read_blob(digest) == b"both" and places.store.stored_size(digest) == 4
     places.store.fetch(digest, tmp_path / "engine")
@@ -109,7 +107,7 @@ def test_the_first_place_that_has_it_is_read_and_the_next_for_what_it_lacks(plac
     assert not places.said
 
 
-def test_a_place_that_is_out_of_reach_is_left_alone_for_a_while_and_that_is_reported_once(places: Places) -> None:
+def test_an_unreachable_place_is_skipped_for_a_while_and_reported_once(places: Places) -> None:
     digest = put(places, b"both")
     places.mirror.error = UnavailableError("the cable is out")
     requests = []
@@ -142,7 +140,7 @@ def test_a_disconnected_region_continues_with_its_mirror(places: Places) -> None
 
 
 @pytest.mark.parametrize("error", [UnavailableError("cut"), IntegrityError("it ends before it should")])
-def test_a_blob_goes_on_in_the_next_place_where_one_breaks_off(places: Places, error: EnginesmithError) -> None:
+def test_a_blob_continues_in_the_next_place_after_a_break(places: Places, error: EnginesmithError) -> None:
     data = bytes(range(256)) * 8
     digest = put(places, data)
     places.mirror.error, places.mirror.after = error, 512
@@ -157,7 +155,7 @@ def test_a_blob_goes_on_in_the_next_place_where_one_breaks_off(places: Places, e
             fill(memoryview(result)[start : start + 256])
 
 
-def test_a_mirror_that_lags_shows_what_it_has_and_the_registry_what_it_lacks(places: Places) -> None:
+def test_a_lagging_mirror_shows_its_content_and_the_registry_the_rest(places: Places) -> None:
     places.publish("one")
     places.copy()
     places.publish("two")
@@ -174,7 +172,7 @@ def test_a_mirror_that_lags_shows_what_it_has_and_the_registry_what_it_lacks(pla
     assert version() == "2"
 
 
-def test_a_lost_engine_costs_no_other_one_while_the_registry_is_away(places: Places, tmp_path: Path) -> None:
+def test_a_lost_engine_costs_no_other_one_while_the_registry_is_unreachable(places: Places, tmp_path: Path) -> None:
     pair = [engine(places.origin.store, precision=precision, data=precision.encode()) for precision in ("fp32", "int8")]
     publish_engines(places.origin.store, pair, "one", channel="stable")
     places.copy()
@@ -189,7 +187,7 @@ def test_a_lost_engine_costs_no_other_one_while_the_registry_is_away(places: Pla
         Client(places.uri, say=places.said.append).pull("digits:stable", tmp_path / "none")
 
 
-def test_a_tag_is_of_one_place(places: Places) -> None:
+def test_a_tag_belongs_to_one_place(places: Places) -> None:
     places.publish("one")
     places.copy()
     data, tag = places.store.read_if_changed(STABLE, "")
@@ -224,7 +222,7 @@ def test_a_place_with_wrong_bytes_is_followed_by_the_next(places: Places, tmp_pa
         BlobFetcher().fetch(places.store, BlobDigest(digest), 18, tmp_path / "engine")
 
 
-def test_a_client_pulls_past_a_place_that_is_down_and_past_half_a_file(places: Places, tmp_path: Path) -> None:
+def test_a_client_pulls_despite_an_unreachable_place_and_half_a_file(places: Places, tmp_path: Path) -> None:
     places.publish("one")
     output: list[str] = []
     client = Client(f"http://127.0.0.1:9,{places.origin.store.root}", say=output.append, cache=tmp_path / "cache")

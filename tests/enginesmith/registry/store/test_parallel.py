@@ -12,7 +12,7 @@ def test_results_come_in_the_order_of_the_items(count: int) -> None:
     assert list(side_by_side(lambda item: item * 2, range(count), at_once=4)) == [(n, n * 2) for n in range(count)]
 
 
-def test_requests_run_side_by_side_and_not_all_at_once() -> None:
+def test_requests_run_in_parallel_up_to_a_limit() -> None:
     gate, started = threading.Barrier(4, timeout=PATIENCE_S), []
 
     def work(item: int) -> int:
@@ -35,7 +35,7 @@ def test_items_of_long_work_are_handed_over_one_by_one() -> None:
     results.close()  # type: ignore[attr-defined]
 
 
-def test_an_error_comes_out_at_its_item() -> None:
+def test_an_error_is_raised_at_its_item() -> None:
     def work(item: int) -> int:
         if item == 7:
             raise ValueError("seven")

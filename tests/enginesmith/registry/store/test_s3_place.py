@@ -24,7 +24,7 @@ def test_a_place_survives_its_uri(place: S3Location) -> None:
     assert parse_s3_place(place.uri, {}) == place
 
 
-def test_the_environment_gives_what_the_uri_leaves_open() -> None:
+def test_the_environment_completes_the_uri() -> None:
     environment = {"AWS_ENDPOINT_URL": "http://a:1", "AWS_REGION": "eu-west-1"}
     assert parse_s3_place("s3://bkt/a/b/", environment) == S3Location("bkt", "a/b", "http://a:1", "eu-west-1")
     environment["AWS_ENDPOINT_URL_S3"] = "http://b:2"
@@ -33,7 +33,7 @@ def test_the_environment_gives_what_the_uri_leaves_open() -> None:
     assert parse_s3_place(options, environment) == S3Location("bkt", "", "http://c:3", "x")
 
 
-def test_keys_and_conditions_of_a_write() -> None:
+def test_a_write_sends_encryption_keys_and_conditions() -> None:
     place = parse_s3_place("s3://bkt/team?sse=aws:kms&kms_key=arn:aws:kms:eu-west-1:1:key/k", {})
     assert place.key("models/a.json") == "team/models/a.json" and place.locator("a") == "s3://bkt/team/a"
     assert place.encryption() == {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "arn:aws:kms:eu-west-1:1:key/k"}
@@ -49,7 +49,7 @@ def test_keys_and_conditions_of_a_write() -> None:
         ("s3://bkt/../x", "parts of the prefix"),
         ("s3://bkt/a//b", "parts of the prefix"),
         ("s3://bkt/a%2Fb", "parts of the prefix"),
-        ("s3://bkt?colour=red", "option 'colour' is not known; there are endpoint, region"),
+        ("s3://bkt?colour=red", "option 'colour' is not known; known: endpoint, region"),
         ("s3://bkt?region=a&region=b", "twice"),
         ("s3://bkt?region=", "without a value"),
         ("s3://bkt?region=../x", "region"),

@@ -82,7 +82,7 @@ def test_listing_costs_pages_and_no_manifest(store: ObjectStore, sent: list[str]
     for model in range(8):
         for version in range(1, 7):
             store.create(manifest_key(f"m{model}", str(version)), b"{}")
-    channel = publish_engines(store, [engine(store)], model="m0", wanted="v1").manifest
+    channel = publish_engines(store, [engine(store)], model="m0", version="v1").manifest
     state = store.read(channel_key("m0", "candidate")) or b""
     other = state.replace(b'"m0"', b'"m1"').replace(b'"candidate"', b'"stable"')
     store.create(channel_key("m1", "stable"), other)
@@ -112,7 +112,7 @@ def test_showing_a_version_does_not_read_its_page(store: ObjectStore, sent: list
     assert not any(request.startswith("GET") and "report.html" in request for request in sent)
 
 
-def test_a_fetched_blob_comes_once(store: ObjectStore, sent: list[str], tmp_path: Path) -> None:
+def test_a_fetched_blob_is_downloaded_once(store: ObjectStore, sent: list[str], tmp_path: Path) -> None:
     digest = store.put_bytes(b"hello")
     store.fetch(digest, tmp_path / "one")
     sent.clear()
@@ -121,7 +121,7 @@ def test_a_fetched_blob_comes_once(store: ObjectStore, sent: list[str], tmp_path
     assert (tmp_path / "two").stat().st_mode & 0o200
 
 
-def test_a_damaged_cached_copy_is_thrown_away_and_no_fault_of_the_registry(store: ObjectStore, tmp_path: Path) -> None:
+def test_a_damaged_cached_copy_is_deleted_and_no_fault_of_the_registry(store: ObjectStore, tmp_path: Path) -> None:
     digest = store.put_bytes(b"hello")
     path = store.path(digest)
     path.chmod(0o644)
@@ -132,7 +132,7 @@ def test_a_damaged_cached_copy_is_thrown_away_and_no_fault_of_the_registry(store
 
 
 @pytest.mark.parametrize("limit", ["1000", "3", "0"])
-def test_without_a_cache_a_blob_comes_all_the_same(store, tmp_path, monkeypatch, limit):
+def test_without_a_cache_a_blob_is_downloaded_anyway(store, tmp_path, monkeypatch, limit):
     """Where a file has its name, the blob is too large for it, or it is off."""
     monkeypatch.setenv("ENGINESMITH_CACHE_BYTES", limit)
     if limit == "1000":
@@ -144,7 +144,7 @@ def test_without_a_cache_a_blob_comes_all_the_same(store, tmp_path, monkeypatch,
     assert cache is None or not (tmp_path / "cache").is_dir() or not cache.holds(digest)
 
 
-def test_every_write_asks_for_the_encryption(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_write_requests_the_encryption(s3_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(api, "PART_BYTES", 1000)
     store = open_store(f"{s3_uri}&sse=aws:kms&kms_key=mine", create=True)
     assert isinstance(store, ObjectStore) and store.create("a", b"")
@@ -158,14 +158,14 @@ def test_every_write_asks_for_the_encryption(s3_uri: str, monkeypatch: pytest.Mo
     store.discard(digest)
 
 
-def test_nothing_is_asked_of_access_lists_and_no_credential_is_stored(store: ObjectStore, sent: list[str]) -> None:
+def test_access_lists_are_not_used_and_no_credential_is_stored(store: ObjectStore, sent: list[str]) -> None:
     publish_engines(store, [engine(store)])
     assert not any("acl" in request for request in sent)
     assert all(b"testing" not in (store.read(key) or b"") for key in store.list())
     assert "testing-secret" not in repr(store) + store.uri
 
 
-def test_a_plain_checksum_that_differs_says_that_the_bytes_do_and_one_of_other_parts_says_nothing() -> None:
+def test_only_a_plain_checksum_shows_other_bytes() -> None:
     content = b"engine"
     sent = api.UploadSource(io.BytesIO(content), len(content), BlobDigest("0" * 64))
     plain = f'"{hashlib.md5(content).hexdigest()}"'
@@ -173,22 +173,22 @@ def test_a_plain_checksum_that_differs_says_that_the_bytes_do_and_one_of_other_p
         assert S3Bucket.holds(cast("S3Bucket", None), ObjectFacts(6, "", checksum), sent) is expected
 
 
-def test_no_child_begins_with_a_lock_that_a_thread_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    held, made, expected = Lock(), Event(), Event()
+def test_no_child_process_inherits_a_held_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    lock_held, client_made, expected = Lock(), Event(), Event()
 
     def make(*_: object, **__: object) -> str:
-        with held:  # as botocore's session does
-            made.set()
+        with lock_held:  # as botocore's session does
+            client_made.set()
             expected.wait(0.5)
         return "a client"
 
     monkeypatch.setattr(requests, "_session", lambda: SimpleNamespace(client=make, region_name=None))
     thread = Thread(target=requests.client, args=(S3Location("bucket", ""),))
     thread.start()
-    made.wait()
+    client_made.wait()
 
     def take() -> None:
-        assert held.acquire(timeout=PATIENCE_S), "the lock came over as it was held"
+        assert lock_held.acquire(timeout=PATIENCE_S), "the lock came over as it was held"
 
     child = in_child(take)
     expected.set()
@@ -210,7 +210,7 @@ def no_proxies(s3_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name.lower(), raising=False)
 
 
-def test_requests_go_by_the_proxy_of_the_environment_and_not_where_it_is_not_wanted(s3_server, monkeypatch):
+def test_requests_use_the_environments_proxy_unless_excluded(s3_server, monkeypatch):
     monkeypatch.setenv("HTTP_PROXY", s3_server)
     with pytest.raises(UnavailableError, match="there is no bucket"):  # says the proxy, which is moto
         open_store(uri("by-proxy"))
@@ -220,7 +220,7 @@ def test_requests_go_by_the_proxy_of_the_environment_and_not_where_it_is_not_wan
     assert "there is no bucket" not in str(error_info.value)
 
 
-def test_a_proxy_that_is_away_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_proxy_is_named_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]
     monkeypatch.setenv("HTTP_PROXY", f"http://user:hunter2@127.0.0.1:{port}")

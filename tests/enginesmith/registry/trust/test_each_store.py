@@ -18,7 +18,7 @@ from tests.enginesmith.registry.trust.keys import written
 
 
 @on_each_store
-def test_signatures_lie_in_every_kind_of_store(store: Store, tmp_path: Path) -> None:
+def test_every_kind_of_store_holds_signatures(store: Store, tmp_path: Path) -> None:
     manifest = publish_engines(store, [engine(store)]).manifest
     secret, public = written(tmp_path, "release")
     located, policy = locate(store, parse_reference("digits")), policy_of_key(public)
@@ -30,7 +30,7 @@ def test_signatures_lie_in_every_kind_of_store(store: Store, tmp_path: Path) -> 
 
 
 @on_each_store
-def test_a_channel_takes_only_what_one_of_its_keys_has_signed(store: Store, tmp_path: Path) -> None:
+def test_a_channel_accepts_only_versions_signed_with_one_of_its_keys(store: Store, tmp_path: Path) -> None:
     manifest = publish_engines(store, [engine(store)], channel=None).manifest
     (release, public), (other, _) = written(tmp_path, "release"), written(tmp_path, "other")
     policies.write(store, "digits", "stable", ChannelPolicy(signed_by=(public.read_text(),)))

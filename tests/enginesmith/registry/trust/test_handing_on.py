@@ -1,5 +1,3 @@
-"""What carries engines and trust elsewhere: mirrors, OCI images, channels."""
-
 from pathlib import Path
 
 import pytest
@@ -44,7 +42,7 @@ def manifest(store: Store) -> Manifest:
     return result
 
 
-def test_nothing_untrusted_is_handed_on(store, manifest, tmp_path, trust, key, monkeypatch):
+def test_nothing_untrusted_is_passed_on(store, manifest, tmp_path, trust, key, monkeypatch):
     monkeypatch.setenv("ENGINESMITH_TRUST_POLICY", str(trust))
     dest = open_store(tmp_path / "other", create=True)
     before = set(dest.list())
@@ -58,7 +56,7 @@ def test_nothing_untrusted_is_handed_on(store, manifest, tmp_path, trust, key, m
     assert export_oci(store, locate(store, DIGITS), tmp_path / "oci")[0] == "digits-1"
 
 
-def test_proof_that_nobody_signed_moves_no_channel_and_makes_no_image_proven(store, tmp_path, trust, key):
+def test_an_unsigned_proof_moves_no_channel_and_proves_no_image(store, tmp_path, trust, key):
     policy = load_policy(trust)
     # Only the manifest is signed: attestations come later.
     entries = [engine(store), engine(store, "sm_89", status="unproven")]
@@ -74,7 +72,7 @@ def test_proof_that_nobody_signed_moves_no_channel_and_makes_no_image_proven(sto
     assert channels.promote(store, result, "stable", counts=counts).version == "1"
 
 
-def test_a_version_that_was_signed_at_both_sites_is_mirrored_again(store, manifest, tmp_path, trust, key):
+def test_a_version_signed_at_both_sites_can_be_mirrored_again(store, manifest, tmp_path, trust, key):
     """Two signatures of one document by one key have different bytes."""
     dest = open_store(tmp_path / "other", create=True)
     mirror(store, [DIGITS], dest)

@@ -22,7 +22,7 @@ def test_the_documented_policy_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("format: 1", "format: 2", "format is 2"),
         ("signers: [a]", "signer: [a]", "no field 'signer'"),
@@ -39,9 +39,9 @@ def test_the_documented_policy_is_read(tmp_path: Path) -> None:
         ("models: '*'", "models: 'a', models: '*'", "twice"),
         ("rules:", "rules: []\nrulez:", "no field 'rulez'"),
         ("a.pub", "absent.pub", "nothing is trusted"),
-        ("a.pub", "a.pem", "no public key"),
+        ("a.pub", "a.pem", "not a public key"),
         ("a.pub", "/dev/zero", "over 65536 bytes"),
-        ("{public_key: a.pub}", "{public_key: a.pub}\n  b: {public_key: a.pub}", "are one"),
+        ("{public_key: a.pub}", "{public_key: a.pub}\n  b: {public_key: a.pub}", "are the same signer"),
         ("{public_key: a.pub}", "{certificate_roots: [], identity: ci}", "name 1 to"),
         ("{public_key: a.pub}", "{certificate_roots: [a.pub]}", "identity is missing"),
         ("{public_key: a.pub}", "{keyless_identity: me}", "keyless_issuer is missing"),
@@ -50,8 +50,8 @@ def test_the_documented_policy_is_read(tmp_path: Path) -> None:
         ("[a]", DEEP, "deep nesting"),
     ],
 )
-def test_a_policy_with_a_mistake_is_no_policy(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_a_policy_with_a_mistake_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in GOOD
-    with pytest.raises(InputError, match=said) as refused:
+    with pytest.raises(InputError, match=message) as error:
         load(tmp_path, GOOD.replace(old, new))
-    assert "trust" in str(refused.value)
+    assert "trust" in str(error.value)

@@ -1,5 +1,3 @@
-"""Signing what is signed already, well or badly."""
-
 from pathlib import Path
 
 from enginesmith.core.errors import digest_of_bytes

@@ -5,7 +5,7 @@ from tests.enginesmith.registry.trust.keys import written
 from tests.pipeline.projects import Project
 
 
-def test_a_channel_that_wants_a_signature_moves_when_the_build_has_signed(project: Project, tmp_path: Path) -> None:
+def test_a_channel_that_requires_a_signature_moves_after_the_build_signed(project: Project, tmp_path: Path) -> None:
     secret, public = written(tmp_path, "release")
     project.change_spec(targets=["cpu"], precisions=["fp32"], calibration=None)
     open_store(project.registry, create=True)

@@ -57,19 +57,19 @@ def key(folder: Path, name: str = "release") -> SigningKey:
 NEEDS_RELEASE = "  - {models: 'digits*', signers: [release]}\n"
 
 
-@pytest.mark.parametrize(("size", "said"), [
+@pytest.mark.parametrize(("size", "message"), [
     (0, "private EC key"), (1, "private EC key"), (LARGEST_KEY_BYTES, "private EC key"),
-    (LARGEST_KEY_BYTES + 1, "no file of at most"),
+    (LARGEST_KEY_BYTES + 1, "not a file of at most"),
 ])  # fmt: skip
 def test_an_invalid_key_is_explained(
-    store: FileStore, manifest: Manifest, tmp_path: Path, size: int, said: str
+    store: FileStore, manifest: Manifest, tmp_path: Path, size: int, message: str
 ) -> None:
     (tmp_path / "key").write_bytes(b"x" * size)
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         add_signatures(store, manifest, SigningKey(tmp_path / "key"))
 
 
-def test_without_a_network_sigstore_is_named_and_no_key(store, manifest, tmp_path, monkeypatch):
+def test_without_a_network_the_error_names_sigstore_and_no_key(store, manifest, tmp_path, monkeypatch):
     monkeypatch.setattr("urllib3.util.connection.create_connection", Mock(side_effect=OSError("no route")))
     [signed] = add_signatures(store, manifest, key(tmp_path))
     bundle = read_bundle(store.read(signed.key))
@@ -84,12 +84,12 @@ def test_without_a_network_sigstore_is_named_and_no_key(store, manifest, tmp_pat
         ask_sigstore(Mock(side_effect=IdentityError("malformed")))
 
 
-def test_without_the_signature_that_the_policy_needs_nothing_lands(store, manifest, tmp_path):
+def test_without_the_required_signature_nothing_is_pulled(store, manifest, tmp_path):
     policy, dest = load_policy(policy_file(tmp_path, NEEDS_RELEASE)), tmp_path / "dest"
     add_signatures(store, manifest, key(tmp_path, "other"))
-    with pytest.raises(UntrustedError) as refused:
+    with pytest.raises(UntrustedError) as error:
         pull(store, parse_reference("digits"), CPU, dest, trust=policy)
-    output = str(refused.value)
+    output = str(error.value)
     assert "digits@1 has 0 of the 1 signatures" in output and "release (key " in output and "has not signed" in output
     assert "enginesmith registry sign digits@1" in output and not dest.exists()
     [signed] = add_signatures(store, manifest, key(tmp_path))
@@ -99,7 +99,9 @@ def test_without_the_signature_that_the_policy_needs_nothing_lands(store, manife
     assert verify(store).sound
 
 
-def test_a_signature_is_of_one_manifest_and_one_key(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
+def test_a_signature_is_valid_for_one_manifest_and_one_key(
+    store: FileStore, manifest: Manifest, tmp_path: Path
+) -> None:
     policy = load_policy(policy_file(tmp_path, "  - {models: '*', signers: [release]}\n"))
     [signed] = add_signatures(store, manifest, key(tmp_path))
     genuine = store.read(signed.key) or b""
@@ -141,7 +143,7 @@ def test_an_engine_swapped_with_its_manifest_is_refused(store: FileStore, manife
     assert not (tmp_path / "dest").exists()
 
 
-def test_the_variable_alone_closes_every_door(store, manifest, tmp_path, monkeypatch):
+def test_the_environment_variable_alone_protects_every_command(store, manifest, tmp_path, monkeypatch):
     import enginesmith
 
     path = policy_file(tmp_path, NEEDS_RELEASE)
@@ -154,7 +156,7 @@ def test_the_variable_alone_closes_every_door(store, manifest, tmp_path, monkeyp
     assert not (tmp_path / "dest").exists()
 
 
-def test_a_follower_of_a_channel_keeps_what_is_signed(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
+def test_a_follower_of_a_channel_keeps_the_signed_version(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
     """A channel that moves to an unsigned version is not followed, until the version is signed."""
     policy, heard = policy_file(tmp_path, NEEDS_RELEASE), list[str]()
     sign(store, manifest, key(tmp_path))
@@ -174,7 +176,7 @@ def test_a_follower_of_a_channel_keeps_what_is_signed(store: FileStore, manifest
     assert look() == "2"
 
 
-def test_rules_go_by_name_number_and_age(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
+def test_rules_depend_on_name_number_and_age(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
     located = locate(store, parse_reference("digits@1"))
 
     def asked(rules: str) -> tuple[str, ...]:
@@ -194,7 +196,7 @@ def test_rules_go_by_name_number_and_age(store: FileStore, manifest: Manifest, t
     assert asked(both) == ("release", "other")
 
 
-def test_an_unsigned_attestation_can_take_trust_away_and_never_give_it(store: FileStore, tmp_path: Path) -> None:
+def test_an_unsigned_attestation_can_only_remove_trust(store: FileStore, tmp_path: Path) -> None:
     entry = engine(store, "sm_89", status="unproven")
     manifest = publish_engines(store, [entry]).manifest
     sign(store, manifest, key(tmp_path))
@@ -212,7 +214,7 @@ def test_an_unsigned_attestation_can_take_trust_away_and_never_give_it(store: Fi
     assert status() == "failed"
 
 
-def test_an_attestation_signature_is_not_one_of_a_manifest(store: FileStore, tmp_path: Path) -> None:
+def test_an_attestations_signature_is_not_valid_for_a_manifest(store: FileStore, tmp_path: Path) -> None:
     entry = engine(store, "sm_89", status="unproven")
     manifest = publish_engines(store, [entry]).manifest
     digest = attest(store, manifest, report(entry, "proven"))
@@ -226,7 +228,7 @@ def test_an_attestation_signature_is_not_one_of_a_manifest(store: FileStore, tmp
         require(store, locate(store, parse_reference("digits@1")).manifest, policy)
 
 
-def test_certificates_count_for_the_identity_that_they_are_made_out_to(store, manifest, tmp_path):
+def test_certificates_are_valid_for_their_identity(store, manifest, tmp_path):
     certificate(tmp_path, "root")
     certificate(tmp_path, "otherroot")
     leaf = certificate(tmp_path, "ci", "root", san="ci@example.org")
@@ -255,13 +257,13 @@ def test_certificates_count_for_the_identity_that_they_are_made_out_to(store, ma
         asked("root", "ci@example.org")
 
 
-def test_keys_that_cannot_sign_are_named_and_passwords_are_not(store, manifest, tmp_path, monkeypatch):
+def test_errors_name_unusable_keys_and_no_passwords(store, manifest, tmp_path, monkeypatch):
     locked = tmp_path / "locked.pem"
     locked.write_bytes(private_pem(private("release"), b"swordfish"))
     monkeypatch.setenv("ENGINESMITH_SIGNING_KEY_PASSWORD", "wrong-swordfish")
-    with pytest.raises(InputError, match=r"locked\.pem") as refused:
+    with pytest.raises(InputError, match=r"locked\.pem") as error:
         sign(store, manifest, SigningKey(locked))
-    assert "swordfish" not in str(refused.value)
+    assert "swordfish" not in str(error.value)
     monkeypatch.setenv("ENGINESMITH_SIGNING_KEY_PASSWORD", "swordfish")
     assert sign(store, manifest, SigningKey(locked))[0].new
     monkeypatch.delenv("ENGINESMITH_SIGNING_KEY_PASSWORD")
@@ -282,7 +284,7 @@ def test_a_manifest_with_other_stored_bytes_is_not_signed(store: FileStore, mani
         sign(store, locate(store, parse_reference("digits@1")).manifest, key(tmp_path))
 
 
-def test_a_signature_of_nothing_is_not_one_of_everything(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
+def test_a_signature_of_no_file_is_valid_for_no_file(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
     """Of an empty folder, with the manifest's name among what is ignored: it agrees with any manifest."""
     from model_signing import hashing, signing
 

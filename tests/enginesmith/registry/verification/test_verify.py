@@ -54,14 +54,14 @@ def test_a_flipped_bit_names_the_engine_it_spoils_and_can_be_repaired(store: Sto
     assert found(store) == []
 
 
-def test_an_edited_manifest_and_the_channel_that_led_to_it(store: Store, manifest: Manifest) -> None:
+def test_an_edited_manifest_and_its_channel_are_reported(store: Store, manifest: Manifest) -> None:
     edit(store, manifest_key("digits", "1"), manifest.to_bytes().replace(b'"unproven"', b'"proven"'))
     kinds = found(store)
     assert kinds == [("edited", "digits@1"), ("dangling", "digits:candidate")], "its blobs are no orphans"
 
 
 @on_each_store
-def test_litter_is_remarked_and_harms_nothing(store: Store, manifest: Manifest) -> None:
+def test_litter_is_reported_and_harmless(store: Store, manifest: Manifest) -> None:
     orphan, remembered = store.put_bytes(b"orphan"), store.put_bytes(b"remembered")
     remember(store, "export", "0" * 64, {}, [remembered])
     store.create(record_key("export", "1" * 64), b"garbage")
@@ -78,22 +78,22 @@ def test_litter_is_remarked_and_harms_nothing(store: Store, manifest: Manifest) 
     ]
 
 
-def test_a_folder_that_is_none_of_ours_is_reported_and_stops_nothing(store: FileStore) -> None:
+def test_a_foreign_folder_is_reported_and_stops_nothing(store: FileStore) -> None:
     publish_engines(store, [engine(store)])
     (store.root / "blobs" / "sha256" / ".Trash").mkdir()
-    found = verify(store)
-    assert found.sound
-    assert [problem.what for problem in found.problems if problem.kind == "stray"] == ["blobs/sha256/.Trash/"]
+    verification = verify(store)
+    assert verification.sound
+    assert [problem.what for problem in verification.problems if problem.kind == "stray"] == ["blobs/sha256/.Trash/"]
 
 
-def test_a_manifest_in_another_versions_place(store: Store, manifest: Manifest) -> None:
+def test_a_manifest_in_another_versions_place_is_reported(store: Store, manifest: Manifest) -> None:
     assert store.create(manifest_key("digits", "7"), manifest.to_bytes())
     (problem,) = verify(store).problems
     assert (problem.kind, problem.what, problem.fault) == ("misplaced", "digits@7", True)
-    assert "it is that of digits@1" in problem.detail
+    assert "it belongs to digits@1" in problem.detail
 
 
-def test_documents_that_lead_nowhere(store: Store, manifest: Manifest) -> None:
+def test_dangling_documents_are_reported(store: Store, manifest: Manifest) -> None:
     keys = (attestation_key("digits", "9", "0" * 64, "1" * 64), pin_key("digits", "9"), channel_key("gone", "stable"))
     for key in keys:
         assert store.create(key, b"{}")
@@ -113,7 +113,7 @@ def test_blobs_named_by_documents_beside_a_manifest_are_no_orphans(store: Store,
     assert [item.name for item in collect(store).items] == [nothing]
 
 
-def test_folders_that_no_name_leads_to_are_named_and_stop_nothing(store: FileStore, manifest: Manifest) -> None:
+def test_unreachable_folders_are_named_and_stop_nothing(store: FileStore, manifest: Manifest) -> None:
     """Copies by hand under names that are none: nobody is served from them."""
     for place in ("models/DIGITS/versions/1/manifest.json", "models/digits/versions/1.bak./manifest.json"):
         (store.root / place).parent.mkdir(parents=True)

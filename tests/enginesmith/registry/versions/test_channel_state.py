@@ -1,5 +1,3 @@
-"""The state of a channel and its history: what a killed writer leaves, what is damaged, what is refused."""
-
 import json
 from dataclasses import replace
 from functools import partial
@@ -44,7 +42,7 @@ def located(store: Store) -> str:
 
 
 @on_each_store
-def test_the_state_has_the_last_move_and_the_history_those_before(store: Store) -> None:
+def test_the_state_has_the_last_move_and_the_history_the_earlier_ones(store: Store) -> None:
     published(store, b"one")
     assert versions(store) == ["1"] and store.read(HISTORY) is None
     published(store, b"two")
@@ -54,7 +52,7 @@ def test_the_state_has_the_last_move_and_the_history_those_before(store: Store) 
     assert verify(store).problems == ()
 
 
-def test_a_writer_killed_anywhere_has_moved_the_channel_or_not() -> None:
+def test_a_killed_writer_has_moved_the_channel_or_not() -> None:
     begun: Any = MemoryStore()
     published(begun, b"one")
     two = publish_engines(begun, [engine(begun, data=b"two")], "two", channel=None).manifest
@@ -87,7 +85,7 @@ def test_newer_formats_are_refused_with_the_remedy_and_never_overwritten(store: 
 @pytest.mark.parametrize(
     "damage", [{"move": 3}, {"model": "other"}, {"unknown": 1}, {"moves": -1}, {"format": "1"}, {"rollout": {}}]
 )
-def test_a_damaged_state_says_how_it_is_repaired(store: Store, damage: dict[str, object]) -> None:
+def test_the_error_of_a_damaged_state_names_the_repair(store: Store, damage: dict[str, object]) -> None:
     published(store, b"one")
     overwrite(store, KEY, json.dumps({**json.loads(store.read(KEY) or b""), **damage}).encode())
     for work in (lambda: located(store), lambda: gc.collect(store), lambda: published(store, b"two")):
@@ -109,7 +107,7 @@ def test_a_lost_history_is_a_fault_and_does_not_affect_nodes(store: Store) -> No
             work()
 
 
-def test_a_channel_that_was_deleted_goes_on_with_its_history(store: Store) -> None:
+def test_a_deleted_channel_continues_with_its_history(store: Store) -> None:
     for data in (b"one", b"two", b"three"):
         published(store, data)
     store.remove(KEY)
@@ -122,8 +120,8 @@ def test_gc_keeps_both_versions_of_a_rollout() -> None:
     fleet.begin(store, two, fleet.plan("50%", "100%"))
     publish_engines(store, [engine(store, data=b"three")], "three", channel=None)
     rules = gc.Rules(versions=1, moves=0)
-    kept = gc.collect(store, rules).kept
-    assert kept["digits@1"] == ("channel stable",) and kept["digits@2"] == ("rollout stable",)
+    kept_reasons = gc.collect(store, rules).kept
+    assert kept_reasons["digits@1"] == ("channel stable",) and kept_reasons["digits@2"] == ("rollout stable",)
     store.clock.now += 8 * (gc.GRACE / 7)
     for _ in range(2):
         gc.collect(store, rules, gc.GRACE * 0, delete=True)
@@ -133,7 +131,7 @@ def test_gc_keeps_both_versions_of_a_rollout() -> None:
 def test_the_channel_document_stays_small() -> None:
     store, _, two = fleet.registry()
     waves = [*(f"label={number:0>120}" for number in range(MOST_WAVES - 1)), "100%"]
-    with pytest.raises(InputError, match="101 waves; the most are 100"):
+    with pytest.raises(InputError, match="101 waves; at most 100 are allowed"):
         fleet.begin(store, two, fleet.plan("label=one-more", *waves))
     rollout = replace(fleet.begin(store, two, fleet.plan(*waves)), reach=fleet.plan(*waves[:-1]).waves)
     for _ in range(2 * MOST_DECISIONS):

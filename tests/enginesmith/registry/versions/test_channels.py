@@ -52,12 +52,12 @@ def test_promoting_the_served_version_changes_nothing(store: Store) -> None:
     ("moves", "active"),
     [("A Z B B -B", "A Z B"), ("A B B -B -A", "A"), ("A B -A", "A"), ("A B A -B", "A B"), ("A B B", "A B")],
 )
-def test_histories_of_older_releases_have_rollbacks_to_the_version_that_was_served(moves: str, active: str) -> None:
+def test_older_histories_may_roll_back_to_the_served_version(moves: str, active: str) -> None:
     written = tuple(Move(at[-1], at[-1], "", action="rollback" if "-" in at else "promote") for at in moves.split())
     assert " ".join(move.version for move in ChannelHistory(written).active_promotions()) == active
 
 
-def test_rolling_back_an_unknown_move(store: Store) -> None:
+def test_rolling_back_an_unknown_move_is_refused(store: Store) -> None:
     with pytest.raises(UnknownNameError, match="does not exist"):
         channels.rollback(store, "digits", "stable")
 
@@ -81,7 +81,7 @@ def test_a_version_with_nothing_proven_cannot_serve_only_proven_engines(store: S
         channels.promote(store, manifest, "stable")  # and not the advice that it just refused
 
 
-def test_where_golden_data_measures_too_little_the_remedy_is_other_golden_data_and_no_run(store: Store) -> None:
+def test_the_remedy_for_insufficient_golden_data_is_other_golden_data(store: Store) -> None:
     why = "not measured: q: the same in all 8 golden samples"
     counts = {"passed": 9, "failed": 0, "not_measured": 1}
     blind = replace(engine(store, "cpu", status="unproven"), reason=why, checks=counts)
@@ -99,7 +99,7 @@ def test_where_golden_data_measures_too_little_the_remedy_is_other_golden_data_a
     assert "or add --proven-only" in both
 
 
-def test_references(store: Store) -> None:
+def test_references_are_resolved(store: Store) -> None:
     one, two = published(store, "a", "b")
 
     def located(text: str) -> str:
@@ -121,7 +121,7 @@ def test_references(store: Store) -> None:
         ("digits:stabel", "no channel of digits 'stabel'.*did you mean 'stable'"),
     ],
 )
-def test_a_reference_to_nothing_names_what_there_is(store: Store, text: str, words: str) -> None:
+def test_an_unknown_reference_lists_the_known_names(store: Store, text: str, words: str) -> None:
     channels.promote(store, published(store, "a")[0], "stable")
     with pytest.raises(UnknownNameError, match=words):
         lookup.locate(store, parse_reference(text))
@@ -151,7 +151,7 @@ def test_a_channel_edited_by_hand_is_refused(store: Store) -> None:
 @on_each_store
 def test_each_racing_promotion_moves_the_channel_or_names_the_winner(store: Store) -> None:
     entry, names = engine(store), [f"v{number}" for number in range(8)]
-    manifests = [publish_engines(store, [entry], name, channel=None, wanted=name).manifest for name in names]
+    manifests = [publish_engines(store, [entry], name, channel=None, version=name).manifest for name in names]
 
     def insist(manifest: Manifest) -> None:
         try:
@@ -199,7 +199,7 @@ def test_versions_no_longer_served_have_the_full_grace_period(
     assert len(marks) == 1 and not marks[0]()
 
 
-def test_a_proof_on_random_inputs_opens_no_channel_of_proven_engines_unless_that_is_recorded(store: Store) -> None:
+def test_a_proof_on_random_inputs_opens_a_proven_channel_only_if_recorded(store: Store) -> None:
     manifest = publish_engines(store, [engine(store, status="proven on random inputs")]).manifest
     assert lookup.read_channel(store, "digits", "candidate")
     with pytest.raises(InputError, match=r"proven on random inputs: cpu fp32.*golden\.data.*--accept-random-inputs"):

@@ -1,5 +1,3 @@
-"""The index of models says what the registry holds: beside writers, after killed ones, lost, damaged, edited."""
-
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -65,7 +63,9 @@ def test_every_writer_keeps_the_index(store: Store) -> None:
 
 
 @pytest.mark.parametrize("work", WRITERS)
-def test_a_list_between_every_two_calls_of_a_writer(indexed: MemoryStore, work: Callable[[MemoryStore], None]) -> None:
+def test_a_list_between_any_two_calls_of_a_writer_is_right(
+    indexed: MemoryStore, work: Callable[[MemoryStore], None]
+) -> None:
     before, last = look(indexed), MemoryStore(dict(indexed.objects))
     work(last)
     for step in steps_of(indexed, work):
@@ -75,7 +75,7 @@ def test_a_list_between_every_two_calls_of_a_writer(indexed: MemoryStore, work: 
 
 
 @pytest.mark.parametrize("work", WRITERS)
-def test_a_writer_that_begins_and_ends_within_a_list(indexed: MemoryStore, work: Callable[[MemoryStore], None]) -> None:
+def test_a_writer_within_a_list_is_safe(indexed: MemoryStore, work: Callable[[MemoryStore], None]) -> None:
     last = MemoryStore(dict(indexed.objects))
     work(last)
     allowed = [look(indexed), look(last)]
@@ -85,7 +85,7 @@ def test_a_writer_that_begins_and_ends_within_a_list(indexed: MemoryStore, work:
         assert writer.error is None and items.pop() in allowed, step
 
 
-def test_a_list_that_begins_within_a_writer_and_ends_after_it(indexed: MemoryStore) -> None:
+def test_a_list_that_begins_within_a_writer_is_right(indexed: MemoryStore) -> None:
     """It never says what was no longer so when it began: the leases are read before the entries."""
     last, alone = run_alone(indexed, promote)
     items: list = []
@@ -96,7 +96,7 @@ def test_a_list_that_begins_within_a_writer_and_ends_after_it(indexed: MemorySto
             assert items.pop() in (look(begun), look(last)), (mine, theirs)
 
 
-def test_two_writers_of_one_model(indexed: MemoryStore) -> None:
+def test_two_writers_of_one_model_agree(indexed: MemoryStore) -> None:
     """Each writes what it found; the later one found what the earlier one did, though it wrote the same as before."""
 
     def there_and_back(store: MemoryStore) -> None:
@@ -109,14 +109,14 @@ def test_two_writers_of_one_model(indexed: MemoryStore) -> None:
             assert one.error is None and two.error is None and read_index(store) == look(store), (mine, theirs)
 
 
-def test_a_write_of_the_same_entry_is_a_write(indexed: MemoryStore) -> None:
+def test_a_write_of_the_same_entry_counts_as_a_write(indexed: MemoryStore) -> None:
     key = index_key(index._shard_of("digits"))
     before = indexed.objects[key]
     index.refresh_index(indexed, ["digits"])
     assert indexed.objects[key] != before and read_index(indexed) == look(indexed)
 
 
-def test_the_index_is_made_beside_a_writer(indexed: MemoryStore) -> None:
+def test_the_index_can_be_created_beside_a_writer(indexed: MemoryStore) -> None:
     for key in [key for key in indexed.objects if key.startswith("index/")]:
         del indexed.objects[key]
     length = len(steps_of(indexed, promote))
@@ -127,7 +127,7 @@ def test_the_index_is_made_beside_a_writer(indexed: MemoryStore) -> None:
             assert read_index(store) in (None, look(store)), (mine, theirs)
 
 
-def test_a_dead_writer_and_a_change_by_hand_are_healed(indexed: MemoryStore) -> None:
+def test_a_dead_writer_and_a_manual_change_are_repaired(indexed: MemoryStore) -> None:
     leases.take_lease(indexed, "promoting", changes=("digits",))
     indexed.objects[manifest_key("letters", "7")] = indexed.objects[manifest_key("letters", "2")].replace(
         b'"2"', b'"7"'
@@ -142,7 +142,7 @@ def test_a_dead_writer_and_a_change_by_hand_are_healed(indexed: MemoryStore) -> 
     assert list(indexed.list(LEASES)) == [] and read_index(indexed) == look(indexed)
 
 
-def test_models_of_leases_that_are_over_are_rewritten(indexed: MemoryStore) -> None:
+def test_models_of_expired_leases_are_rewritten(indexed: MemoryStore) -> None:
     """Their writer may have changed them after the collection had read them."""
     result = look(indexed)
     del indexed.objects[manifest_key("digits", "1")]
@@ -151,7 +151,7 @@ def test_models_of_leases_that_are_over_are_rewritten(indexed: MemoryStore) -> N
 
 
 @pytest.mark.parametrize("damage", [b"{", b'{"complete":true,"format":9,"models":{},"serial":1}', None])
-def test_a_lost_or_damaged_index_is_made_again(indexed, damage, monkeypatch):
+def test_a_lost_or_damaged_index_is_recreated(indexed, damage, monkeypatch):
     key = index_key(index._shard_of("digits"))
     indexed.objects.pop(key) if damage is None else indexed.objects.update({key: damage})
     assert read_index(indexed) is None and list_models(indexed) == look(indexed)
@@ -160,7 +160,7 @@ def test_a_lost_or_damaged_index_is_made_again(indexed, damage, monkeypatch):
     assert list_all(indexed) == look(indexed) == read_index(indexed)
 
 
-def test_a_list_of_many_models_asks_for_few_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_many_models_reads_few_documents(monkeypatch: pytest.MonkeyPatch) -> None:
     store = MemoryStore()
     for number in range(120):
         store.objects[manifest_key(f"m{number:03}", "1")] = b"never read"

@@ -1,5 +1,3 @@
-"""The gate of every move forward: what nodes are served now they are served after it, or somebody accepted the loss."""
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +27,7 @@ def losses_now(store: Store, manifest: Manifest, proven_only: bool = False) -> t
     return list_losses(store, read_channel(store, "digits", "stable"), manifest, proven_only)
 
 
-def test_a_promotion_that_loses_engines_is_refused_with_the_list_until_it_is_accepted(store: Store) -> None:
+def test_a_promotion_that_loses_engines_is_refused_until_accepted(store: Store) -> None:
     full, part = publish(store, "a"), publish(store, "b", ("cpu", "fp32"))
     channels.promote(store, full, "stable")
     with pytest.raises(InputError, match=r"digits@2 has nothing for cpu int8, sm_89 fp16; .*--accept-loss"):
@@ -48,7 +46,7 @@ def test_a_promotion_that_loses_engines_is_refused_with_the_list_until_it_is_acc
     assert part_again.version == "2", "a rollback is never refused"
 
 
-def test_with_proven_engines_alone_what_is_not_proven_yet_is_lost(store: Store) -> None:
+def test_a_channel_of_proven_engines_loses_unproven_ones(store: Store) -> None:
     channels.promote(store, publish(store, "a"), "stable")
     unproven = engine(store, "sm_89", "fp16", "unproven", data=b"new")
     others = [engine(store, *unit, data=b"new" + unit[1].encode()) for unit in UNITS[:2]]
@@ -69,14 +67,14 @@ def on_kinds(store: Store, data: str, *kinds: str) -> Manifest:
     return manifest
 
 
-def test_a_kind_of_cpu_is_lost_where_the_channel_serves_proven_engines_alone(store: Store) -> None:
+def test_a_channel_of_proven_engines_may_lose_a_kind_of_cpu(store: Store) -> None:
     channels.promote(store, on_kinds(store, "a", "x86-64-v4-vnni", "x86-64-v3"), "stable", proven_only=True)
     assert losses_now(store, on_kinds(store, "b", "x86-64-v4-vnni"), True) == ("cpu fp32 on x86-64-v3",)
     assert losses_now(store, on_kinds(store, "c", "x86-64-v4-vnni"), False) == ()
     assert losses_now(store, on_kinds(store, "d", "x86-64-v3", "x86-64-v4-vnni"), True) == ()
 
 
-def test_a_generation_serves_its_products_and_another_backend_the_same_target(store: Store) -> None:
+def test_a_generation_replaces_its_products_and_another_backend_the_same_target(store: Store) -> None:
     channels.promote(store, publish(store, "a", ("t4", "fp16")), "stable")
     assert losses_now(store, publish(store, "b", ("sm_75", "fp16"))) == ()
     assert losses_now(store, publish(store, "c", ("sm_89", "fp16"))) == ("t4 fp16",)
@@ -85,7 +83,7 @@ def test_a_generation_serves_its_products_and_another_backend_the_same_target(st
     assert losses_now(store, publish_engines(store, [another], "d", channel=None).manifest) == ()
 
 
-def test_a_build_moves_candidate_to_what_its_spec_gives_and_no_other_channel(store: Store) -> None:
+def test_a_build_moves_only_candidate_to_the_specs_result(store: Store) -> None:
     entries = [engine(store, *unit) for unit in UNITS]
     for channel in ("candidate", "stable"):
         assert publish_engines(store, entries, "a", channel=channel).channel_refusal is None
@@ -97,7 +95,7 @@ def test_a_build_moves_candidate_to_what_its_spec_gives_and_no_other_channel(sto
     assert read_channel(store, "digits", "candidate").move.losses  # type: ignore[union-attr]
 
 
-def test_a_mirror_follows_accepted_losses_and_brings_none_of_its_own(store: Store, tmp_path: Path) -> None:
+def test_a_mirror_accepts_accepted_losses_and_adds_none(store: Store, tmp_path: Path) -> None:
     dest = open_store(tmp_path / "dest", create=True)
     named = parse_reference("digits:stable")
     full, part = publish(store, "a"), publish(store, "b", ("cpu", "fp32"))

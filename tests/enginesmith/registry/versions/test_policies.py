@@ -32,7 +32,7 @@ def passed(store: Store, manifest: Manifest, baseline: Manifest, which: int = 0)
 
 
 @on_each_store
-def test_targets_that_need_a_proven_engine(store: Store) -> None:
+def test_a_target_may_require_a_proven_engine(store: Store) -> None:
     entry = engine(store, "sm_89", status="unproven")
     manifest = publish(store, "a", engine(store), entry)
     policies.write(store, "digits", "stable", ChannelPolicy(("ada", "CPU")), by="ada")
@@ -49,7 +49,7 @@ def test_targets_that_need_a_proven_engine(store: Store) -> None:
     assert channel_state.read_channel(store, "digits", "candidate") is None
 
 
-def test_the_policy_of_a_model_replaces_that_of_all(store: Store) -> None:
+def test_a_models_policy_replaces_the_general_one(store: Store) -> None:
     policies.write(store, None, "stable", ChannelPolicy(("sm_90",)))
     assert policies.of_channel(store, "digits", "stable").proven == ("sm_90",)
     policies.write(store, "digits", "stable", ChannelPolicy(), by="ada", why="has no GPU")
@@ -62,13 +62,13 @@ def test_the_policy_of_a_model_replaces_that_of_all(store: Store) -> None:
 @pytest.mark.parametrize(
     ("target", "error", "words"), [("amper", UnknownNameError, "did you mean"), ("gpu", InputError, "stands for sm_75")]
 )
-def test_targets_are_names_of_one(store: Store, target: str, error: type[Exception], words: str) -> None:
+def test_a_policys_targets_are_unique_names(store: Store, target: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         policies.write(store, "digits", "stable", ChannelPolicy((target,)))
 
 
 @on_each_store
-def test_a_canary_for_every_engine_of_the_targets(store: Store) -> None:
+def test_every_engine_of_the_targets_needs_a_canary(store: Store) -> None:
     one = publish(store, "a")
     channels.promote(store, one, "stable")
     pair = engine(store, data=b"x"), engine(store, precision="int8", data=b"y")
@@ -99,7 +99,7 @@ def test_without_targets_one_pass_is_enough(store: Store) -> None:
     assert channels.promote(store, two, "stable", canaries=[passed(store, two, one)]).version == "2"
 
 
-def test_a_collection_that_marked_a_canarys_report_does_not_take_it_from_the_channel(store: Store) -> None:
+def test_a_collection_that_marked_a_canarys_report_keeps_it_for_the_channel(store: Store) -> None:
     one, two = publish(store, "a"), publish(store, "b")
     channels.promote(store, one, "stable")
     result = passed(store, two, one)
@@ -113,12 +113,12 @@ def test_a_collection_that_marked_a_canarys_report_does_not_take_it_from_the_cha
     assert not marked()
 
 
-def test_a_pass_counts_against_what_is_served_when_the_channel_moves(store: Store) -> None:
+def test_a_pass_counts_against_the_served_version_at_the_move(store: Store) -> None:
     one, two, three = (publish(store, it) for it in "abc")
     channels.promote(store, one, "stable")
     result = passed(store, two, one)
     channels.promote(store, three, "stable")
-    with pytest.raises(ConflictError, match="serves 3 by now, not what the canary saw"):
+    with pytest.raises(ConflictError, match="now serves 3, not the canary's baseline"):
         channels.promote(store, two, "stable", canaries=[result])
     lost = CanaryPass("0" * 64, result.engine, three.digest)
     with pytest.raises(IntegrityError, match="canary report 0000"):

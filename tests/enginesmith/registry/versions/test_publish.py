@@ -32,7 +32,7 @@ from tests.enginesmith.registry.fault_runs import die_at_write
 
 
 @on_each_store
-def test_versions_count_up_and_read_back(store: Store) -> None:
+def test_versions_count_up_and_can_be_read(store: Store) -> None:
     first = publish_engines(store, [engine(store)], "a", others=[refusal()])
     second = publish_engines(store, [engine(store)], "b")
     assert (first.version, second.version, first.existed, second.existed) == ("1", "2", False, False)
@@ -42,14 +42,14 @@ def test_versions_count_up_and_read_back(store: Store) -> None:
 
 
 @on_each_store
-def test_the_same_again_is_the_same_version(store: Store) -> None:
+def test_repeated_content_gives_the_same_version(store: Store) -> None:
     first = publish_engines(store, [engine(store)], "a")
     before = sorted(store.list())
     again = publish_engines(store, [engine(store)], "a")
     assert again.existed and again.manifest == first.manifest and sorted(store.list()) == before
 
 
-def test_an_older_content_is_found_again_behind_a_newer_version(store: Store) -> None:
+def test_older_content_is_found_behind_a_newer_version(store: Store) -> None:
     publish_engines(store, [engine(store)], "a")
     publish_engines(store, [engine(store)], "b")
     again = publish_engines(store, [engine(store)], "a")
@@ -58,13 +58,13 @@ def test_an_older_content_is_found_again_behind_a_newer_version(store: Store) ->
     assert channel is not None and [move.version for move in read_history(store, channel).moves] == ["1", "2", "1"]
 
 
-def test_a_unit_that_ends_otherwise_makes_another_version(store: Store) -> None:
+def test_a_unit_with_another_result_gives_another_version(store: Store) -> None:
     publish_engines(store, [engine(store)], "a", others=[replace(refusal("sm_89"), status="failed", reason="timeout")])
     repaired = publish_engines(store, [engine(store), engine(store, "sm_89", status="unproven")], "a")
     assert (repaired.version, repaired.existed) == ("2", False)
 
 
-def test_other_bytes_of_equal_input_are_the_same_version_while_the_first_are_there(store: Store) -> None:
+def test_other_bytes_from_equal_inputs_give_the_same_version_while_it_exists(store: Store) -> None:
     first = publish_engines(store, [engine(store, data=b"one build")], "a")
     assert publish_engines(store, [engine(store, data=b"another")], "a").existed
     store.remove(blob_key(str(first.manifest.engines[0].digest)))
@@ -72,17 +72,17 @@ def test_other_bytes_of_equal_input_are_the_same_version_while_the_first_are_the
     assert (rebuilt.version, rebuilt.existed) == ("2", False)
 
 
-def test_a_damaged_version_is_replaced_by_the_next_and_a_wanted_one_is_refused(store: Store) -> None:
+def test_a_damaged_version_is_replaced_by_the_next_and_a_wanted_one_refused(store: Store) -> None:
     for expected in (None, "1.0"):
-        published = publish_engines(store, [engine(store)], "a", wanted=expected, channel=None)
+        published = publish_engines(store, [engine(store)], "a", version=expected, channel=None)
         data = published.manifest.to_bytes()
         assert store.replace(manifest_key("digits", published.version), data.replace(b"proven", b"failed", 1), data)
     assert publish_engines(store, [engine(store)], "a").version == "2"
     with pytest.raises(IntegrityError, match="edited by hand"):
-        publish_engines(store, [engine(store)], "a", wanted="1.0")
+        publish_engines(store, [engine(store)], "a", version="1.0")
 
 
-def test_a_version_published_by_a_run_killed_before_it_remembered_is_found(store: Store) -> None:
+def test_a_version_of_a_run_killed_before_its_record_is_found(store: Store) -> None:
     publish_engines(store, [engine(store)], "a")
     publish_engines(store, [engine(store)], "b")
     for key in list(store.list("records/publish/")):
@@ -93,7 +93,7 @@ def test_a_version_published_by_a_run_killed_before_it_remembered_is_found(store
 
 
 @on_each_store
-def test_a_version_that_the_next_listing_does_not_show_is_not_published_again(store, monkeypatch):
+def test_a_version_missing_in_the_next_listing_is_not_published_again(store, monkeypatch):
     first = publish_engines(store, [engine(store)], "a")
     for key in list(store.list("records/publish/")):
         assert store.replace(key, b"", store.read(key))
@@ -103,18 +103,18 @@ def test_a_version_that_the_next_listing_does_not_show_is_not_published_again(st
     assert again.existed and again.manifest == first.manifest
 
 
-def test_a_wanted_version_is_taken_kept_and_never_changed(store: Store) -> None:
-    assert publish_engines(store, [engine(store)], "a", wanted="1.0").version == "1.0"
-    assert publish_engines(store, [engine(store)], "a", wanted="1.0").existed
+def test_a_wanted_version_is_used_kept_and_never_changed(store: Store) -> None:
+    assert publish_engines(store, [engine(store)], "a", version="1.0").version == "1.0"
+    assert publish_engines(store, [engine(store)], "a", version="1.0").existed
     with pytest.raises(ConflictError, match=r"^digits@1\.0 exists with other content"):
-        publish_engines(store, [engine(store)], "b", wanted="1.0")
+        publish_engines(store, [engine(store)], "b", version="1.0")
     assert leases.list_leases(store) == []
     with pytest.raises(ConflictError, match="other results"):
-        publish_engines(store, [engine(store)], "a", wanted="1.0", others=[refusal()])
+        publish_engines(store, [engine(store)], "a", version="1.0", others=[refusal()])
     assert publish_engines(store, [engine(store)], "b").version == "1"
 
 
-def test_a_version_needs_its_blobs(store: Store) -> None:
+def test_publication_requires_all_blobs(store: Store) -> None:
     entry = engine(store)
     store.remove(blob_key(str(entry.digest)))
     with pytest.raises(IntegrityError, match="engine cpu fp32 onnxruntime"):
@@ -124,7 +124,7 @@ def test_a_version_needs_its_blobs(store: Store) -> None:
     assert lookup.versions(store, "digits") == []
 
 
-def test_an_engine_enters_only_with_its_own_proof(store: Store) -> None:
+def test_publication_of_an_engine_requires_its_own_proof(store: Store) -> None:
     one, other = engine(store, data=b"one"), engine(store, "sm_89", status="unproven")
     for entry, proof in (
         (one, approval(other)),
@@ -140,7 +140,7 @@ def test_an_engine_enters_only_with_its_own_proof(store: Store) -> None:
     assert lookup.versions(store, "digits") == []
 
 
-def test_a_channel_that_refuses_does_not_undo_the_version(store: Store) -> None:
+def test_a_refusing_channel_does_not_undo_the_version(store: Store) -> None:
     published = publish_engines(store, [engine(store, "sm_89", status="unproven")], channel="stable")
     assert published.version == "1" and "enginesmith validate digits@1" in str(published.channel_refusal)
     assert channel_state.read_channel(store, "digits", "stable") is None
@@ -158,7 +158,7 @@ def test_the_page_lies_beside_the_manifest(store: Store) -> None:
 
 
 @on_each_store
-def test_racing_publishers_of_other_content_get_a_version_each(store: Store) -> None:
+def test_racing_publishers_of_different_content_get_their_own_versions(store: Store) -> None:
     entry = engine(store)
     run_together(partial(publish_engines, store, [entry], n) for n in range(8))
     assert lookup.versions(store, "digits") == [str(n) for n in range(1, 9)]
@@ -181,7 +181,7 @@ def test_one_of_several_racing_publishers_succeeds_and_the_others_get_an_error(s
 
     def publish_named(number: int) -> None:
         try:
-            publish_engines(store, [entry], number, wanted="1.0")
+            publish_engines(store, [entry], number, version="1.0")
         except ConflictError as error:
             assert "digits@1.0 exists with other content (manifest " in str(error)
         else:
@@ -192,7 +192,7 @@ def test_one_of_several_racing_publishers_succeeds_and_the_others_get_an_error(s
     assert lookup.load(store, "digits", "1.0").content == draft(store, int(won)).content
 
 
-def test_killed_before_any_write_it_leaves_no_half_version_and_the_next_run_completes(tmp_path: Path) -> None:
+def test_a_killed_publication_leaves_no_half_version_and_the_next_run_completes(tmp_path: Path) -> None:
     """In a process of its own, which has loaded little: a fork of one that holds all tests takes 0.15 s of CPU time."""
     code = f"import os; os.fsync = os.fstat; from {__name__} import kill_all; kill_all({str(tmp_path)!r})"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[4], check=True)
@@ -230,9 +230,9 @@ def _publish_until(root: Path, step: int) -> None:
     _publish(store)
 
 
-def test_a_named_version_that_lost_its_engine_is_not_said_to_be_published_still(store: Store) -> None:
-    first = publish_engines(store, [engine(store, data=b"one")], wanted="1.0")
+def test_a_named_version_without_its_engine_does_not_count_as_published(store: Store) -> None:
+    first = publish_engines(store, [engine(store, data=b"one")], version="1.0")
     store.remove(blob_key(str(first.manifest.engines[0].digest)))
     with pytest.raises(IntegrityError, match=r"digits@1\.0 has lost its engine cpu fp32"):
-        publish_engines(store, [engine(store, data=b"two")], wanted="1.0")
-    publish_engines(store, [engine(store, data=b"one")], wanted="1.0")
+        publish_engines(store, [engine(store, data=b"two")], version="1.0")
+    publish_engines(store, [engine(store, data=b"one")], version="1.0")

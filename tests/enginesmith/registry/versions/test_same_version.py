@@ -1,5 +1,3 @@
-"""Which publication only repeats a version: equal engines and equal proofs, whatever they were made from."""
-
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +36,7 @@ def entries(store: Store) -> list[EngineEntry]:
 
 
 @pytest.mark.parametrize("store", ["file", "s3"], indirect=True)
-def test_equal_engines_and_proofs_are_the_version_that_is_there(store: Store, entries: list[EngineEntry]) -> None:
+def test_equal_engines_and_proofs_repeat_the_existing_version(store: Store, entries: list[EngineEntry]) -> None:
     first = published(store, entries)
     assert find_same(store, again(store, entries), proofs(entries)) == first
     assert find_same(store, again(store, entries), proofs(entries), "1") == first
@@ -58,7 +56,7 @@ def test_another_engine_status_or_proof_is_another_version(store: Store, entries
 
 
 @pytest.mark.parametrize("store", ["file"], indirect=True)
-def test_what_is_proven_later_and_elsewhere_counts_and_what_made_the_engines_does_not(store, entries, monkeypatch):
+def test_later_proofs_count_and_toolchains_do_not(store, entries, monkeypatch):
     monkeypatch.setattr("tests.enginesmith.registries.draft", lambda *_: replace(draft(store), spec=SPEC))
     first = published(store, entries)
     moved = SPEC | {"source": {"torch": "b.py"}, "golden": {"data": "b.npz", "metric": None}}
@@ -72,7 +70,7 @@ def test_what_is_proven_later_and_elsewhere_counts_and_what_made_the_engines_doe
 
 
 @pytest.mark.parametrize("store", ["file"], indirect=True)
-def test_only_the_newest_version_counts_and_only_a_whole_one(store: Store, entries: list[EngineEntry]) -> None:
+def test_only_the_newest_undamaged_version_counts(store: Store, entries: list[EngineEntry]) -> None:
     first = published(store, entries)
     assert find_same(store, again(store, entries), proofs(entries), "2.0") is None, "a new name was asked for"
     flip(store, str(first.engines[0].report))

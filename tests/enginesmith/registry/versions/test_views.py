@@ -1,5 +1,3 @@
-"""Listing costs what is shown, whatever else there is."""
-
 import pytest
 
 from enginesmith.core.errors import UnknownNameError
@@ -25,7 +23,7 @@ def store() -> MemoryStore:
     return store
 
 
-def test_models_come_by_the_page_and_no_manifest_is_read(store: MemoryStore) -> None:
+def test_models_are_paged_and_no_manifest_is_read(store: MemoryStore) -> None:
     store.calls.clear()
     rows = list_models(store, limit=10)
     assert [row.model for row in rows] == [f"m{model:03}" for model in range(10)]
@@ -34,7 +32,7 @@ def test_models_come_by_the_page_and_no_manifest_is_read(store: MemoryStore) -> 
     assert store.calls == {"children": 1, "list": 10, "read": 2}
 
 
-def test_pages_of_models_are_all_models(store: MemoryStore) -> None:
+def test_pages_of_models_contain_all_models(store: MemoryStore) -> None:
     items: list[str] = []
     while page := list_models(store, limit=33, after=items[-1] if items else None):
         items += [row.model for row in page]
@@ -42,7 +40,7 @@ def test_pages_of_models_are_all_models(store: MemoryStore) -> None:
     assert [row.model for row in list_models(store, after="m097")] == ["m098", "m099"]
 
 
-def test_pages_of_versions_read_their_manifests_alone(store: MemoryStore) -> None:
+def test_pages_of_versions_read_only_their_manifests(store: MemoryStore) -> None:
     store.calls.clear()
     rows = list_versions(store, "m000", limit=3)
     assert [row.version for row in rows] == ["18", "19", "20"] and store.calls["read"] == 3 + 1

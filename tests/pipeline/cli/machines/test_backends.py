@@ -1,5 +1,3 @@
-"""`enginesmith backends list`: what it says is what the backends would do, in a table that fits 100 columns."""
-
 import json
 import os
 import re
@@ -30,7 +28,7 @@ def test_the_table_fits_a_hundred_columns(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("columns", ["80", "100", "120"])
-def test_no_column_is_cut_on_a_terminal(capsys, monkeypatch, columns):
+def test_no_column_is_truncated_on_a_terminal(capsys, monkeypatch, columns):
     monkeypatch.setenv("FORCE_COLOR", "1")  # what makes rich take this for a terminal
     monkeypatch.setenv("COLUMNS", columns)
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in said(capsys).splitlines()]
@@ -43,7 +41,7 @@ def test_no_column_is_cut_on_a_terminal(capsys, monkeypatch, columns):
     assert row.split()[-3:] == ["same", "bytes", "cpu"]
 
 
-def test_what_is_not_installed_says_how_to_get_it_and_what_it_would_build(capsys, monkeypatch):
+def test_a_missing_backend_shows_its_installation_and_targets(capsys, monkeypatch):
     monkeypatch.setattr(discovery.load("tensorrt-rtx"), "versions", lambda self: {})
     assert "tensorrt-rtx is not installed: pip install tensorrt-rtx (Linux, x86-64)\n" in said(capsys)
     row = next(row for row in json.loads(said(capsys, "--json"))["backends"] if row["name"] == "tensorrt-rtx")
@@ -67,7 +65,7 @@ def test_a_name_shows_the_options_and_an_unknown_one_the_nearest(capsys):
     assert exit_code("backends", "list", "onnxrun") == 2 and "did you mean 'onnxruntime'" in capsys.readouterr().err
 
 
-def test_a_backend_that_takes_fixed_sizes_only_is_shown_as_such(monkeypatch):
+def test_a_backend_for_fixed_sizes_is_marked(monkeypatch):
     cls = discovery.load("onnxruntime")
     monkeypatch.setattr(cls, "refuses", lambda self, request: "no dims; give sizes" if request.profiles else None)
     assert not row_of(discovery.configure("onnxruntime", {})).dynamic
@@ -79,7 +77,7 @@ def test_findings_in_json_name_the_remedy(project: Project) -> None:
     assert "pip install" in findings["tensorrt"]["detail"]
 
 
-def test_doctor_answers_although_tmpdir_names_no_folder(project: Project) -> None:
+def test_doctor_works_with_an_invalid_tmpdir(project: Project) -> None:
     command = [sys.executable, "-m", "enginesmith", "doctor", "--registry", str(project.registry)]
     result = subprocess.run(command, env={**os.environ, "TMPDIR": "/nowhere"}, capture_output=True, text=True)
     assert "temporary space" in result.stdout and "Traceback" not in result.stderr

@@ -1,5 +1,3 @@
-"""`enginesmith prefect deploy`: what its options become, and what it says of those that are wrong."""
-
 from pathlib import Path
 
 from click.testing import CliRunner
@@ -14,7 +12,7 @@ def run(*words: str) -> str:
     return f"{done.output}{done.exception or ''}"
 
 
-def test_deploy_says_what_is_missing_or_wrong(tmp_path: Path) -> None:
+def test_deploy_reports_missing_and_wrong_values(tmp_path: Path) -> None:
     registry = str(tmp_path / "r")
     assert "give --registry or ENGINESMITH_REGISTRY" in run()
     assert "no GPU generation has that name" in run("--registry", registry, "--slots", "sm_1=2")
@@ -30,7 +28,7 @@ def test_deploy_says_what_is_missing_or_wrong(tmp_path: Path) -> None:
         (("--traffic", ""), "--traffic is empty"),
         (("--traffic", "http://host/t"), "is not a place"),
         (("--traffic", "s3://b/t"), "'b' is not the name of a bucket"),
-        (("--executor", "ray", "--on", "l4", "--only", "compile-model"), "--on is about validate-pending and canary"),
+        (("--executor", "ray", "--on", "l4", "--only", "compile-model"), "--on is for validate-pending and canary"),
         (("--executor", "ray", "--on", "l4", "--canary-duration", "9h"), "give 8h or less"),
     ):
         message, plan = deployed("--registry", registry, *words)
@@ -38,12 +36,12 @@ def test_deploy_says_what_is_missing_or_wrong(tmp_path: Path) -> None:
     assert "no Prefect server is configured" in run("--registry", registry)
 
 
-def test_the_registry_means_the_same_everywhere_and_is_not_opened() -> None:
-    for given, uri in (("/srv/r", "file:///srv/r"), ("s3://bucket/r?region=eu-central-1",) * 2, ("file:///srv/r",) * 2):
-        _, plan = deployed("--registry", given)
+def test_the_registry_becomes_absolute_and_is_not_opened() -> None:
+    for text, uri in (("/srv/r", "file:///srv/r"), ("s3://bucket/r?region=eu-central-1",) * 2, ("file:///srv/r",) * 2):
+        _, plan = deployed("--registry", text)
         assert plan and plan.deployments()[0].parameters["registry"] == uri
-    for given in ("s3://AKIA:a/hunter2/b@bucket/r", "https://user:hunter2@registry.example"):
-        output, plan = deployed("--registry", given)
+    for text in ("s3://AKIA:a/hunter2/b@bucket/r", "https://user:hunter2@registry.example"):
+        output, plan = deployed("--registry", text)
         assert plan is None and "hunter2" not in output
 
 

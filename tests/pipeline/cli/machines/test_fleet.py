@@ -82,7 +82,7 @@ def test_a_plan_as_a_table(place: Path) -> None:
     same_as("plan.txt", result.output)
 
 
-def test_the_same_for_programs(place: Path) -> None:
+def test_fleet_and_plan_have_json(place: Path) -> None:
     document = json.loads(run("--json").stdout)
     assert document["good"] is False and sum(document["counts"].values()) == len(document["standings"])
     expected = [("enginesmith.model.registered", "digits"), ("enginesmith.engine.unproven", "digits")]
@@ -93,7 +93,7 @@ def test_the_same_for_programs(place: Path) -> None:
     assert plan["predicted"] == {"hours": 0, "units": 0}
 
 
-def test_exit_code_0_when_all_that_must_be_served_can_be(place: Path) -> None:
+def test_exit_code_is_0_if_everything_required_can_be_served(place: Path) -> None:
     (place / "catalog.yaml").write_text("serve:\n  - {model: digits, on: [l4, h200]}\n")
     result = run("--runtime", "tensorrt=10.16.1")
     assert result.exit_code == 0 and "2 pairs of model and group: 2 covered" in result.output
@@ -102,16 +102,16 @@ def test_exit_code_0_when_all_that_must_be_served_can_be(place: Path) -> None:
     assert worse.exit_code == 1 and "groups on which no model must be served: t4, t4 shared by 4, a100" in worse.output
 
 
-def test_apply_tells_what_can_be_done(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[str, str]] = []
+def test_apply_sends_events_or_names_the_next_action(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent_events: list[tuple[str, str]] = []
 
     def send(event: str, model: str, payload: object) -> SentEvent:
-        told.append((event, model))
-        return SentEvent(f"id-{len(told)}", event, "server")
+        sent_events.append((event, model))
+        return SentEvent(f"id-{len(sent_events)}", event, "server")
 
     monkeypatch.setattr(watch, "send_event", send)
     result = run("--apply")
-    assert told == [("enginesmith.model.registered", "digits"), ("enginesmith.engine.unproven", "digits")]
+    assert sent_events == [("enginesmith.model.registered", "digits"), ("enginesmith.engine.unproven", "digits")]
     assert "sent enginesmith.model.registered of digits: id-1" in result.stderr
     (place / "catalog.yaml").write_text("serve:\n  - {model: ranker, on: [h200]}\n")
     monkeypatch.setitem(sys.modules, "pipeline.orchestration.watch", None)  # Prefect need not be there for this
@@ -122,20 +122,20 @@ def test_the_scheduled_flow_sends_events(place: Path, monkeypatch: pytest.Monkey
     """The flow's own function; Prefect's part, tasks and artifacts, is left out."""
     from pipeline.orchestration.flows import reconcile_fleet as module
 
-    told: list[str] = []
+    log: list[str] = []
     tables: list[list[dict[str, object]]] = []
-    monkeypatch.setattr(module, "send_event", lambda event, *_: told.append(event) or SentEvent("id", event, "server"))
+    monkeypatch.setattr(module, "send_event", lambda event, *_: log.append(event) or SentEvent("id", event, "server"))
     monkeypatch.setattr(module, "show_table", lambda key, description, rows: tables.append(rows))
     monkeypatch.setattr(module.PrefectRunner, "call", lambda self, step, *arguments: step(*arguments))
     with disable_run_logger():
         state = module.reconcile_fleet.fn(str(place / "registry"), "catalog.yaml", "nodes.json", apply=True)
     assert state.is_failed() and "missing" in state.message
     assert ("b200", "digits", "missing") in {(row["on"], row["model"], row["state"]) for row in tables[0]}
-    assert told == ["enginesmith.model.registered", "enginesmith.engine.unproven"]
+    assert log == ["enginesmith.model.registered", "enginesmith.engine.unproven"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "wanted"),
+    ("arguments", "message"),
     [
         (["plan"], "nothing changes: give --driver"),
         (["--timeout", "3", "plan", "--driver", "590"], "--timeout: give options after `fleet plan`"),
@@ -147,7 +147,7 @@ def test_the_scheduled_flow_sends_events(place: Path, monkeypatch: pytest.Monkey
         (["--runtime", "tensorrt"], "'tensorrt' is not NAME=VERSION"),
     ],
 )
-def test_contradictory_options(place: Path, arguments: list[str], wanted: str) -> None:
+def test_contradictory_options(place: Path, arguments: list[str], message: str) -> None:
     result = run(*arguments)
     assert result.exit_code != 0
-    assert wanted in result.output + str(result.exception)
+    assert message in result.output + str(result.exception)

@@ -1,5 +1,3 @@
-"""`enginesmith build`: what it refuses before it begins, and what it says of what failed."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -17,20 +15,18 @@ from tests.pipeline.quantization.small_nets import build
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--precision", "bf16"), "precisions bf16: not in the spec, which has fp32, int8"),
         (("--target", "cpu,sm_90"), "targets sm_90: not in the spec"),
     ],
 )
-def test_a_selection_that_the_spec_does_not_have_is_refused(
-    project: Project, words: tuple[str, ...], said: str
-) -> None:
+def test_an_unknown_selection_is_refused(project: Project, words: tuple[str, ...], message: str) -> None:
     result = project.build(*words)
-    assert result.code == 2 and said in result.err
+    assert result.code == 2 and message in result.err
 
 
-def test_a_build_of_a_part_of_the_spec_moves_no_channel_and_says_how_to(built: Project) -> None:
+def test_a_partial_build_moves_no_channel_and_names_the_command(built: Project) -> None:
     before = built.run("registry", "history", "tiny:candidate").out
     result = built.run("build", built.spec, "--target", "cpu", "--precision", "fp32")
     assert result.code == 0 and "tiny@2 published\n" in result.out
@@ -49,17 +45,17 @@ def test_a_build_of_a_part_of_the_spec_moves_no_channel_and_says_how_to(built: P
     assert (whole["version"], whole["channel"], whole["narrowed"]) == ("1", "candidate", None)
 
 
-def test_a_check_that_fails_on_random_inputs_says_that_they_are_random(project: Project) -> None:
-    wanted = {"limits": {"int8": {"quantization": {"sqnr_db": 1000.0}}}, "latency": "off", "attribution": "off"}
+def test_a_failed_check_on_random_inputs_mentions_them(project: Project) -> None:
+    rules = {"limits": {"int8": {"quantization": {"sqnr_db": 1000.0}}}, "latency": "off", "attribution": "off"}
     quantization = {"search": "never"}
-    project.change_spec(precisions=["int8"], targets=["cpu"], golden=None, validation=wanted, quantization=quantization)
+    project.change_spec(precisions=["int8"], targets=["cpu"], golden=None, validation=rules, quantization=quantization)
     result = project.run("build", project.spec)
     assert result.code == 1 and "note: the checks ran on random numbers" in result.err
     project.change_spec(golden={"data": "golden.npz"})
     assert "random numbers" not in project.run("build", project.spec).err
 
 
-def test_an_fp16_graph_that_overflows_says_that_calibration_data_would_show_where(project: Project) -> None:
+def test_an_overflowing_fp16_graph_recommends_calibration_data(project: Project) -> None:
     model = build(
         "float[batch,5] x", "float[batch,5] y", "n = MatMul(x, w) h = Mul(n, big) s = MatMul(h, w) y = Div(s, big)",
         {"big": 6e4, "w": 3 * np.eye(5)},
@@ -78,7 +74,7 @@ def test_an_fp16_graph_that_overflows_says_that_calibration_data_would_show_wher
     assert project.run("build", project.spec).code == 0
 
 
-def test_a_graph_that_selects_other_rows_after_rounding_says_what_can_judge_it(project: Project) -> None:
+def test_a_graph_that_selects_other_rows_names_a_suitable_metric(project: Project) -> None:
     rng = np.random.default_rng(0)
     weights = {"w": rng.standard_normal((5, 8)), "flat": np.array([-1]), "zero": np.float32(0)}
     text = "m = MatMul(x, w) all = Reshape(m, flat) more = Greater(all, zero) y = Compress(all, more)"
@@ -102,9 +98,9 @@ def test_failures_are_reported_with_remedies_without_long_proposals(capsys, rule
     snippet = "\n".join(
         ["quantization:", "  overrides:", *('    - {match: "n", precision: fp32}' for _ in range(rules))]
     )
-    found = Attributed("quantization", "graph fp16", ("cpu fp16 onnxruntime",), None, "many", snippet)
+    blame = Attributed("quantization", "graph fp16", ("cpu fp16 onnxruntime",), None, "many", snippet)
     entry = EngineEntry("cpu", "fp16", "onnxruntime", "failed", "drift", notes=HINTS[1:])
-    show_outcome(Outcome("tiny", None, False, (Broken(entry, attributed=(found,)),), {"fp16": {"a": 0.5}}, page="p"))
+    show_outcome(Outcome("tiny", None, False, (Broken(entry, attributed=(blame,)),), {"fp16": {"a": 0.5}}, page="p"))
     output = capsys.readouterr()
     assert (output.out.count("match:") == rules) is printed and "fp16 graph: a 0.5" in output.out
     advice = "if you replace quantization.overrides in the spec by:" if printed else "only with 25 nodes left in float;"
@@ -119,18 +115,21 @@ def test_failures_are_reported_with_remedies_without_long_proposals(capsys, rule
     ]
 
 
-def test_an_engine_that_one_runtime_alone_opens_names_it(capsys):
+def test_an_engine_for_a_single_runtime_names_it(capsys):
     entry = EngineEntry("sm_89", "fp16", "tensorrt-rtx", "unproven", "no GPU", compute_capability=(8, 9))
     for opened_by, output in (("tensorrt-rtx", "no GPU; opens in TensorRT for RTX only"), ("tensorrt", "no GPU\n")):
         show_outcome(Outcome("tiny", None, False, (UnitResult(replace(entry, backend=opened_by)),), {}, page="p"))
         assert output in capsys.readouterr().out
 
 
-def test_a_plan_of_refusals_alone_ends_with_1(project: Project) -> None:
+def test_a_plan_of_only_refusals_exits_with_1(project: Project) -> None:
     project.change_spec(targets=["sm_75"], precisions=["fp32"], calibration=None)
     result = project.run("plan", project.spec)
     assert result.code == 1 and "0 build, 0 cached, 1 refused" in result.out
     assert project.run("plan", "--all", project.spec.parent).code == 1
+    project.change_spec(targets=["sm_90"], backends={"tensorrt-rtx": {}})
+    output = project.run("plan", project.spec).out
+    assert output.count("support matrix") == 1 and "here" not in output, "it is built nowhere"
 
 
 def test_each_mistake_of_several_starts_with_error(project: Project) -> None:

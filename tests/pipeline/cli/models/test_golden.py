@@ -1,5 +1,3 @@
-"""`enginesmith debug golden`: made once, shown with who uses it, its changes told, and a frozen one kept to."""
-
 import re
 
 import numpy as np
@@ -32,7 +30,7 @@ def test_a_stale_golden_set_fails_the_build_until_the_change_is_accepted(built: 
     assert (message["same"], message["inputs"], len(message["expected"])) == (False, [], 9)
 
 
-def test_a_golden_set_that_is_not_frozen_may_change_and_how_is_reported(built: Project) -> None:
+def test_changes_of_an_unfrozen_golden_set_are_reported(built: Project) -> None:
     write_data(built.folder, seed=5)
     result = built.run("debug", "golden", "make", built.spec)
     assert result.code == 0 and "golden set: changed since the last run: " in result.err
@@ -41,7 +39,7 @@ def test_a_golden_set_that_is_not_frozen_may_change_and_how_is_reported(built: P
     assert "changed" not in again.err and again.json["change"] is None
 
 
-def test_golden_data_in_a_folder_of_arrays_is_read_and_its_changes_are_seen(project: Project) -> None:
+def test_golden_data_in_a_folder_is_read_and_its_changes_are_detected(project: Project) -> None:
     (project.folder / "samples").mkdir()
     data = arrays(project.folder / "golden.npz")
     for name, array in data.items():
@@ -54,7 +52,7 @@ def test_golden_data_in_a_folder_of_arrays_is_read_and_its_changes_are_seen(proj
     assert "golden data samples changed" in project.run("plan", project.spec).out
 
 
-def test_a_version_shows_its_golden_set_and_who_uses_it(built: Project) -> None:
+def test_show_lists_the_golden_set_and_its_users(built: Project) -> None:
     message = built.run("debug", "golden", "show", "tiny", "--json").json
     assert message["versions"] == ["tiny@1"]
     assert [case["kind"] for case in message["cases"]].count("golden") == 6
@@ -64,7 +62,7 @@ def test_a_version_shows_its_golden_set_and_who_uses_it(built: Project) -> None:
 
 
 @pytest.mark.parametrize("flow", [True, False])
-def test_freezing_changes_one_entry_of_the_spec_and_nothing_else(project: Project, flow: bool) -> None:
+def test_freezing_changes_one_entry_of_the_spec(project: Project, flow: bool) -> None:
     text = yaml.safe_dump({**SPEC}, sort_keys=False)
     if flow:
         text = yaml.safe_dump({**SPEC, "golden": None}, sort_keys=False).replace(
@@ -74,8 +72,8 @@ def test_freezing_changes_one_entry_of_the_spec_and_nothing_else(project: Projec
     for digest in ("a" * 64, "b" * 64):
         write_frozen(project.spec, digest)
         assert load_spec(project.spec).golden.frozen == digest
-        left = re.sub(r'frozen: "b{64}"(, |\n *)', "", project.spec.read_text())
-    assert left == text
+        remaining_text = re.sub(r'frozen: "b{64}"(, |\n *)', "", project.spec.read_text())
+    assert remaining_text == text
     assert not list(project.folder.glob(".*.new"))
 
 

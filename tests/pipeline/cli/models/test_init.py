@@ -1,5 +1,3 @@
-"""`enginesmith init`: a starter, and specs by looking at models."""
-
 import json
 from pathlib import Path
 
@@ -23,7 +21,9 @@ def init(*words: object) -> int:
     return exit_code("init", *words)
 
 
-def test_the_spec_lies_beside_the_model_and_is_not_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_spec_is_written_beside_the_model_and_never_overwritten(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     model = halving(tmp_path / "net.onnx").rename(tmp_path / "net.ONNX")
     assert init(model) == 0
     spec = load_spec(tmp_path / "net.yaml")
@@ -32,7 +32,7 @@ def test_the_spec_lies_beside_the_model_and_is_not_overwritten(tmp_path: Path, c
     assert init(model) == 2 and "exists" in capsys.readouterr().err and init(model, "--force") == 0
 
 
-def test_the_first_look_says_what_int8_and_compilers_make_of_the_model_and_that_data_is_missing(tmp_path, capsys):
+def test_the_first_look_lists_int8_compilers_and_missing_data(tmp_path, capsys):
     nodes = [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Det", ["h"], ["y"], "det")]
     model = write(tmp_path / "net.onnx", nodes, [value("x", ["n", 2, 2])], w=[[1, 2], [3, 4]])
     assert init(model) == 0
@@ -52,7 +52,7 @@ def test_the_first_look_says_what_int8_and_compilers_make_of_the_model_and_that_
 @pytest.mark.parametrize(
     ("usual", "other", "dims"), [(64, 64, (32, 64, 128)), (64, 20, (10, 64, 128)), (3, 300, (1, 3, 300))]
 )
-def test_dims_go_from_half_of_the_least_request_to_what_ran_and_was_asked(tmp_path, usual, other, dims):
+def test_dims_range_from_half_the_smallest_request_to_the_largest_run(tmp_path, usual, other, dims):
     model = write(tmp_path / "net.onnx", [helper.make_node("Exp", ["x"], ["y"])], [value("x", ["batch", "height", 2])])
     lines = [json.dumps({"x": [[[index, 1]] * (other if index == 5 else usual)]}) for index in range(9)]
     (tmp_path / "requests.jsonl").write_text("\n".join(lines))
@@ -62,7 +62,7 @@ def test_dims_go_from_half_of_the_least_request_to_what_ran_and_was_asked(tmp_pa
     assert f"{dims[0]} is half of the least" in (tmp_path / "net.yaml").read_text() or dims[0] == 1
 
 
-def test_a_dim_that_indices_of_requests_point_into_is_not_cut_below_them(tmp_path: Path) -> None:
+def test_a_dim_indexed_by_requests_is_not_cut_below_them(tmp_path: Path) -> None:
     inputs = [value("x", ["nodes", 2]), value("edges", ["edges"], onnx.TensorProto.INT64)]
     model = write(tmp_path / "net.onnx", [helper.make_node("Gather", ["x", "edges"], ["y"])], inputs)
     x, edges = np.random.default_rng(0).standard_normal((30, 40, 2)).astype("f4"), np.tile(np.arange(40), (30, 2))
@@ -98,7 +98,7 @@ def test_a_branch_input_becomes_a_constant_if_all_requests_agree(dtype, values, 
     inputs = f"float[batch,?] x, float[batch,?] z, {dtype} n"
     x, z = (np.random.default_rng(0).standard_normal((30, 1, size)).astype("f4") for size in (3, 7))
     np.savez(tmp_path / "requests.npz", x=x, z=z, n=np.resize(values, 30))
-    spec_path, said = tmp_path / "net.yaml", "is 1 in all requests" if is_constant else "decides which branch"
+    spec_path, output = tmp_path / "net.yaml", "is 1 in all requests" if is_constant else "decides which branch"
     for model in (tmp_path / "net.onnx", tmp_path / f"models--org--net/snapshots/{'0' * 40}/net.onnx"):  # of the Hub
         model.parent.mkdir(parents=True, exist_ok=True)
         onnx.save(build(inputs, "float[batch,4] y", text, {"w": np.ones((3, 4)), "row": [1]}), model)
@@ -107,10 +107,10 @@ def test_a_branch_input_becomes_a_constant_if_all_requests_agree(dtype, values, 
         assert [*spec.inputs] == [*np.load(tmp_path / "golden.npz")] == ["x", "z", "n"][: 3 - is_constant]
         assert spec.source.arguments == ({"n": 1} if is_constant else {})
         assert spec.dims[spec.inputs["z"].shape[1]].opt == 7, "of one branch, z's axis has the name that x's had"
-        assert f"# 'n' {said}" in spec_path.read_text()
+        assert f"# 'n' {output}" in spec_path.read_text()
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_written_atomically(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     halving(tmp_path / "net.onnx")
     np.savez(tmp_path / "requests.npz", x=np.random.default_rng(0).standard_normal((6, 3, 8, 8)).astype("f4"))
     before = sorted(tmp_path.iterdir())
@@ -119,13 +119,13 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_file_with_a_colon_in_its_name_is_no_entry_point(tmp_path: Path) -> None:
+def test_a_colon_in_a_file_name_is_no_entry_point(tmp_path: Path) -> None:
     assert init(halving(tmp_path / "net:2.onnx"), "--out", tmp_path / "net.yaml") == 0
     assert load_spec(tmp_path / "net.yaml").source.onnx == "net:2.onnx"
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["none.onnx"], "does not exist"),
         (["saved"], "is a folder; name an ONNX file"),
@@ -137,7 +137,7 @@ def test_a_file_with_a_colon_in_its_name_is_no_entry_point(tmp_path: Path) -> No
         (["net.onnx", "--out", "other/spec.yaml"], "is outside"),
     ],
 )
-def test_mistakes_are_reported(tmp_path, words, told, capsys, monkeypatch):
+def test_mistakes_are_reported(tmp_path, words, message, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "saved").mkdir()
     for name in ("model.bin", "model.xyz", "model.tflite"):
@@ -145,10 +145,10 @@ def test_mistakes_are_reported(tmp_path, words, told, capsys, monkeypatch):
     (tmp_path / "pointer.onnx").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n")
     halving(tmp_path / "net.onnx")
     assert init(*words) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_several_graphs_are_connected_as_their_names_and_shapes_show(tmp_path: Path) -> None:
+def test_several_graphs_are_connected_by_names_and_shapes(tmp_path: Path) -> None:
     folder = write_ensemble(tmp_path / "pair").parent
     for spec in folder.glob("*.yaml"):
         spec.unlink()
@@ -173,7 +173,7 @@ def test_states_of_several_graphs_stay_states_and_data_has_sequences(tmp_path: P
     assert "#   encoder.source: float32" in text and "decoder.past" not in text
 
 
-def test_graphs_that_nothing_connects_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unconnected_graphs_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_ensemble(tmp_path / "pair").parent
     for spec in folder.glob("*.yaml"):
         spec.unlink()
@@ -204,7 +204,7 @@ def test_outputs_that_look_like_states_propose_no_metric(tmp_path: Path) -> None
     assert "metric" not in (tmp_path / "enhancer.yaml").read_text()
 
 
-def test_a_metric_of_the_whole_is_proposed_as_its_last_graph_shows_it(tmp_path: Path) -> None:
+def test_a_metric_of_the_ensemble_follows_its_last_graph(tmp_path: Path) -> None:
     ends, hidden = "int64[batch,places] ids, float[batch,places,16] hidden", "float[batch,places,16] hidden"
     weights = {"w": np.zeros((16, 2000), np.float32)}
     decoder = build(ends, "float[batch,places,2000] logits", "logits = MatMul(hidden, w)", weights)
@@ -216,7 +216,7 @@ def test_a_metric_of_the_whole_is_proposed_as_its_last_graph_shows_it(tmp_path: 
     assert metric in (tmp_path / "whole.yaml").read_text()
 
 
-def test_masks_are_shared_and_what_could_be_several_outputs_is_asked(tmp_path: Path) -> None:
+def test_masks_are_shared_and_ambiguous_outputs_are_asked(tmp_path: Path) -> None:
     def sums(name: str, inputs: list[str], outputs: list[str], mask: str) -> Path:
         nodes = [helper.make_node("Sum", [*inputs, mask], [output]) for output in outputs]
         return save(
@@ -231,14 +231,14 @@ def test_masks_are_shared_and_what_could_be_several_outputs_is_asked(tmp_path: P
     assert "#   first.x: float32 [batch, 4]" in text
 
 
-def test_requests_without_the_states_of_a_model_name_the_two_ways_out(tmp_path, capsys):
+def test_requests_without_a_models_states_name_two_remedies(tmp_path, capsys):
     inputs, outputs = "float[batch,4] x, float[batch,4] state", "float[batch,4] y, float[batch,4] stateN"
     onnx.save(build(inputs, outputs, "stateN = Add(x, state) y = Relu(stateN)", {}), tmp_path / "net.onnx")
     steps = np.random.default_rng(0).standard_normal((30, 4)).astype("f4")
     np.savez(tmp_path / "requests.npz", x=steps)
     assert init(tmp_path / "net.onnx", "--from-requests", tmp_path / "requests.npz") == 2
-    told = capsys.readouterr().err
-    assert "'state' is a state: write the spec without --from-requests" in told and "streams.complete(inputs)" in told
+    err = capsys.readouterr().err
+    assert "'state' is a state: write the spec without --from-requests" in err and "streams.complete(inputs)" in err
     np.savez(tmp_path / "requests.npz", x=steps, state=steps[::-1])
     assert init(tmp_path / "net.onnx", "--from-requests", tmp_path / "requests.npz") == 0
     assert "state: ordinary inputs, as in the requests" in capsys.readouterr().err

@@ -1,5 +1,3 @@
-"""`enginesmith report`: pages drawn again from JSON, or from a version."""
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +16,7 @@ def canary(tmp_path_factory: pytest.TempPathFactory) -> CanaryReport:
     return canary_report(tmp_path_factory.mktemp("canary"), 2500, failing=0.02)
 
 
-def test_the_page_of_a_reference_is_as_of_today(built: Project, tmp_path: Path) -> None:
+def test_the_page_of_a_reference_is_current(built: Project, tmp_path: Path) -> None:
     store, manifest = built.published()
     before = published_document(store, manifest)
     report = next(item for item in before.reports if item.verdict == "proven")
@@ -33,7 +31,7 @@ def test_the_page_of_a_reference_is_as_of_today(built: Project, tmp_path: Path) 
     assert result.code == 0 and "1 engine failed" in (tmp_path / "today.html").read_text()
 
 
-def test_a_canary_is_drawn_again_from_its_report(canary: CanaryReport, tmp_path: Path, built: Project) -> None:
+def test_a_canarys_page_is_redrawn_from_its_report(canary: CanaryReport, tmp_path: Path, built: Project) -> None:
     (tmp_path / "report.json").write_bytes(canary.to_bytes())
     assert built.run("report", tmp_path / "report.json", "--out", tmp_path / "page.html").code == 0
     assert (tmp_path / "page.html").read_text() == draw_page(canary)

@@ -1,5 +1,3 @@
-"""`enginesmith init`, `register` and `catalog`."""
-
 import json
 import shutil
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from pipeline.spec.model import load_spec
 from tests.pipeline.projects import Project, exit_code
 
 
-def test_the_starter_spec_is_a_good_one(project: Project) -> None:
+def test_the_starter_spec_is_valid(project: Project) -> None:
     path = project.folder / "model.yaml"
     assert exit_code("init", path) == 0
     for name in ("model.py", "weights.safetensors"):
@@ -30,7 +28,7 @@ def test_the_starter_spec_is_a_good_one(project: Project) -> None:
     assert exit_code("init", path) == 2, "an existing file is not overwritten"
 
 
-def test_register_without_a_server_keeps_the_spec_and_ends_with_3(project):
+def test_register_without_a_server_stores_the_spec_and_exits_with_3(project):
     result = project.run("prefect", "register", project.spec, "--no-event", "--json")
     assert result.code == 0 and result.json["event"] is None and result.json["files"].keys() >= {"tiny.yaml"}
     from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -70,7 +68,7 @@ def test_one_failing_model_never_stops_another(project: Project) -> None:
     assert again.code == 0 and [row["state"] for row in again.json] == ["unchanged"]
 
 
-def test_a_catalog_says_for_whom_a_model_waits(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalog_names_the_models_that_a_model_waits_for(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.change_spec(**SMALL)
     assert project.run("build", "--all", project.folder, "--quiet").code == 0
     store = open_store(project.registry, create=True)

@@ -35,7 +35,7 @@ def going(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
     return project
 
 
-def test_a_build_is_told_of_afterwards_with_its_units_and_logs(built: Project) -> None:
+def test_status_shows_a_finished_build_with_units_and_logs(built: Project) -> None:
     listed = built.run("status", "--json").json["runs"]
     assert [(run["model"], run["state"], run["version"]) for run in listed] == [("tiny", "done", "1")]
     assert listed[0]["units"] == "5 built, 1 refused"
@@ -54,7 +54,7 @@ def test_a_build_is_told_of_afterwards_with_its_units_and_logs(built: Project) -
     assert "[INFO]" in log.out and log.code == 0
 
 
-def test_a_cached_run_is_told_of_and_the_next_build_is_predicted(built: Project) -> None:
+def test_status_shows_a_cached_run_and_the_next_build_is_predicted(built: Project) -> None:
     assert built.build("--quiet").code == 0
     runs = built.run("status", "--json").json["runs"]
     assert [run["units"] for run in runs] == ["5 cached, 1 refused", "5 built, 1 refused"]
@@ -99,7 +99,7 @@ def test_a_failed_build_keeps_its_log_and_reason_without_credentials(project: Pr
     assert again and again.peak_mib == 9000.0 and again.seconds is None
 
 
-def test_a_run_that_goes_on_shows_phase_prediction_and_the_end_of_its_log(going: Project) -> None:
+def test_a_live_run_shows_phase_prediction_and_the_end_of_its_log(going: Project) -> None:
     shown = going.run("status", "digits").out
     assert "running" in shown and "compiling" in shown and "s left (predicted from 3 builds of this unit)" in shown
     log = going.run("status", "digits", "--log", UNIT)
@@ -127,26 +127,26 @@ def test_watching_can_be_stopped(going: Project, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (("other",), 2, "no run or model 'other'"),
         (("digits", "--log", "sm_75"), 2, "no unit is 'sm_75' in"),
         (("--log", "sm_75"), 2, "--log needs a RUN or a MODEL"),
     ],
 )
-def test_the_error_names_missing_runs(going: Project, words: tuple[str, ...], code: int, said: str) -> None:
+def test_the_error_names_missing_runs(going: Project, words: tuple[str, ...], code: int, message: str) -> None:
     result = going.run("status", *words)
-    assert result.code == code and said in result.err
+    assert result.code == code and message in result.err
 
 
-def test_an_empty_registry_says_how_to_fill_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_registry_names_the_next_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = Project(tmp_path / "project", capsys)
     open_store(empty.registry, create=True)
     assert "has no builds yet; run `enginesmith build`" in empty.run("status").err
     assert empty.run("status", "--json").json == {"runs": []}
 
 
-def test_a_log_that_was_collected_is_said_to_be_gone(going: Project) -> None:
+def test_a_deleted_log_is_reported(going: Project) -> None:
     store = going.store
     run = running(1, log="b" * 64, log_bytes=1, state="built")
     store.create(run_key(run.id), replace(run, heard_at=precise_now()).to_bytes())

@@ -1,5 +1,3 @@
-"""`enginesmith debug attribute`: it says again what a build said, and what a version lacks."""
-
 import json
 
 import numpy as np
@@ -11,10 +9,10 @@ from enginesmith.core.names import parse_reference
 from enginesmith.registry.versions.lookup import locate
 from pipeline.compile.steps.attributions import Suspect
 from pipeline.values import NOT_BUILT
-from tests.pipeline.projects import Project, raising, weights, write_data, write_model
+from tests.pipeline.projects import CPU_INT8, Project, raising, weights, write_data, write_model
 from validation.attribution.result import attributions
 
-GRAPH = "graph int8 (uint8 activations, fp32 elsewhere)"
+GRAPH = f"graph {CPU_INT8}"
 
 
 @pytest.fixture
@@ -32,19 +30,19 @@ def loud(project: Project) -> Project:
     return project
 
 
-def test_a_build_that_fails_names_the_node_and_proposes_what_repairs_it(loud: Project) -> None:
+def test_a_failed_build_names_the_node_and_proposes_a_repair(loud: Project) -> None:
     result = loud.build("--quiet")
     assert result.code == 1
     fine, failed = result.json["engines"]
     assert "attribution" not in fine and failed["status"] == "failed"
-    (told,) = failed["attribution"]
-    assert told["stage"] == "quantization" and told["name"] == GRAPH and told["headline"].startswith("node (MatMul)")
+    (item,) = failed["attribution"]
+    assert item["stage"] == "quantization" and item["name"] == GRAPH and item["headline"].startswith("node (MatMul)")
     store, manifest = loud.published()
     actual = attributions(store, manifest)[GRAPH]
     assert [row.node for row in actual.blamed] == ["node"] and actual.proposal is not None
     expected = {"quantization": {"overrides": [{"match": "node", "precision": "fp32"}]}}
     assert yaml.safe_load(actual.proposal.snippet or "") == expected
-    assert told["snippet"] == actual.proposal.snippet and not any("attribution" in name for name in manifest.sources)
+    assert item["snippet"] == actual.proposal.snippet and not any("attribution" in name for name in manifest.sources)
     page = loud.page()
     assert "Which node drifted" in page and "with 1 of 2 groups in float" in page and "cpu int8 onnxruntime" in page
 
@@ -81,7 +79,7 @@ def test_proven_units_are_published_before_failures_are_analysed(loud, monkeypat
     assert {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()} == before
 
 
-def test_a_graph_that_fails_is_built_for_no_target(loud: Project) -> None:
+def test_a_failing_graph_is_built_for_no_target(loud: Project) -> None:
     loud.change_spec(targets=["cpu", "sm_89"])
     loud.change_spec(validation={"attribution": "off"})
     result = loud.build()
@@ -100,7 +98,7 @@ def test_a_graph_that_fails_is_built_for_no_target(loud: Project) -> None:
     assert again.json["cached"] and again.json["version"] == "1"
 
 
-def test_a_version_without_such_an_engine_says_what_it_has(built: Project) -> None:
+def test_a_version_without_such_an_engine_lists_its_engines(built: Project) -> None:
     result = built.run("debug", "attribute", "tiny", "--target", "sm_90")
     assert result.code == 2 and "has no engine for sm_90; it has: cpu fp32 onnxruntime" in result.err
     result = built.run("debug", "attribute", "tiny", "--target", "sm_89", "--precision", "fp32", "--json", "--quiet")
@@ -108,13 +106,13 @@ def test_a_version_without_such_an_engine_says_what_it_has(built: Project) -> No
     assert result.code == 0 and only["attribution"] is None and "cannot be tapped yet" in only["headline"]
 
 
-def test_an_attribution_that_ends_with_an_error_says_why_and_is_no_success(built, monkeypatch):
+def test_a_failed_attribution_gives_its_reason_and_is_no_success(built, monkeypatch):
     monkeypatch.setattr(
         "pipeline.compile.steps.attributions._run_attribution",
         raising(ModelError("part-1.onnx: onnxruntime cannot read it: [ShapeInferenceError]")),
     )
-    asked = ("debug", "attribute", "tiny", "--target", "cpu", "--precision", "fp32", "--quiet")
-    result = built.run(*asked)
+    arguments = ("debug", "attribute", "tiny", "--target", "cpu", "--precision", "fp32", "--quiet")
+    result = built.run(*arguments)
     assert result.code == 1 and "the attribution failed: part-1.onnx: onnxruntime cannot read it" in result.out
-    (only,) = built.run(*asked, "--json").json["attributions"]
+    (only,) = built.run(*arguments, "--json").json["attributions"]
     assert only["failed"] and only["attribution"] is None and "ShapeInferenceError" in only["headline"]

@@ -30,7 +30,7 @@ def run(project: Project, path: Path, out: Path, *words: str):
     return project.run("canary", "run", *references, "--traffic", path, "--out", out, "--json", *words)
 
 
-def test_a_run_from_traffic_to_page(built, tmp_path):
+def test_a_run_goes_from_traffic_to_page(built, tmp_path):
     path = record(built, 300, 2000)
     out = tmp_path / "canary"
     message = run(built, path, out, "--looks", "2", "--scale", "2").json
@@ -52,7 +52,7 @@ def test_a_run_from_traffic_to_page(built, tmp_path):
     assert absent.code == 2 and "run this on a node that has it" in absent.err
 
 
-def test_a_run_with_several_requests_in_flight_and_its_verdict_kept(built, tmp_path):
+def test_an_in_flight_run_stores_its_verdict(built, tmp_path):
     path, out = record(built, 200, 2000), tmp_path / "canary"
     result = run(built, path, out, "--in-flight", "4", "--looks", "1", "--attach")
     assert result.json["traffic"]["in_flight"] == 4 and result.json["target"] == this_kind().name
@@ -61,8 +61,8 @@ def test_a_run_with_several_requests_in_flight_and_its_verdict_kept(built, tmp_p
     seen = [read_observations(out / f"{side}.jsonl") for side in ("candidate", "baseline")]
     assert seen[0].request == list(range(200)) and all(seen[0].ok) and all(seen[1].ok)
     assert seen[0].output == seen[1].output, "threads that share a session give each request its own answer"
-    (kept,) = built.run("show", "tiny@1", "--json").json["canaries"]
-    assert (kept["target"], kept["verdict"]) == (this_kind().name, result.json["verdict"])
+    (verdicts,) = built.run("show", "tiny@1", "--json").json["canaries"]
+    assert (verdicts["target"], verdicts["verdict"]) == (this_kind().name, result.json["verdict"])
 
 
 def test_an_interrupted_run_stores_its_observations(built, tmp_path):

@@ -1,5 +1,3 @@
-"""`enginesmith check`: what it compares, what it leaves alone, exit codes, and reports of a spec that is wrong."""
-
 import re
 from pathlib import Path
 
@@ -15,7 +13,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def test_a_change_of_nothing_passes_and_publishes_nothing(built: Project) -> None:
+def test_an_unchanged_model_passes_and_publishes_nothing(built: Project) -> None:
     models = built.registry / "models"
     before = files_of(models)
     result = built.run("check", built.spec, *QUICK, "--json")
@@ -51,7 +49,7 @@ def test_a_worse_model_is_a_regression_at_its_line(built: Project) -> None:
     assert first.code == 0 and first.json["against"] is None and first.json["pairs"] == []
 
 
-def test_a_scratch_registry_takes_what_is_built_and_the_shared_one_is_only_read(built: Project) -> None:
+def test_a_scratch_registry_gets_the_builds_and_the_shared_one_is_only_read(built: Project) -> None:
     built.change_spec(dims={"batch": {"min": 1, "opt": 2, "max": 8}}, precisions=["fp32"])
     before = files_of(built.registry)
     scratch = built.folder / "scratch"
@@ -66,7 +64,7 @@ def test_a_model_without_versions_names_the_remedy(project: Project) -> None:
     assert result.code == 2 and "--against none" in result.err
 
 
-def test_a_spec_that_cannot_be_read_is_in_the_reports_with_its_line(built, monkeypatch):
+def test_an_unreadable_spec_is_in_the_reports_with_its_line(built, monkeypatch):
     built.change_spec(precisions=["fp33"])
     page, summary = built.folder / "check.xml", built.folder / "summary.md"
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
@@ -80,7 +78,7 @@ def test_a_spec_that_cannot_be_read_is_in_the_reports_with_its_line(built, monke
     assert "not checked, 1 mistake" in summary.read_text() and "regression by" not in summary.read_text()
 
 
-def test_a_loss_of_a_metric_that_the_spec_does_not_have_is_bad_input(built: Project) -> None:
+def test_a_loss_of_an_unknown_metric_is_bad_input(built: Project) -> None:
     result = built.run("check", built.spec, *QUICK, "--worse", "acuracy=0.1")
     assert result.code == 2 and "--worse acuracy: the spec has no such task metric; it has" in result.err
 

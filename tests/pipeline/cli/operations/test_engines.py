@@ -1,5 +1,3 @@
-"""`enginesmith profile`, `debug fuzz` and `debug reproduce`."""
-
 import shlex
 
 from builders.execution.jobs import WorkerContext
@@ -20,7 +18,7 @@ def test_a_published_engine_is_fuzzed_and_the_same_seed_gives_the_same_report(bu
     assert [case["sizes"]["batch"] for case in report["cases"] if case["outside"]] == [9]
 
 
-def test_an_engine_from_another_version_fails_and_each_failure_names_the_command_that_repeats_it(built, tmp_path):
+def test_an_engine_from_another_version_fails_and_failures_name_a_repeating_command(built, tmp_path):
     store, manifest = built.published()
     entry = next(item for item in manifest.engines if item.unit == "cpu fp32 onnxruntime")
     write_model(tmp_path / "other.onnx", weights(seed=9))
@@ -37,10 +35,10 @@ def test_an_engine_from_another_version_fails_and_each_failure_names_the_command
     assert words[:4] == [*command] and words[4:] == ["--only", failed.case]
 
 
-def test_profile_times_one_engine_and_races_two(built: Project) -> None:
+def test_profile_times_one_engine_and_compares_two(built: Project) -> None:
     words = ("profile", "tiny", "--target", "cpu", "--quiet", "--json")
-    asked = ("--precision", "fp32", "--seconds", 0.05, "--bucket", "batch=3", "--streams", 2)
-    report = built.run(*words, *asked).json
+    arguments = ("--precision", "fp32", "--seconds", 0.05, "--bucket", "batch=3", "--streams", 2)
+    report = built.run(*words, *arguments).json
     (bucket,) = report["buckets"]
     assert bucket["name"] == "batch=3" and bucket["streams"] == 2 and bucket["streams_items_per_s"] > 0
     assert report["model"] == "tiny" and report["anatomy"]["bucket"] == "batch=3"
@@ -54,7 +52,7 @@ def test_profile_times_one_engine_and_races_two(built: Project) -> None:
     assert wrong.code == 2 and "batch has the sizes 1..8" in wrong.err
 
 
-def test_a_cpu_engine_is_rebuilt_and_nothing_is_left_behind(built: Project) -> None:
+def test_a_cpu_engine_is_rebuilt_without_remains(built: Project) -> None:
     before = sorted(path for path in built.registry.rglob("*") if path.is_file())
     result = built.run("debug", "reproduce", "tiny", "--target", "cpu", "--precision", "fp32", "--times", 2, "--json")
     assert result.code == 0, result.err

@@ -1,5 +1,3 @@
-"""`enginesmith debug refit`: new weights without a build, by a backend that can; and what is refused."""
-
 import json
 import os
 import re
@@ -42,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def known(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def backends(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The backends, known here and, by sys.path, to every job."""
     monkeypatch.syspath_prepend(str(site))
     discovery._entries.cache_clear()
@@ -64,14 +62,14 @@ def first(tmp_path_factory: pytest.TempPathFactory, site: Path) -> Path:
 
 
 @pytest.fixture
-def project(first: Path, known: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
+def project(first: Path, backends: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Project:
     """A copy of that, and a model that was trained on."""
     shutil.copytree(first, tmp_path / "place")
-    found = Project(tmp_path / "place" / "project", capsys)
-    write_model(found.folder / "tiny.onnx", NEW)
+    new_project = Project(tmp_path / "place" / "project", capsys)
+    write_model(new_project.folder / "tiny.onnx", NEW)
     golden = np.random.default_rng(7).normal(size=(24, 8)).astype(np.float32)
-    np.savez(found.folder / "golden.npz", x=golden, label=answers(NEW, golden).argmax(-1))
-    return found
+    np.savez(new_project.folder / "golden.npz", x=golden, label=answers(NEW, golden).argmax(-1))
+    return new_project
 
 
 def manifest(project: Project, version: str) -> Manifest:
@@ -82,7 +80,7 @@ def entry(project: Project, version: str, backend: str) -> EngineEntry:
     return next(each for each in manifest(project, version).engines if each.backend == backend)
 
 
-def test_engines_get_new_weights_and_are_proven_and_published_with_where_they_are_from(project: Project) -> None:
+def test_refitted_engines_are_proven_and_published_with_their_origin(project: Project) -> None:
     foreseen = project.run("debug", "refit", "tiny", "--weights-from", project.spec, "--dry-run", "--json")
     assert foreseen.code == 0 and "version" not in foreseen.json
     reasons = {unit["unit"]: unit["reason"] for unit in foreseen.json["units"]}
@@ -105,18 +103,18 @@ def test_engines_get_new_weights_and_are_proven_and_published_with_where_they_ar
     assert project.run("registry", "fsck").code == 0
 
 
-def test_weights_of_another_version_make_a_version_without_the_spec(project: Project) -> None:
+def test_weights_of_another_version_give_a_version_without_the_spec(project: Project) -> None:
     project.change_spec(backends={"onnxruntime": {}})
     assert project.build().json["version"] == "2"
     shutil.rmtree(project.folder)
     done = project.run("debug", "refit", "tiny@1", "--weights-from", "tiny@2", "--json")
     assert done.code == 0, done.err
     assert done.json["version"] == "3"
-    made = entry(project, "3", "stripped")
-    assert made.status == "proven" and made.digest == entry(project, "1", "stripped").digest
-    assert made.graph == entry(project, "2", "onnxruntime").graph and made.options["strip_weights"] is True
+    engine = entry(project, "3", "stripped")
+    assert engine.status == "proven" and engine.digest == entry(project, "1", "stripped").digest
+    assert engine.graph == entry(project, "2", "onnxruntime").graph and engine.options["strip_weights"] is True
     assert entry(project, "3", "onnxruntime") == entry(project, "2", "onnxruntime"), "what was there stays"
-    assert manifest(project, "3").provenance["refitted from cpu fp32 stripped"] == made.digest
+    assert manifest(project, "3").provenance["refitted from cpu fp32 stripped"] == engine.digest
     assert project.run("registry", "fsck").code == 0
     repeated = project.run("debug", "refit", "tiny@1", "--weights-from", "tiny@2", "--json")
     assert repeated.code == 1 and "is in the registry" in {u["unit"]: u for u in repeated.json["units"]}[
@@ -130,11 +128,11 @@ def test_a_stripped_engine_is_pulled_with_the_model_that_has_its_weights(project
         engine = entry(project, "1", backend)
         resolution = Resolution(engine, "", (engine,), ())
         pulled = download_engine(store, located, resolution, tmp_path / backend, BlobFetcher())
-        told = json.loads(pulled.description.read_bytes())
+        fields = json.loads(pulled.description.read_bytes())
         if backend == "whole":
-            assert pulled.weights is None and "weights" not in told
+            assert pulled.weights is None and "weights" not in fields
             continue
-        assert pulled.weights and pulled.weights.name == told["weights"] == "tiny-1-cpu-fp32-stripped.weights.onnx"
+        assert pulled.weights and pulled.weights.name == fields["weights"] == "tiny-1-cpu-fp32-stripped.weights.onnx"
         assert digest_of_file(pulled.weights) == engine.graph
 
 
@@ -150,14 +148,14 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_cannot_be_refitted_is_told_from_the_manifest(project: Project, change: str) -> None:
+def test_unrefittable_engines_are_reported_from_the_manifest(project: Project, change: str) -> None:
     base, before = manifest(project, "1"), entry(project, "1", "whole")
     changes, reason = CHANGES[change]
     assert cannot(replace(request_of(before), **changes), before, base) == reason
     assert cannot(request_of(before), None, base) == "tiny@1 has no engine for it"
 
 
-def test_an_engine_that_was_not_built_for_it_is_not_refitted(project: Project) -> None:
+def test_an_engine_not_built_for_refitting_is_refused(project: Project) -> None:
     base, before = manifest(project, "1"), entry(project, "1", "whole")
     plain = replace(before, options={**before.options, "refittable": False})
     plain = replace(plain, build_key=replace(request_of(before), options=tuple(sorted(plain.options.items()))).key)
@@ -168,15 +166,15 @@ def refit_job(project: Project, folder: Path, model: Path, **options: Any) -> An
     """The worker's side, in this process."""
     store = project.store
     before = request_of(entry(project, "1", "whole"))
-    wanted = replace(
+    expected_request = replace(
         before, model=store.put_file(model), options=tuple(sorted({**dict(before.options), **options}.items()))
     )
     engine = str(entry(project, "1", "whole").digest)
-    refit = RefitEngine(EngineBlob(before, engine, ".refitting"), wanted, "tiny@1")
+    refit = RefitEngine(EngineBlob(before, engine, ".refitting"), expected_request, "tiny@1")
     return refit.run(WorkerContext(folder, store.uri))
 
 
-def test_a_model_with_another_graph_is_refused_by_what_differs(project: Project, tmp_path: Path) -> None:
+def test_a_model_with_another_graph_is_refused_with_the_difference(project: Project, tmp_path: Path) -> None:
     store = project.store
     model = onnx.load_from_string(store.read_blob(str(entry(project, "1", "whole").graph)))
     model.graph.node[2].op_type = "Sigmoid"
@@ -185,14 +183,14 @@ def test_a_model_with_another_graph_is_refused_by_what_differs(project: Project,
         refit_job(project, tmp_path, tmp_path / "other.onnx")
 
 
-def test_an_engine_that_does_not_take_the_weights_says_so(project: Project, tmp_path: Path) -> None:
+def test_an_engine_that_refuses_the_weights_is_reported(project: Project, tmp_path: Path) -> None:
     same = tmp_path / "same.onnx"
     same.write_bytes(project.store.read_blob(str(entry(project, "1", "whole").graph)))
-    with pytest.raises(EnginesmithError, match="did not take the new weights: gain"):
+    with pytest.raises(EnginesmithError, match="did not accept the new weights: gain"):
         refit_job(project, tmp_path, same, gain=2)
 
 
-def test_nothing_is_published_where_nothing_could_be_refitted(project: Project) -> None:
+def test_nothing_is_published_without_a_refitted_engine(project: Project) -> None:
     done = project.run("debug", "refit", "tiny@1", "--weights-from", "tiny@1")
     assert done.code == 1 and "nothing was refitted and nothing published" in done.out
     assert "its weights are the same" in done.out

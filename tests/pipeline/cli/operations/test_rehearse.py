@@ -1,5 +1,3 @@
-"""`enginesmith rehearse`: with the same toolchain in another process, and with versions that are not there."""
-
 import shutil
 import sys
 from importlib.metadata import version
@@ -25,7 +23,8 @@ def rehearsed(built_once: Path, one_server: object, tmp_path_factory: pytest.Tem
         return place, Project(place / "project", captured).run("rehearse", *WORDS, "--json")
 
 
-def test_what_is_served_is_built_proven_and_timed_beside_itself_and_nothing_is_published(
+@pytest.mark.slow
+def test_served_versions_are_rebuilt_proven_and_timed_without_publication(
     rehearsed: tuple[Path, Result], built_once: Path
 ) -> None:
     place, result = rehearsed
@@ -91,7 +90,7 @@ def test_rehearsed_versions_are_published_moved_and_rolled_back(
     assert done.code == 1 and "rolled back there; to try it again: `enginesmith promote tiny@2 tiny:cand" in done.out
     assert "aborted there; to try it again: `enginesmith rollout start tiny@2 tiny:stable --proven-only`" in done.out
     for name, serving in {"candidate": "1", "gone": "nothing"}.items():
-        with pytest.raises(ConflictError, match=f"tiny:{name} serves {serving} by now; rehearse that"):
+        with pytest.raises(ConflictError, match=f"tiny:{name} now serves {serving}; rehearse again"):
             rehearsal_verdicts._bring(after, after, name, "", store)
     assert rehearsal_verdicts._bring(after, before, "candidate", "", store) is False, "it serves that already"
 
@@ -118,3 +117,13 @@ def test_a_toolchain_that_builds_nothing_here_is_named_beside_those_that_do(buil
     result = built.run("rehearse", "--toolchain", SAME, "--python", sys.executable)
     assert result.code == 2 and f"no served engine would change with {SAME.replace('==', ' ')}; they are" in result.err
     assert built.run("rehearse", "tiny", "--toolchain", "--index-url").code == 2
+
+
+def test_engines_that_no_gpu_ran_are_unknown_and_move_nothing(built: Project, monkeypatch) -> None:
+    monkeypatch.setattr("pipeline.regressions.rehearsal._Unit._run", lambda *arguments: arguments[-1].run(None))
+    new = f"tensorrt-rtx=={version('tensorrt-rtx')}"
+    result = built.run("rehearse", "tiny@1", "--toolchain", new, "--python", sys.executable, "--apply", "--json")
+    units, (plan,) = result.json["units"], result.json["plan"]
+    assert result.code == 1 and {unit["unit"] for unit in units} >= {"sm_89 fp32 tensorrt-rtx"}, result.err
+    assert all(unit["verdict"] == "unknown" and unit["why"].startswith("built, not run here: no") for unit in units)
+    assert (plan["verdict"], plan["commands"], result.json["applied"]) == ("unknown", [], [])

@@ -1,5 +1,3 @@
-"""`enginesmith validate`: under the limits of publication, and with every trouble as data or as one message."""
-
 import json
 import re
 from dataclasses import replace
@@ -22,7 +20,7 @@ def engine_limits(report: Any) -> dict[str, float | None]:
     return {check["name"]: check["limit"] for check in report["checks"] if check["stage"] == "engine"}
 
 
-def test_validating_holds_an_engine_to_the_limits_it_was_published_under(project: Project) -> None:
+def test_validate_uses_the_limits_of_the_publication(project: Project) -> None:
     limits = {"limits": {"int8": {"engine": {"sqnr_db": 12.0}}}}
     project.change_spec(targets=["cpu"], precisions=["int8"], validation=limits)
     assert project.build().code == 0
@@ -32,7 +30,7 @@ def test_validating_holds_an_engine_to_the_limits_it_was_published_under(project
     assert (actual["sqnr_db"], actual["max_rel"]) == (12.0, 0.6)
 
 
-def test_a_version_whose_spec_does_not_fit_this_installation_is_named_in_one_message(built: Project) -> None:
+def test_a_version_with_an_unsupported_spec_gives_one_message(built: Project) -> None:
     store, manifest = built.published()
     foreign = replace(manifest, spec={**manifest.spec, "backends": {"from-elsewhere": {}}})
     executor = LocalExecutor()
@@ -41,24 +39,24 @@ def test_a_version_whose_spec_does_not_fit_this_installation_is_named_in_one_mes
 
 
 @pytest.mark.parametrize(
-    ("version", "said"),
+    ("version", "expected"),
     [
         ("", "built by onnxruntime, which is not installed here"),
         ("0.1", "saved by onnxruntime .*; 0.1 is here; install that version"),
     ],
 )
-def test_a_machine_whose_compiler_does_not_open_an_engine_says_nothing_about_it(built, monkeypatch, version, said):
+def test_a_machine_that_cannot_open_an_engine_gives_no_verdict(built, monkeypatch, version, expected):
     here = {"onnxruntime": version} if version else {}
     monkeypatch.setattr("builders.backends.onnxruntime.cpu.OnnxRuntime.versions", lambda _: here)
     store, executor = built.store, LocalExecutor()
     manifest = load(store, "tiny", "1")
     result = list(validate(manifest, RunContext(store, executor, executor), ["cpu"]))
     assert [(item.verdict, item.report) for item in result] == [("proven", None)] * 2
-    assert all(re.search(f"passed.*, on .*; not run here: {said}", item.reason) for item in result)
+    assert all(re.search(f"passed.*, on .*; not run here: {expected}", item.reason) for item in result)
     assert {entry.status for entry in judge_entries(store, manifest) if entry.target == "cpu"} == {"proven"}
 
 
-def test_carrying_from_the_command_line(built: Project, tmp_path: Path) -> None:
+def test_offline_proofs_work_from_the_command_line(built: Project, tmp_path: Path) -> None:
     result = built.run("validate", "tiny", "--carry", tmp_path / "out", "--target", "sm_89", "--json")
     assert result.code == 0, result.err
     document = OfflineBundle.load(tmp_path / "out")

@@ -1,5 +1,3 @@
-"""`enginesmith registry history`, `policy`, `promote` and `rollback`."""
-
 from pathlib import Path
 
 from enginesmith.core.errors import InputError, UnknownNameError
@@ -9,7 +7,7 @@ from tests.enginesmith.cli.commands import run, said, told
 from tests.pipeline.canary.files import write_observations
 
 
-def test_history_and_the_canary_that_spoke(three: Store, tmp_path: Path) -> None:
+def test_history_shows_the_canary_of_each_move(three: Store, tmp_path: Path) -> None:
     said("promote", "digits@1", "--why", "first")
     assert "requires proven engines for cpu and a canary's PASS" in said(
         "registry", "policy", "set", "digits:stable", "--proven", "cpu", "--canary", "--why", "rule 7"
@@ -46,7 +44,7 @@ def test_policy_show(three: Store) -> None:
     assert isinstance(run("registry", "policy", "show", "digits").exception, UnknownNameError)
 
 
-def test_rules_may_come_before_the_first_version(tmp_path: Path) -> None:
+def test_policies_may_precede_the_first_version(tmp_path: Path) -> None:
     fresh = tmp_path / "fresh"
     refused = run("registry", "policy", "set", "*:stable", "--proven", "amper", "--registry", fresh)
     assert isinstance(refused.exception, UnknownNameError) and not fresh.exists()
@@ -55,6 +53,6 @@ def test_rules_may_come_before_the_first_version(tmp_path: Path) -> None:
     assert "created" not in run("registry", "policy", "set", "*:stable", "--registry", fresh).stderr
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes").touch()
-    assert "is no registry" in str(
+    assert "is not a registry" in str(
         run("registry", "policy", "set", "*:stable", "--registry", tmp_path / "other").exception
     )

@@ -59,6 +59,6 @@ def test_promote_and_rollback(mixed: Store) -> None:
     assert "give digits:stable" in str(run("promote", "digits@2", "fraud:stable").exception)
 
 
-def test_the_same_is_written_for_node_exporter(built: Project, tmp_path: Path) -> None:
+def test_metrics_are_written_for_node_exporter(built: Project, tmp_path: Path) -> None:
     assert built.run("registry", "metrics", "--textfile", tmp_path / "enginesmith.prom").code == 0
     assert "enginesmith_registry_up 1.0" in (tmp_path / "enginesmith.prom").read_text()

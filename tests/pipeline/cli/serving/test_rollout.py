@@ -1,5 +1,3 @@
-"""`enginesmith rollout`, `policy set --wave`, and what promote and rollback do beside a rollout."""
-
 import json
 import urllib.error
 import urllib.request
@@ -40,7 +38,7 @@ def started(store: Store, *options: object) -> Rollout:
     return stable_rollout(store)
 
 
-def test_a_rollout_from_its_start_to_its_end(serving: Store) -> None:
+def test_a_rollout_runs_from_start_to_end(serving: Store) -> None:
     text = said("rollout", "start", "digits@2", WHERE, "--wave", "50%,100%", "--soak", "0s", "--why", "faster")
     assert "digits:stable: rollout" in text and "is running (started, wave 50%; the channel serves version 1)" in text
     assert "50%, 100% with 0s each; gates: none" in text
@@ -60,7 +58,7 @@ def test_a_rollout_from_its_start_to_its_end(serving: Store) -> None:
     assert said("rollout", "status") == "no rollout is running\n"
 
 
-def test_what_an_operator_decides_has_the_stores_time(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operators_decision_has_the_stores_time(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FileStore, "now", lambda _: datetime(2031, 1, 1, tzinfo=UTC))
     said("rollout", "start", "digits@2", WHERE, "--wave", "50%,100%", "--soak", "6h")
     for command in ("pause", "resume", "abort"):
@@ -69,7 +67,7 @@ def test_what_an_operator_decides_has_the_stores_time(serving: Store, monkeypatc
     assert {item.at[:4] for item in rollout.history} == {rollout.opened[:4]} == {"2031"}
 
 
-def test_an_abort_and_the_next_one_remembers_it(serving: Store) -> None:
+def test_the_next_rollout_records_an_abort(serving: Store) -> None:
     said("rollout", "start", "digits@2", WHERE, "--wave", "100%")
     again = run("rollout", "start", "digits@3", WHERE, "--wave", "100%")
     assert isinstance(again.exception, ConflictError) and "ada started it" in str(again.exception)
@@ -81,7 +79,7 @@ def test_an_abort_and_the_next_one_remembers_it(serving: Store) -> None:
     assert "earlier rollouts" in text and "region=eu" in text and "7200 s" in text
 
 
-def test_a_rollback_beside_a_rollout_aborts_that_alone(serving: Store) -> None:
+def test_a_rollback_during_a_rollout_aborts_only_the_rollout(serving: Store) -> None:
     said("promote", "digits@2")
     said("rollout", "start", "digits@3", WHERE, "--wave", "100%")
     result = run("rollback", WHERE, "--why", "smoke")
@@ -92,7 +90,7 @@ def test_a_rollback_beside_a_rollout_aborts_that_alone(serving: Store) -> None:
     assert "digits:stable -> 1" in said("rollback", WHERE)
 
 
-def test_a_policy_with_waves(serving: Store) -> None:
+def test_a_policy_may_contain_waves(serving: Store) -> None:
     inputs = "--wave 1%,5%,25%,100% --soak 5m,5m,10m,1h --gate health=95% --gate reports=20 --gate errors=1% --approve"
     text = said("registry", "policy", "set", WHERE, *inputs.split())
     gates = "gates: health 95% of at least 20 nodes, errors 1%, approval"
@@ -108,9 +106,9 @@ def test_a_policy_with_waves(serving: Store) -> None:
 @pytest.mark.parametrize(("options", "why"), [
     (["--wave", "5%"], "must be 100%"),
     (["--wave", "x"], "wave 'x'"),
-    (["--soak", "1m"], "go with waves"),
-    (["--wave", "100%", "--soak", "1m", "--soak", "2m"], "2 times of --soak for 1 waves"),
-    (["--wave", "100%", "--gate", "health"], "gate 'health' is none of"),
+    (["--soak", "1m"], "need waves"),
+    (["--wave", "100%", "--soak", "1m", "--soak", "2m"], "--soak has 2 durations for 1 waves"),
+    (["--wave", "100%", "--gate", "health"], "gate 'health' is not valid"),
     (["--wave", "100%", "--gate", "health=0%"], "give a share"),
     (["--wave", "100%", "--gate", "reports=3"], "give health=SHARE too"),
     (["--wave", "100%", "--max-unavailable", "10"], "with --nodes"),
@@ -122,14 +120,14 @@ def test_invalid_plans_are_refused(serving: Store, options: list[str], why: str)
     assert read_rollout(serving, "digits", "stable") is None
 
 
-def test_how_many_swap_at_once(serving: Store) -> None:
+def test_step_size_limits_simultaneous_swaps(serving: Store) -> None:
     options = ("--wave", "100%", "--max-unavailable", "100", "--nodes", "10000")
     (wave,) = told("rollout", "start", "digits@2", WHERE, *options)["reach"]
     assert wave["share_ppm"] == 10_000
     assert "opening: 1%" in said("rollout", "status", WHERE)
 
 
-def test_how_many_nodes_there_are_makes_waves_limits(serving: Store) -> None:
+def test_a_number_of_nodes_makes_waves_limits(serving: Store) -> None:
     options = ("--wave", "1%,region=eu,100%", "--nodes", "10000")
     text = said("rollout", "start", "digits@2", WHERE, *options)
     assert "waves are limits of 10000 nodes" in text and "first wave: 1%; 0.5972% on average" in text
@@ -146,13 +144,13 @@ def test_how_many_nodes_there_are_makes_waves_limits(serving: Store) -> None:
     assert isinstance(refused.exception, InputError) and "of 50 nodes" in str(refused.exception)
 
 
-def test_there_is_none(serving: Store) -> None:
+def test_a_missing_rollout_is_reported(serving: Store) -> None:
     for command in ("status", "watch", "pause", "abort"):
         refused = run("rollout", command, WHERE)
         assert isinstance(refused.exception, UnknownNameError) and "has no rollout" in str(refused.exception)
 
 
-def test_a_report_that_cannot_be_one_is_refused(serving: Store) -> None:
+def test_an_invalid_report_is_refused(serving: Store) -> None:
     rollout = started(serving, "--wave", "50%,100%", "--gate", "health=90%")
     reached = [ServingNode(f"n{n}") for n in range(40) if is_reached(ServingNode(f"n{n}"), rollout.id, rollout.reach)]
     others = [f"n{n}" for n in range(40) if ServingNode(f"n{n}") not in reached]
@@ -179,7 +177,7 @@ def test_a_report_that_cannot_be_one_is_refused(serving: Store) -> None:
         assert take(node.name, hours, failure="unhealthy")[0] == 204
 
 
-def test_nothing_of_a_node_is_held_and_a_rollout_has_so_many(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receiver_limits_the_nodes_of_a_rollout(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.rollout.receiving.MOST_NODES", 3)
     rollout = started(serving, "--wave", "100%")
     now, clock = datetime.now(UTC), [datetime.now(UTC).timestamp()]
@@ -208,10 +206,10 @@ def test_labels_select_the_nodes_of_a_wave(serving: Store) -> None:
     assert receiver.take(replace(sent, labels=("canary",)).to_bytes())[0] == 204
 
 
-def test_beyond_loopback_nodes_show_a_token(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beyond_loopback_nodes_need_a_token(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
     refused = run("rollout", "receive", "--listen", "0.0.0.0:0").exception
-    assert isinstance(refused, InputError) and f"anybody may send there: set {TOKEN}" in str(refused)
+    assert isinstance(refused, InputError) and f"anybody can send to it; set {TOKEN}" in str(refused)
     monkeypatch.setenv(TOKEN, "secret")
     rollout = started(serving, "--wave", "100%")
     time = format_time(datetime.now(UTC))
@@ -225,7 +223,7 @@ def test_beyond_loopback_nodes_show_a_token(serving: Store, monkeypatch: pytest.
     assert [report.node for report in read_reports(serving, rollout).reports] == ["n1"]
 
 
-def test_reports_over_http(serving: Store) -> None:
+def test_reports_arrive_over_http(serving: Store) -> None:
     rollout = started(serving, "--wave", "100%", "--gate", "health=90%")
     clock = [datetime.now(UTC).timestamp()]
 

@@ -51,7 +51,7 @@ def _unit(project: Project, target: str) -> str:
     return next(entry.unit for entry in engines if entry.usable and entry.target == target)
 
 
-def test_rates_machines_costs_and_the_mix(timed: Project) -> None:
+def test_capacity_prints_rates_machines_costs_and_the_mix(timed: Project) -> None:
     words = ("traffic", "capacity", "tiny", "--rate", 9000, "--p99", "20ms", "--prices", timed.folder / "prices.yaml")
     result = timed.run(*words, "--wait", "0ms", "--headroom", "20%", "--out", timed.folder / "cost.svg", "--json")
     assert result.code == 0, result.err
@@ -76,7 +76,7 @@ def test_rates_machines_costs_and_the_mix(timed: Project) -> None:
     assert again.code == 0 and "cheapest mix:" in again.out and "1.0 of 1" in again.out
 
 
-def test_what_a_server_adds_is_counted_where_it_is_given(built: Project) -> None:
+def test_a_servers_overhead_is_counted_if_given(built: Project) -> None:
     tell(built, "cpu fp32 onnxruntime", CPU, 0.002, 0.0002)
     words = ("traffic", "capacity", "tiny", "--rate", 100, "--p99", "20ms", "--batch", 8, "--wait", "0ms")
     assert "the overhead of your server is not counted" in built.run(*words).err
@@ -90,7 +90,7 @@ def _cpu_rate(project: Project, *words: object) -> float:
     return next(row["greatest"]["rate"]["value"] for row in rows if row["machine"].startswith("x86-64-v3"))
 
 
-def test_too_few_machines_say_how_many_more(timed: Project) -> None:
+def test_too_few_machines_give_the_missing_number(timed: Project) -> None:
     timed.folder.joinpath("fleet.yaml").write_text(
         "groups:\n  - {product: l4, count: 1}\n  - {product: cpu, count: 1}\n"
     )
@@ -99,7 +99,7 @@ def test_too_few_machines_say_how_many_more(timed: Project) -> None:
     assert result.code == 1 and "no mix: 1 cpu, 1 l4 carry" in result.out and "more l4" in result.out
 
 
-def test_a_rate_that_a_million_machines_do_not_carry_has_no_mix(timed: Project) -> None:
+def test_a_rate_beyond_a_million_machines_has_no_mix(timed: Project) -> None:
     words = ("traffic", "capacity", "tiny", "--rate", 1e9, "--p99", "20ms", "--prices", timed.folder / "cpu.yaml")
     words += ("--batch", 1)
     timed.folder.joinpath("cpu.yaml").write_text("cpu: {per_hour: 0.2}\n")
@@ -107,12 +107,12 @@ def test_a_rate_that_a_million_machines_do_not_carry_has_no_mix(timed: Project) 
     assert result.code == 1 and "no mix: 1000000 cpu carry" in result.out
 
 
-def test_a_limit_below_the_fastest_run_is_an_answer_with_the_time_of_that_run(timed: Project) -> None:
+def test_a_limit_below_the_fastest_run_reports_that_time(timed: Project) -> None:
     result = timed.run("traffic", "capacity", "tiny", "--rate", 10, "--p99", "100us")
     assert result.code == 1 and "keeps 0.1 ms at no rate: p99 of its fastest run is" in result.out
 
 
-def test_a_limit_that_requests_at_once_break_says_so(timed: Project) -> None:
+def test_a_limit_that_concurrent_requests_exceed_is_reported(timed: Project) -> None:
     path = timed.folder / "traffic.jsonl"
     path.write_text("\n".join(json.dumps({"at": at // 100, "inputs": {"x": [[0.0] * 8]}}) for at in range(200)))
     words = ("traffic", "capacity", "tiny", "--rate", 10, "--p99", "20ms", "--wait", "0ms", "--precision", "fp32")
@@ -138,14 +138,14 @@ def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "wanted"),
+    ("words", "message"),
     [
         (("--rate", 0, "--p99", "20ms"), "0.0 is not in the range 0<x<=1000000000.0"),
         (("--p99", "20ms"), "Missing option '--rate'"),
-        (("--rate", 1, "--p99", "20"), "'20' is no time; give a number and us, ms or s"),
+        (("--rate", 1, "--p99", "20"), "'20' is not a time; give a number and us, ms or s"),
         (("--rate", 1, "--p99", "0ms"), "must be above 0 s"),
-        (("--rate", 1, "--p99", "1s", "--headroom", "100%"), "no share from 0% to below 100%"),
-        (("--rate", 1, "--p99", "1s", "--batch", 99), "takes 8 samples at most"),
+        (("--rate", 1, "--p99", "1s", "--headroom", "100%"), "is not a share from 0% to below 100%"),
+        (("--rate", 1, "--p99", "1s", "--batch", 99), "accepts at most 8 samples"),
         (("--rate", 1, "--p99", "1s", "--at", "length=4"), "the model has no dim 'length'"),
         (("--rate", 1, "--p99", "1s", "--prices", "nothing.yaml"), "nothing.yaml: no such file"),
         (("--rate", 1, "--p99", "1s", "--fleet", "{fleet}"), "give --prices FILE"),
@@ -155,19 +155,19 @@ def test_recorded_traffic_gives_arrivals_and_sizes(timed: Project) -> None:
         (("--rate", 1, "--p99", "1s", "--out", "x.svg"), "give --prices"),
         (("--rate", 1, "--p99", "1s", "--out", "x.jpg", "--prices", "{t4}"), "pictures are written as .svg"),
         (("--rate", "nan", "--p99", "1s"), "nan is not a finite number"),
-        (("--rate", 1, "--p99", "20ms", "--wait", "20ms"), "one that no other joins would break the limit"),
+        (("--rate", 1, "--p99", "20ms", "--wait", "20ms"), "a request that waits alone would exceed the limit"),
     ],
 )
-def test_bad_input_is_reported(timed: Project, words: tuple[object, ...], wanted: str) -> None:
+def test_bad_input_is_reported(timed: Project, words: tuple[object, ...], message: str) -> None:
     files = {"t4": "t4: {per_hour: 1}\n", "fleet": "groups:\n  - {product: a100, count: 8}\n"}
     for name, text in files.items():
         timed.folder.joinpath(f"{name}.yaml").write_text(text)
     items = [str(word).format(**{name: timed.folder / f"{name}.yaml" for name in files}) for word in words]
     result = timed.run("traffic", "capacity", "tiny", *items)
-    assert wanted in result.err + result.out and "Traceback" not in result.err
-    assert result.code == (1 if wanted.startswith("has no price for x86") else 2)
+    assert message in result.err + result.out and "Traceback" not in result.err
+    assert result.code == (1 if message.startswith("has no price for x86") else 2)
 
 
-def test_without_a_report_the_command_that_times_is_named(built: Project) -> None:
+def test_without_a_report_the_timing_command_is_named(built: Project) -> None:
     result = built.run("traffic", "capacity", "tiny", "--rate", 1, "--p99", "1s")
     assert result.code == 2 and "time its engines where they run: enginesmith validate tiny@1" in result.err

@@ -1,5 +1,3 @@
-"""`enginesmith traffic` as a user calls it: shown, recorded from stdin, and made into the buckets of a spec."""
-
 import json
 import re
 import subprocess
@@ -58,7 +56,7 @@ def run(tmp_path, capsys):
     return Project(tmp_path, capsys).run
 
 
-def test_histograms_rates_and_a_picture(words, tmp_path, run):
+def test_traffic_prints_histograms_rates_and_a_picture(words, tmp_path, run):
     place = record(tmp_path / "traffic.jsonl", [3] * 60 + [40] * 20 + [70])
     result = run("traffic", "show", place, "--model", words, "--out", tmp_path / "traffic.svg")
     assert result.code == 0 and "81 requests" in result.out and "requests per second" in result.out
@@ -71,14 +69,14 @@ def test_histograms_rates_and_a_picture(words, tmp_path, run):
     assert actual["per_second"] == pytest.approx(100.0) and actual["beyond"] == {"length": 1}
 
 
-def test_traffic_that_does_not_fit_is_an_error(words, tmp_path, run):
+def test_unsuitable_traffic_is_an_error(words, tmp_path, run):
     place = record(tmp_path / "a.jsonl", [1, 2], at=[1.8, 1.9])
     place.write_text(place.read_text().replace('"at":1.8', '"at":1.8e12'))
     result = run("traffic", "show", place, "--model", words)
     assert result.code == 2 and "at is 1.8e+12; give seconds" in result.err and "Traceback" not in result.err
 
 
-def test_the_model_must_be_known(words, tmp_path, run):
+def test_the_model_must_be_named(words, tmp_path, run):
     place = record(tmp_path / "a.jsonl", [1, 2])
     done = run("traffic", "show", place)
     assert done.code == 2 and "does not name the model of the requests; give --model SPEC or --model REF" in done.err
@@ -89,7 +87,7 @@ def test_the_model_must_be_known(words, tmp_path, run):
 COMMAND = [sys.executable, "-m", "enginesmith", "traffic", "record"]
 
 
-def test_requests_from_stdin(tmp_path):
+def test_requests_are_read_from_stdin(tmp_path):
     path, other = tmp_path / "traffic.jsonl", tmp_path / "other.jsonl"
     lines = [{"at": 3, "inputs": {"x": [[1, 2]]}}, {"inputs": {"x": [[3, 4]]}}]
     text = "".join(json.dumps(line) + "\n" for line in lines)
@@ -111,7 +109,7 @@ def test_requests_from_stdin(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"x": np.zeros((3, 2)), "z": np.zeros((4, 2))}, "every input needs as many"),
+        ({"x": np.zeros((3, 2)), "z": np.zeros((4, 2))}, "all inputs need the same number"),
         ({"x": np.array(["a", "b"])}, "numbers and truth values can be recorded"),
         ({"x": np.array(1.0)}, "has no axes"),
         (None, "cannot be read as .npz or .npy"),
@@ -129,15 +127,15 @@ def test_a_mistake_in_the_first_request_leaves_no_file(tmp_path, capsys, arrays,
 QUICK = ("--seconds", "0.002", "--profile-price", "0")
 
 
-def test_the_buckets_of_traffic_are_written_into_the_spec(words, tmp_path, run):
+def test_chosen_buckets_are_written_into_the_spec(words, tmp_path, run):
     place = record(tmp_path / "traffic.jsonl", [3, 4, 5] * 30 + [40] * 20 + [70])
     out = tmp_path / "buckets.svg"
-    found = run("traffic", "buckets", words, "--traffic", place, "--most", 3, *QUICK, "--out", out, "--write", "--json")
-    assert found.code == 0, found.err
-    edges = found.json["buckets"]["length"]
+    call = run("traffic", "buckets", words, "--traffic", place, "--most", 3, *QUICK, "--out", out, "--write", "--json")
+    assert call.code == 0, call.err
+    edges = call.json["buckets"]["length"]
     assert 1 <= len(edges) <= 3 and edges[-1] == 64
-    assert found.json["beyond"] == {"length": {"70": 1}} and found.json["fallback_share"] == pytest.approx(1 / 111)
-    plans = {plan["name"]: plan for plan in found.json["choice"]["plans"]}
+    assert call.json["beyond"] == {"length": {"70": 1}} and call.json["fallback_share"] == pytest.approx(1 / 111)
+    plans = {plan["name"]: plan for plan in call.json["choice"]["plans"]}
     assert [*plans] == ["chosen", "one profile", "powers of two", "present"]
     assert plans["one profile"]["saved"]["low"] <= plans["one profile"]["saved"]["value"]
     assert "chosen: up to 64" in out.read_text()
@@ -148,7 +146,7 @@ def test_the_buckets_of_traffic_are_written_into_the_spec(words, tmp_path, run):
     assert "price of a profile: 0 engine seconds per day (as given)" in shown.out
 
 
-def test_times_of_a_version_on_record_and_measured(words, tmp_path, run):
+def test_recorded_and_measured_times_are_used(words, tmp_path, run):
     words.write_text(SPEC + "validation: {latency: {seconds: 0.005, buckets: all}}\n")
     assert run("build", words).code == 0
     place = record(tmp_path / "traffic.jsonl", [3, 4, 5] * 30 + [40] * 20)
@@ -162,20 +160,20 @@ def test_times_of_a_version_on_record_and_measured(words, tmp_path, run):
     assert actual.code == 0 and actual.json["choice"]["plans"][0]["batch"] == 1.0
     words.write_text(SPEC.replace("model: words", "model: others"))
     result = run("traffic", "buckets", words, "--traffic", place, "--engine", "words")
-    assert result.code == 2 and "words is an engine of words, and SPEC is others" in result.err
+    assert result.code == 2 and "words is an engine of words, but SPEC is of others" in result.err
     assert run("traffic", "show", place, "--model", "words").code == 0
 
 
 @pytest.mark.parametrize(
     ("options", "words_of_error"),
     [
-        (("--engine", "words", "--latencies", "words"), "give --engine, to time it, or --latencies"),
+        (("--engine", "words", "--latencies", "words"), "give --engine to time it, or --latencies"),
         (("--latencies", "nothing"), "nothing"),
         (("--out", "picture.txt"), "pictures are written as .svg"),
         (("--most", "0"), "--most"),
     ],
 )
-def test_options_that_do_not_fit(words, tmp_path, run, options, words_of_error):
+def test_contradictory_options_are_refused(words, tmp_path, run, options, words_of_error):
     place = record(tmp_path / "traffic.jsonl", [3, 4, 5])
     result = run("traffic", "buckets", words, "--traffic", place, *options)
     assert result.code == 2 and words_of_error in result.err and "Traceback" not in result.err

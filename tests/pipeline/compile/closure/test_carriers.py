@@ -74,6 +74,7 @@ def behind(uri: str) -> Store:
     return open_store(uri)
 
 
+@pytest.mark.slow
 def test_a_step_gives_the_same_through_a_store_that_only_holds_bytes(ran, monkeypatch):
     """So no code of a store decides what a step gives: where blobs lie, how they are fetched, what else is there."""
     assert list(CARRIERS) == ["enginesmith.registry"], "each carrier needs a test of its own"
@@ -86,7 +87,7 @@ def test_a_step_gives_the_same_through_a_store_that_only_holds_bytes(ran, monkey
         assert run(job) == value, job.name
 
 
-def test_of_the_carriers_a_step_opens_a_store_and_no_more() -> None:
+def test_a_step_uses_only_the_store_of_its_carriers() -> None:
     walk = _walk([*sorted(map(root_name, [*KEYED, MeasureEngine])), ORT], SourceFiles())
     read = set()
     for name, reached in walk.found.items():
@@ -102,7 +103,7 @@ def test_of_the_carriers_a_step_opens_a_store_and_no_more() -> None:
 
 
 @pytest.mark.parametrize("request_type", sorted(KEYED, key=lambda kind: kind.__name__))
-def test_everything_that_a_step_called_is_in_its_closure(ran: Traced, request_type: type) -> None:
+def test_every_called_function_is_in_a_steps_closure(ran: Traced, request_type: type) -> None:
     """The closure is computed from the source; here the steps are run, and every call of theirs is looked at."""
     reached = _walk([root_name(request_type), *([ORT] if request_type in OPENING else [])], SourceFiles()).found
     codec = ("enginesmith.core.codec", "builders.execution.jobs")
@@ -113,7 +114,7 @@ def test_everything_that_a_step_called_is_in_its_closure(ran: Traced, request_ty
     assert {place for place in missing if ":<" not in place} == set()
 
 
-def test_the_record_of_an_exported_model_is_made_by_its_own_roots(ran: Traced) -> None:
+def test_an_exported_models_record_depends_on_its_own_roots(ran: Traced) -> None:
     """Of what `ExportModel` calls, these decide the first record: they are called by it, and closed in themselves."""
     reached = dict(_walk(keys.WRITE_MODEL, SourceFiles()).found)
     assert {root.partition(":")[2] for root in keys.WRITE_MODEL} <= {name for _, name in ran.called[ExportModel]}

@@ -1,5 +1,3 @@
-"""A copy of Enginesmith with an edited file, in processes of its own: what it does again, and what its plan says."""
-
 import json
 import os
 import shutil
@@ -38,7 +36,8 @@ def run(copy: Path, project: Project, *words: str) -> tuple[Any, str]:
     return json.loads(result.stdout), result.stderr
 
 
-def test_an_edited_function_redoes_what_it_made_and_the_plan_names_it(copy: Path, built: Project) -> None:
+@pytest.mark.slow
+def test_an_edited_function_repeats_its_results_and_the_plan_names_it(copy: Path, built: Project) -> None:
     body = 'return "QuantizeLinear" in op_types or op_types >= {"DequantizeLinear", "DynamicQuantizeLinear"}'
     edit(copy, "pipeline/quantization/schemes/qdq.py", body, f"found = 1\n    {body}")
     planned, _ = run(copy, built, "plan", "--no-export")

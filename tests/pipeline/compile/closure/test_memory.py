@@ -1,5 +1,3 @@
-"""What functions can reach is kept in the local cache, and counts only while the source is what it was."""
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,7 +40,7 @@ def ask() -> code.Closure:
     return remember_reach(ROOTS, SourceFiles({"toy"}))
 
 
-def test_it_is_computed_once_and_again_when_a_module_that_it_read_changed(toy, computed):
+def test_a_closure_is_computed_once_and_again_after_a_change(toy, computed):
     first = ask()
     assert ask() == first and computed == [ROOTS]
     (toy / "toy" / "far.py").write_text("def far():\n    return 2\n")
@@ -53,14 +51,14 @@ def test_it_is_computed_once_and_again_when_a_module_that_it_read_changed(toy, c
     assert ask().digest == ask().digest and len(computed) == 3
 
 
-def test_a_module_that_came_later_is_seen(toy: Path, computed: list[tuple[str, ...]]) -> None:
+def test_a_new_module_is_noticed(toy: Path, computed: list[tuple[str, ...]]) -> None:
     (toy / "toy" / "start.py").write_text("def run():\n    from toy import late\n    return late.f()\n")
     before = ask()
     (toy / "toy" / "late.py").write_text("def f():\n    return 1\n")
     assert ask().digest != before.digest and len(computed) == 2
 
 
-def test_another_way_to_compute_it_counts(toy, computed, monkeypatch):
+def test_another_algorithm_version_counts(toy, computed, monkeypatch):
     ask()
     real = SourceFiles.digest
     changed = "pipeline.compile.closure.definitions"
@@ -72,20 +70,20 @@ def test_another_way_to_compute_it_counts(toy, computed, monkeypatch):
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"modules": 1, "packages": [], "read": {}}'])
 def test_a_damaged_file_is_computed_again(toy: Path, computed: list[tuple[str, ...]], damage: bytes) -> None:
     first = ask()
-    (kept,) = (toy / "cache" / "code").iterdir()
-    kept.write_bytes(damage)
+    (cache_files,) = (toy / "cache" / "code").iterdir()
+    cache_files.write_bytes(damage)
     assert ask() == first and len(computed) == 2
-    assert json.loads(kept.read_bytes())["modules"] == first.modules
+    assert json.loads(cache_files.read_bytes())["modules"] == first.modules
 
 
-def test_a_cache_that_cannot_be_written_or_is_off_costs_time_alone(toy, computed, monkeypatch):
+def test_an_unwritable_or_disabled_cache_costs_only_time(toy, computed, monkeypatch):
     (toy / "cache").write_text("a file where a folder belongs")
     first = ask()
     monkeypatch.setenv("ENGINESMITH_CACHE_BYTES", "0")
     assert ask().digest == first.digest and len(computed) == 2
 
 
-def test_threads_that_ask_at_once_wait_for_one(toy, computed, monkeypatch):
+def test_concurrent_threads_wait_for_one_computation(toy, computed, monkeypatch):
     """Two threads in `ast.parse` at once make CPython 3.11 fail."""
     monkeypatch.setenv("ENGINESMITH_CACHE_BYTES", "0")
     code._find.cache_clear()

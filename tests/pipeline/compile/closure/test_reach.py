@@ -1,5 +1,3 @@
-"""What a function can reach, in packages made for it."""
-
 import sys
 import zipfile
 from collections.abc import Mapping
@@ -189,7 +187,7 @@ def test_a_function_object_and_a_method_are_roots(toy: Path) -> None:
 
     assert find_code(MergeParts) == find_code("pipeline.compile.steps.calibration:MergeParts")
     assert digest("toy.kept:Kept.first") == digest("toy.kept:Kept")
-    with pytest.raises(EnginesmithError, match=r"toy\.start:gone is not there"):
+    with pytest.raises(EnginesmithError, match=r"toy\.start:gone does not exist"):
         digest("toy.start:gone")
 
 

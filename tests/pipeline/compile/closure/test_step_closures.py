@@ -1,5 +1,3 @@
-"""Each step is redone when code changes that its worker can reach, and no other. `SourceFiles` gives changed bytes."""
-
 import ast
 from collections.abc import Iterable
 from dataclasses import replace
@@ -90,17 +88,17 @@ def modules() -> list[str]:
 
 
 @cache
-def altered(module: str, kept: frozenset[str] = frozenset()) -> bytes:
-    """The module with every function, class and constant changed but for `kept`; written as text, for speed."""
+def altered(module: str, keep: frozenset[str] = frozenset()) -> bytes:
+    """The module with every function, class and constant changed but for `keep`; written as text, for speed."""
     lines, tree = parsed(module)
     inserted: list[tuple[int, int, bytes]] = []
     for node in tree.body:
         match node:
-            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name) if name not in kept:
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name) if name not in keep:
                 first = node.body[0]
                 line = min(each.lineno for each in [first, *getattr(first, "decorator_list", [])])
                 inserted.append((line, first.col_offset, b"0; " if line == node.lineno else b"0\n" + b" " * 4))
-            case ast.Assign() | ast.AnnAssign() if node.value is not None and not names_in(node) & kept:
+            case ast.Assign() | ast.AnnAssign() if node.value is not None and not names_in(node) & keep:
                 value = node.value
                 inserted.append((value.lineno, value.col_offset, b"(("))
                 inserted.append((value.end_lineno or 0, value.end_col_offset or 0, b"),)"))
@@ -138,7 +136,7 @@ def redone(changed: dict[str, bytes], steps: Iterable[str] = STEPS) -> set[str]:
 
 
 @pytest.mark.slow
-def test_every_module_of_a_closure_redoes_its_steps_and_no_others() -> None:
+def test_every_module_of_a_closure_repeats_only_its_steps() -> None:
     """One module at a time, all that it defines is changed."""
     inside = sorted({module for step in STEPS for module in closure(step).modules})
     assert len(inside) > 100
@@ -155,7 +153,7 @@ def has_definitions(names: frozenset[str]) -> bool:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_everything_outside_of_a_closure_redoes_nothing(step: str) -> None:
+def test_modules_outside_a_closure_repeat_nothing(step: str) -> None:
     """All other modules are changed at once, and so is what the step does not reach of its own modules."""
     outside = [module for module in modules() if module not in closure(step).modules]
     assert len(outside) > 300
@@ -165,7 +163,7 @@ def test_everything_outside_of_a_closure_redoes_nothing(step: str) -> None:
     assert redone(imported | unread | own, {step}) == set()
 
 
-def test_comments_docstrings_and_layout_redo_nothing() -> None:
+def test_comments_docstrings_and_layout_repeat_nothing() -> None:
     """`ast.unparse` drops comments and layout; docstrings are made to differ."""
     changed = {}
     for module in {module for step in STEPS for module in closure(step).read if INSTALLED.read(module)}:
@@ -179,7 +177,7 @@ def test_comments_docstrings_and_layout_redo_nothing() -> None:
     assert redone(changed) == set()
 
 
-def test_what_decides_the_record_of_an_export_is_in_its_key() -> None:
+def test_settings_that_affect_an_exports_record_are_in_its_key() -> None:
     """`carries_qdq` stands in a module of another step."""
     body = 'return "QuantizeLinear" in op_types or op_types >= {"DequantizeLinear", "DynamicQuantizeLinear"}'
     quantizing = {"quantize", "choose", "choose, timed", "attribute graph"}
@@ -187,7 +185,7 @@ def test_what_decides_the_record_of_an_export_is_in_its_key() -> None:
     assert redone(changed) == {"export", "golden"} | quantizing
 
 
-def test_pages_displays_and_commands_redo_nothing() -> None:
+def test_pages_displays_and_commands_repeat_nothing() -> None:
     pages = [module for module in modules() if is_page(module)]
     assert "validation.gpu.page" in pages and len(pages) > 100
     imported = {page: altered(page) for page in pages if any(page in closure(step).read for step in STEPS)}
@@ -233,11 +231,11 @@ def is_page(module: str) -> bool:
         ("builders.backends.iree.compile", set()),
     ],
 )
-def test_a_changed_module_redoes_what_it_made(module: str, steps: set[str]) -> None:
+def test_a_changed_module_repeats_its_results(module: str, steps: set[str]) -> None:
     assert redone({module: altered(module)}) == steps
 
 
-def test_what_is_loaded_by_name_is_a_root_wherever_it_is_loaded() -> None:
+def test_code_loaded_by_name_is_a_root_everywhere() -> None:
     """Code that is found at run time cannot be seen: a step that can load a backend names the backend's class."""
     for step, roots in STEPS.items():
         loads = "load" in reached(step).get("builders.backends.discovery", ())
@@ -260,7 +258,7 @@ DYNAMIC = {
 }
 
 
-def test_code_that_is_found_at_run_time_is_known() -> None:
+def test_code_found_at_run_time_is_listed() -> None:
     names = {"import_module", "__import__", "entry_points", "globals", "eval", "exec", "spec_from_file_location"}
     result = set()
     for module in {module for step in STEPS for module in reached(step)}:
@@ -275,13 +273,13 @@ def test_code_that_is_found_at_run_time_is_known() -> None:
     assert result == DYNAMIC.keys()
 
 
-def test_the_key_of_a_step_is_computed_from_the_request_that_its_job_runs() -> None:
+def test_a_steps_key_is_computed_from_its_jobs_request() -> None:
     """In each step's module, the class of what is given to `Job` is given to `code_key`."""
     for file in Path(keys.__file__).parent.glob("*.py"):
         tree = ast.parse(file.read_text())
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        made = {ast.unparse(call.func) for call in calls} & REQUESTS
+        request_names = {ast.unparse(call.func) for call in calls} & REQUESTS
         keyed = {ast.unparse(arg) for call in calls if ast.unparse(call.func) == "code_key" for arg in call.args}
         if "type(request)" in keyed:  # whichever it is
             continue
-        assert made - {"BuildEngine", "ReadExternalFiles", "BenchmarkPair"} <= keyed, file
+        assert request_names - {"BuildEngine", "ReadExternalFiles", "BenchmarkPair"} <= keyed, file

@@ -1,5 +1,3 @@
-"""What becomes of the errors of a graph that is built as a part of an ensemble."""
-
 from pathlib import Path
 
 import numpy as np
@@ -25,25 +23,25 @@ from tests.ensembles import DECODER, ENCODER, write_ensemble
 from tests.pipeline.projects import raising
 
 
-def test_data_that_does_not_suit_a_graph_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "compile_locked", raising(DataError("state 'past' has come to length=5")))
-    with pytest.raises(DataError, match=r"^graph 'encoder': state 'past' has come to length=5$"):
+def test_unsuitable_data_names_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalog, "compile_locked", raising(DataError("state 'past' has reached length=5")))
+    with pytest.raises(DataError, match=r"^graph 'encoder': state 'past' has reached length=5$"):
         enginesmith.build(write_ensemble(tmp_path / "project"), registry=tmp_path / "registry")
 
 
-@pytest.mark.parametrize(("most", "found"), [(12, (6, 12)), (9, (6, 6)), (5, None)])
-def test_a_dim_of_several_graphs_has_sizes_that_each_of_them_takes(most, found, tmp_path):
+@pytest.mark.parametrize(("most", "expected"), [(12, (6, 12)), (9, (6, 6)), (5, None)])
+def test_a_dim_of_several_graphs_has_sizes_that_all_accept(most, expected, tmp_path):
     """The encoder takes even batches, the decoder multiples of 3."""
     encoder = {**ENCODER, "dims": {"batch": {"multiple": 2, "opt": 8, "max": 12}}}
     decoder = {**DECODER, "dims": {"batch": {"multiple": 3, "opt": 3, "max": most // 3 * 3}}}
     loaded = load_ensemble(write_ensemble(tmp_path / "project", encoder=encoder, decoder=decoder))
-    if found is None:
+    if expected is None:
         with pytest.raises(SpecError, match="no size of batch suits all graphs that have it"):
             check_connections(loaded)
         return
     check_connections(loaded)
     _, (batch,) = whole_inputs(loaded)
-    assert batch == Dim("batch", found[0], 6, found[1], multiple=6)
+    assert batch == Dim("batch", expected[0], 6, expected[1], multiple=6)
 
 
 INPUTS = (
@@ -78,19 +76,19 @@ def rows(folder: Path, steps: GraphSteps, *inputs: TensorSpec, **sources: str) -
     return [{name: np.ravel(array).tolist() for name, array in row.items()} for row in actual]
 
 
-def test_a_graph_without_state_has_what_changes_from_step_to_step(tmp_path: Path) -> None:
+def test_a_stateless_graph_gets_the_changing_inputs(tmp_path: Path) -> None:
     steps = GraphSteps(state=False, dim="")
     assert rows(tmp_path, steps, INPUTS[0], s="source") == [{"s": [1]}, {"s": [10]}]
     sums = [row["s"] for row in rows(tmp_path, steps, INPUTS[0], s="sum.next")]
     assert sums == [[1], [2], [10], [20], [30]], "a sequence begins anew"
 
 
-def test_a_graph_with_state_has_all_steps_numbered_with_their_sequences(tmp_path: Path) -> None:
+def test_a_stateful_graph_gets_all_steps_numbered_by_sequence(tmp_path: Path) -> None:
     result = rows(tmp_path, GraphSteps(state=True, dim=""), INPUTS[0], s="source")
     assert [(row["s"], row[SEQUENCE]) for row in result] == [([1], [0])] * 2 + [([10], [1])] * 3
 
 
-def test_samples_of_a_step_are_cut_where_the_graph_has_the_dim(tmp_path: Path) -> None:
+def test_samples_of_a_step_are_cut_along_the_graphs_dim(tmp_path: Path) -> None:
     taken = TensorSpec("x", "float32", ("batch", "tokens"))
     result = rows(tmp_path, GraphSteps(state=True, dim="tokens"), taken, x="two.x", s="sum.next")
     assert [row["x"] for row in result] == [[2 * at] for at in range(8)]
@@ -98,13 +96,13 @@ def test_samples_of_a_step_are_cut_where_the_graph_has_the_dim(tmp_path: Path) -
     assert [row["s"] for row in result] == [[1], [1], [1], [2], [10], [20], [30], [30]]
 
 
-def test_what_cannot_be_cut_into_the_samples_of_a_step_is_refused(tmp_path: Path) -> None:
+def test_uncuttable_samples_are_refused(tmp_path: Path) -> None:
     taken = TensorSpec("s", "float32", ("tokens",))
     with pytest.raises(DataError, match="input 's' gets 1 along 'tokens' in a step of 3 samples"):
         rows(tmp_path, GraphSteps(state=True, dim="tokens"), taken, s="sum.next")
 
 
-def test_the_dim_of_a_step_is_that_of_the_graphs_own_inputs(tmp_path: Path) -> None:
+def test_the_step_dim_belongs_to_the_graphs_own_inputs(tmp_path: Path) -> None:
     own = TensorSpec("x", "float32", ("batch", "tokens"))
     assert find_graph_steps(whole(tmp_path), True, [own], {"x": "d.x"}) == GraphSteps(True, "tokens")
     assert find_graph_steps(whole(tmp_path), True, [own], {"x": "two.x"}) == GraphSteps(True, "")

@@ -1,5 +1,3 @@
-"""A page is drawn from its JSON alone, wherever that lies."""
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from pipeline.compile.publication import pages
 from tests.pipeline.projects import Project, raising
 
 
-def test_a_build_leaves_the_json_that_its_page_is_drawn_from(built: Project, tmp_path: Path) -> None:
+def test_a_build_stores_the_json_of_its_page(built: Project, tmp_path: Path) -> None:
     store = built.store
     data, page = (store.read(key("tiny", "1")) for key in (page_data_key, page_key))
     assert pages.draw_page(pages.read_version(data, "tiny@1")).encode() == page
@@ -27,7 +25,7 @@ def test_a_build_leaves_the_json_that_its_page_is_drawn_from(built: Project, tmp
     assert again.code == 0 and (tmp_path / "again.html").read_bytes() == page
 
 
-def test_a_page_that_cannot_be_drawn_says_why_and_is_there_all_the_same(project, monkeypatch):
+def test_an_undrawable_page_gives_the_reason_and_exists_anyway(project, monkeypatch):
     monkeypatch.setattr("validation.reporting.html.render", raising(ZeroDivisionError("a picture <of> nothing")))
     project.change_spec(targets=["cpu"], precisions=["fp32"])
     result = project.build()

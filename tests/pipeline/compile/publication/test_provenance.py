@@ -44,7 +44,7 @@ def test_the_statement_is_in_toto_and_slsa(store: Store, monkeypatch: pytest.Mon
     assert predicate.run_details.metadata.started_on.seconds > 0
 
 
-def test_provenance_is_signed_with_the_manifest_and_no_part_of_what_a_version_is(store: Store, tmp_path: Path) -> None:
+def test_provenance_is_signed_with_the_manifest_and_not_part_of_the_content(store: Store, tmp_path: Path) -> None:
     entry = engine(store)
 
     def published(started: str) -> tuple[str, bool]:

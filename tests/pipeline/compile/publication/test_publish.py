@@ -1,5 +1,3 @@
-"""What the entries of units say beside their results: the data that would show more."""
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,18 +11,18 @@ OVERFLOW = Check("engine", "nonfinite", "y", "golden", 3.0, 0.0, False)
 DRIFT = Check("quantization", "sqnr_db", "y", "golden", 3.0, 15.0, False)
 
 
-@pytest.mark.parametrize(("checks", "given", "told"), [
+@pytest.mark.parametrize(("checks", "has_golden", "expected"), [
     ((SHAPE,), True, [SELECTING]),
     ((DRIFT,), True, []),
     ((OVERFLOW,), True, [UNMEASURED]),
     ((DRIFT,), False, [RANDOM_INPUTS]),
     ((), False, []),
 ])  # fmt: skip
-def test_a_failed_check_is_reported_with_the_data_that_would_mend_it(checks, given, told):
+def test_a_failed_check_recommends_suitable_data(checks, has_golden, expected):
     spec: Any = SimpleNamespace(calibration=None, golden=None)
-    exported: Any = SimpleNamespace(golden_inputs=object() if given else None)
+    exported: Any = SimpleNamespace(golden_inputs=object() if has_golden else None)
     unit = SimpleNamespace(request=SimpleNamespace(precision="fp16"))
     failed: Any = SimpleNamespace(
         entry=SimpleNamespace(status="failed"), report=SimpleNamespace(checks=checks), built=SimpleNamespace(unit=unit)
     )
-    assert list(_hint(spec, exported, failed)) == told
+    assert list(_hint(spec, exported, failed)) == expected

@@ -1,5 +1,3 @@
-"""Graphs out of a store and into it: shards beside them, as links where that is possible."""
-
 import tempfile
 from pathlib import Path
 
@@ -37,7 +35,7 @@ def stored(tmp_path: Path, store: Store) -> StoredGraph:
     return put_graph(store, tmp_path / "made" / "graph.onnx")
 
 
-def test_a_graph_and_its_shards_take_their_room_once(tmp_path: Path, store: Store, stored: StoredGraph) -> None:
+def test_a_graph_and_its_shards_use_disk_space_once(tmp_path: Path, store: Store, stored: StoredGraph) -> None:
     ((shard, size),) = stored.shards
     (tmp_path / "work").mkdir()
     assert size == 4 * WIDTH * WIDTH == store.stored_size(shard)
@@ -58,12 +56,12 @@ def test_another_file_system_gets_a_copy(store: Store, stored: StoredGraph) -> N
 
 
 @pytest.mark.parametrize("which", ["graph", "shard"])
-def test_a_damaged_blob_is_set_aside(tmp_path: Path, store: Store, stored: StoredGraph, which: str) -> None:
+def test_a_damaged_blob_is_discarded(tmp_path: Path, store: Store, stored: StoredGraph, which: str) -> None:
     damaged = stored.blob.digest if which == "graph" else stored.shards[0][0]
     store.path(damaged).chmod(0o600)
     store.path(damaged).write_bytes(bytes(store.size(damaged)))
     (tmp_path / "work").mkdir()
-    with pytest.raises(IntegrityError, match="it was set aside"):
+    with pytest.raises(IntegrityError, match="it was moved away"):
         fetch_graph(store, stored.blob.digest, tmp_path / "work" / "graph.onnx")
     assert not store.has(damaged)
 
@@ -77,7 +75,7 @@ def test_stored_blobs_are_not_uploaded_again(tmp_path: Path, store: Store, store
     assert store.path(shard).stat().st_ino == before
 
 
-def test_an_emulated_graph_has_its_16_bit_weights_where_they_were(tmp_path: Path) -> None:
+def test_an_emulated_graph_keeps_the_place_of_its_16_bit_weights(tmp_path: Path) -> None:
     path = tmp_path / "graph.onnx"
     save_graph(model_in(tmp_path, np.float16), path)
     emulated = runnable(path, "fp16")
@@ -91,7 +89,7 @@ def test_other_engines_have_no_shards(tmp_path: Path, store: Store) -> None:
     assert put_graph(store, path).shards == ()
 
 
-def test_a_part_of_a_graph_is_opened_over_its_shards(tmp_path: Path) -> None:
+def test_a_partial_graph_opens_over_its_shards(tmp_path: Path) -> None:
     path = tmp_path / "graph.onnx"
     save_graph(model_in(tmp_path), path)
     graph = OnnxGraph(path, tmp_path / "parts", ReferenceSession, fuses=False)

@@ -1,5 +1,3 @@
-"""A proof whose engine is right on its golden set, and wrong between calls: through the job that proves engines."""
-
 from typing import Any
 
 import onnx
@@ -24,7 +22,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
     return Bench(tmp_path_factory.mktemp("calls") / "bench", mlp(), rows())
 
 
-def test_what_goes_wrong_between_calls_fails_the_proof_by_the_check_that_is_meant_for_it(bench, monkeypatch):
+def test_errors_between_calls_fail_the_intended_check(bench, monkeypatch):
     use_steady_clock(monkeypatch)
     with faulty_sessions(SESSIONS["wrong from call 101 on"]):
         checks = bench.engine().checks(seconds=0.5)
@@ -35,7 +33,7 @@ def test_what_goes_wrong_between_calls_fails_the_proof_by_the_check_that_is_mean
     assert decode(encode_document(failed), Check) == failed
 
 
-def test_a_golden_set_that_fails_is_not_followed_by_sizes_and_no_calls_are_made_where_the_spec_asks_for_none(bench):
+def test_a_failing_golden_set_skips_sizes_and_calls_follow_the_spec(bench):
     checks = bench.engine(with_swapped(bench.canonical(), "w1", 1, 3)).checks()
     assert {check.name for check in checks if not check.passed} & {"sqnr_db"}
     assert not [check for check in checks if check.name == "sizes"]
@@ -44,7 +42,7 @@ def test_a_golden_set_that_fails_is_not_followed_by_sizes_and_no_calls_are_made_
     assert not [check for check in bench.run(without).checks if check.name.startswith(("calls", "sizes"))]
 
 
-def test_bits_are_asked_of_a_backend_that_promises_them_on_a_cpu_and_of_no_model_that_draws(bench, tmp_path):
+def test_equal_bits_are_required_only_of_deterministic_cpu_backends_and_models(bench, tmp_path):
     request = bench.engine().blob.request
     onnx.save(bench.canonical(), tmp_path / "graph.onnx")
     drawn = after(bench.canonical(), "logits", "noise = RandomNormalLike(was) logits = Add(was, noise)")
@@ -61,7 +59,7 @@ def test_bits_are_asked_of_a_backend_that_promises_them_on_a_cpu_and_of_no_model
 @pytest.mark.parametrize(
     ("asked", "seconds"), [({}, None), ({"calls": {"seconds": 30}}, 30.0), ({"calls": {"seconds": None}}, None)]
 )
-def test_a_spec_says_how_long(project: Project, asked: dict[str, Any], seconds: float | None) -> None:
+def test_a_spec_sets_the_duration(project: Project, asked: dict[str, Any], seconds: float | None) -> None:
     project.change_spec(validation={**asked, "contract": {"bitwise": {}}})
     spec = load_spec(project.spec)
     message = calls_of(ModelSpec.model_validate(spec.model_dump(mode="json", exclude_unset=True)))

@@ -1,5 +1,3 @@
-"""Builds whose spec lets a task metric decide: what is published, what it says, and what still fails."""
-
 from typing import Any
 
 import pytest
@@ -19,7 +17,7 @@ def build(built: Project, metric: Any) -> dict[str, Any]:
     return built.build().json
 
 
-def test_decisions_judge_in_the_place_of_numeric_limits_and_everything_says_so(built: Project) -> None:
+def test_a_deciding_metric_replaces_numeric_limits_and_is_reported(built: Project) -> None:
     outcome = build(built, [{**TOP, "decides": True}, {**REGRESSION, "floor": None}])
     assert units(outcome, "status") == {"cpu fp32": "proven", "cpu int8": "proven"}
     reason = units(outcome, "reason")["cpu int8"]
@@ -44,7 +42,7 @@ def test_decisions_judge_in_the_place_of_numeric_limits_and_everything_says_so(b
         ({**REGRESSION, "relative_error": 1e-9, "decides": True}, "task rel"),
     ],
 )
-def test_what_decides_for_others_or_fails_itself_lifts_nothing(built: Project, metric: Any, failed: str) -> None:
+def test_a_failing_or_inapplicable_metric_lifts_nothing(built: Project, metric: Any, failed: str) -> None:
     outcome = build(built, metric)
     assert units(outcome, "status") == {"cpu fp32": "proven", "cpu int8": "failed"}
     assert units(outcome, "reason")["cpu int8"].startswith(failed)

@@ -1,5 +1,3 @@
-"""What a unit's build asks of a node, and how it is built when memory ran out."""
-
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,14 +33,14 @@ from tests.builders import graphs
 
 
 def request(target: str, backend: str, model: str = "0" * 64, **options: object) -> BuildRequest:
-    made = discovery.configure(backend, options)
-    fields = {"options": discovery.options_of(made), "toolchain": discovery.toolchain_of(made)}
+    compiler = discovery.configure(backend, options)
+    fields = {"options": discovery.options_of(compiler), "toolchain": discovery.toolchain_of(compiler)}
     shapes = (graphs.IMAGE,), (graphs.LOGITS,), (graphs.BATCHES,)
     return BuildRequest(model, "fp32", parse_targets(target)[0], backend, *shapes, **fields)
 
 
 @pytest.mark.parametrize(
-    ("target", "backend", "wanted"),
+    ("target", "backend", "expected"),
     [
         ("cpu", "onnxruntime", Needs(memory_mib=7)),
         ("sm_89", "tensorrt-rtx", Needs({"enginesmith/sm": "sm_89"}, memory_mib=7)),
@@ -50,11 +48,11 @@ def request(target: str, backend: str, model: str = "0" * 64, **options: object)
         ("l4", "tensorrt", Needs({"enginesmith/sm": "sm_89", "enginesmith/product": "l4"}, True, 1, 7)),
     ],
 )
-def test_a_compiler_that_tunes_needs_its_gpu_and_others_prefer_it(target, backend, wanted):
-    assert needs(request(target, backend), 7) == wanted
+def test_a_tuning_compiler_requires_its_gpu_and_others_prefer_it(target, backend, expected):
+    assert needs(request(target, backend), 7) == expected
 
 
-def test_memory_set_aside_is_the_limit_only_where_the_spec_sets_one(project):
+def test_a_reservation_is_a_limit_only_if_the_spec_sets_one(project):
     assert memory_request(load_spec(project.spec)) == USUAL_MEMORY_MIB
     assert memory_request(load_spec(project.spec), shard_bytes=3 << 30) == USUAL_MEMORY_MIB + 3072
     assert memory_request(load_spec(project.spec), shard_bytes=9 << 30) == 8192
@@ -83,16 +81,16 @@ def test_a_reduced_workspace_is_half_the_scratch_memory_and_never_no_limit(unit,
     )
 
 
-def test_an_engine_built_with_a_reduced_workspace_has_the_key_of_what_was_built(store, tmp_path):
+def test_an_engine_with_a_reduced_workspace_has_its_own_key(store, tmp_path):
     pytest.importorskip("tensorrt_rtx")
-    asked = request("sm_89", "tensorrt-rtx", store.put_file(graphs.mlp(tmp_path / "model.onnx")))
-    expected = request("sm_89", "tensorrt-rtx", asked.model, workspace_mib=64)
-    result = BuildEngine(expected, instead_of=asked).run(WorkerContext(tmp_path, store.uri))
+    build_request = request("sm_89", "tensorrt-rtx", store.put_file(graphs.mlp(tmp_path / "model.onnx")))
+    expected = request("sm_89", "tensorrt-rtx", build_request.model, workspace_mib=64)
+    result = BuildEngine(expected, instead_of=build_request).run(WorkerContext(tmp_path, store.uri))
     assert "built with workspace_mib 64 instead of 0: a first build had run out of memory" in result.notes
-    assert result.build == expected.key != asked.key
+    assert result.build == expected.key != build_request.key
     context = RunContext(store, LocalExecutor(1), LocalExecutor(1))
-    assert recall_engine(asked, context) is None and recall_engine(expected, context) == result
-    assert recall_reduced(asked, context) == expected and recall_reduced(expected, context) is None
+    assert recall_engine(build_request, context) is None and recall_engine(expected, context) == result
+    assert recall_reduced(build_request, context) == expected and recall_reduced(expected, context) is None
 
 
 class OutOfMemoryOnce:
@@ -103,7 +101,7 @@ class OutOfMemoryOnce:
             return job.reduced.request.run(WorkerContext(Path(folder), job.store))
 
 
-def test_a_unit_that_ran_out_of_memory_is_published_and_planned_as_what_was_built(project):
+def test_a_unit_that_ran_out_of_memory_is_published_with_its_actual_options(project):
     pytest.importorskip("tensorrt_rtx")
     project.change_spec(targets=["sm_89"], precisions=["fp32"], backends={"tensorrt-rtx": {}})
     spec = load_spec(project.spec)
@@ -121,11 +119,11 @@ def test_a_unit_that_ran_out_of_memory_is_published_and_planned_as_what_was_buil
 def test_the_wait_for_nodes_is_a_duration_and_reaches_the_executor(project, monkeypatch):
     from builders.execution import ray
 
-    made = []
+    waits = []
 
     class Recorded(ray.RayExecutor):
         def __init__(self, *arguments: object) -> None:
-            made.append(arguments)
+            waits.append(arguments)
             super().__init__(None, 1)
 
         def run(self, *_: object) -> None:
@@ -135,6 +133,6 @@ def test_the_wait_for_nodes_is_a_duration_and_reaches_the_executor(project, monk
     project.change_spec(targets=["cpu"], precisions=["fp32"])
     words = ("--executor", "ray", "--ray-address", "head:6379", "--runner", "inprocess", "--quiet")
     assert project.build(*words, "--wait-for-nodes", "15m").code == 3
-    assert made == [("head:6379", None, 900.0, PRELOADED)]
+    assert waits == [("head:6379", None, 900.0, PRELOADED)]
     refused = project.build(*words, "--wait-for-nodes", "a while")
-    assert refused.code == 2 and "'a while' is no duration" in refused.err
+    assert refused.code == 2 and "'a while' is not a duration" in refused.err

@@ -1,5 +1,3 @@
-"""What the exported model answered to its golden set, taken by the steps after it: where, and where not."""
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +36,7 @@ def first(session: Session, frozen: GoldenSet) -> list[float]:
 
 
 @pytest.fixture
-def kept(store: Store, golden: GoldenSet, tmp_path: Path) -> str:
+def answers(store: Store, golden: GoldenSet, tmp_path: Path) -> str:
     """The answers of the graph that multiplies by two."""
     with open_reference(store, net(tmp_path, 2), golden, None) as session:
         assert first(session, golden) == [0, 2, 4] and isinstance(session, RecordedSession)
@@ -47,41 +45,41 @@ def kept(store: Store, golden: GoldenSet, tmp_path: Path) -> str:
     return store.put_file(path)
 
 
-def test_a_graph_is_not_run_for_what_it_has_answered(store, golden, kept, tmp_path):
-    with open_reference(store, net(tmp_path, 7), golden, kept) as session:
+def test_recorded_answers_replace_a_run(store, golden, answers, tmp_path):
+    with open_reference(store, net(tmp_path, 7), golden, answers) as session:
         assert first(session, golden) == [0, 2, 4]
         assert first(session, golden) == [0, 7, 14]  # who asks twice hears the graph itself
 
 
 @pytest.mark.parametrize("damage", [lambda _: b"", lambda data: data[:-1], lambda data: data[:-4] + bytes(4), None])
-def test_damaged_answers_are_set_aside_and_the_graph_is_run(store, golden, kept, tmp_path, damage):
-    blob = store.path(kept)
+def test_damaged_answers_are_discarded_and_the_graph_is_run(store, golden, answers, tmp_path, damage):
+    blob = store.path(answers)
     blob.chmod(0o600)
     if damage:
         blob.write_bytes(damage(blob.read_bytes()))
     else:
         blob.unlink()
-    with open_reference(store, net(tmp_path, 7), golden, kept) as session:
+    with open_reference(store, net(tmp_path, 7), golden, answers) as session:
         assert first(session, golden) == [0, 7, 14]
-    assert not store.has(kept)
+    assert not store.has(answers)
 
 
-def test_a_blob_that_holds_no_answers_is_not_taken(store: Store, golden: GoldenSet, tmp_path: Path) -> None:
+def test_a_blob_without_answers_is_refused(store: Store, golden: GoldenSet, tmp_path: Path) -> None:
     with open_reference(store, net(tmp_path, 7), golden, store.put_bytes(b"no answers")) as session:
         assert first(session, golden) == [0, 7, 14]
 
 
-def test_answers_that_the_graph_contradicts_fail_the_checks(store, golden, kept, tmp_path):
+def test_answers_that_contradict_the_graph_fail_the_checks(store, golden, answers, tmp_path):
     """The reference runs twice on the first case: the second time it answers itself."""
     one = replace(golden, cases=golden.cases[1:2])
     for times, repeats in ((2, []), (7, ["repeats"])):
-        with open_reference(store, net(tmp_path, times), one, kept) as session:
+        with open_reference(store, net(tmp_path, times), one, answers) as session:
             actual = drift_checks("engine", session, session, one, default_budget("engine", "fp32"))
         assert [check.name for check in actual if check.name == "repeats"] == repeats
 
 
-@pytest.mark.parametrize(("machine", "given"), [(this_machine(), "a" * 64), ("x86-64-v9, 2 cores", None)])
-def test_answers_of_another_kind_of_machine_are_not_taken(machine: str, given: str | None) -> None:
+@pytest.mark.parametrize(("machine", "expected"), [(this_machine(), "a" * 64), ("x86-64-v9, 2 cores", None)])
+def test_answers_of_another_kind_of_machine_are_refused(machine: str, expected: str | None) -> None:
     model = OnnxModel("0" * 64, (), (), 20, carries_qdq=False)
     exported = Exported(model, "1" * 64, Proof(), answers=KeptAnswers("a" * 64, machine))
-    assert answers_here(exported) == given and answers_here(replace(exported, answers=None)) is None
+    assert answers_here(exported) == expected and answers_here(replace(exported, answers=None)) is None

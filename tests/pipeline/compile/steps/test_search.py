@@ -1,5 +1,3 @@
-"""A search's record: by kind, whichever were searched beside it; what ran out of its time is not made again in it."""
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +39,7 @@ def searching(folder: Path, ended: str = "") -> tuple[Searching, RunContext]:
     return executor, RunContext(store, executor, executor)
 
 
-def test_kinds_are_searched_in_one_job_and_each_is_on_record(project: Project, tmp_path: Path) -> None:
+def test_kinds_are_searched_in_one_job_and_each_is_recorded(project: Project, tmp_path: Path) -> None:
     executor, context = searching(tmp_path)
     spec = load_spec(project.spec)
     choose([CPU], EXPORTED, RANGES, Work(spec, context))
@@ -51,7 +49,7 @@ def test_kinds_are_searched_in_one_job_and_each_is_on_record(project: Project, t
 
 
 @pytest.mark.parametrize("ended", ["", "ended after its 9 s"])
-def test_a_search_is_made_again_only_where_it_may_take_longer(project: Project, tmp_path: Path, ended: str) -> None:
+def test_a_search_is_repeated_only_with_more_time(project: Project, tmp_path: Path, ended: str) -> None:
     executor, context = searching(tmp_path, ended)
     for limit in (10, 10, 20, 10):
         project.change_spec(timeouts={"quantization_s": limit})
@@ -64,14 +62,14 @@ def test_a_search_is_made_again_only_where_it_may_take_longer(project: Project, 
     assert choose([CPU], EXPORTED, RANGES, Work(load_spec(project.spec), context))[CPU].ended == ""
 
 
-def test_it_is_reported_that_trials_are_held_to_decibels_where_a_metric_decides(project: Project) -> None:
+def test_trials_judged_by_decibels_despite_a_metric_are_reported(project: Project) -> None:
     assert describe_deciding(load_spec(project.spec)) == ""
     metric = {"name": "embeddings", "output": "logits", "decides": ["int8"], "floor": 0.9}
     project.change_spec(golden={"data": "golden.npz", "metric": metric})
     assert "held to decibels, not to embeddings" in describe_deciding(load_spec(project.spec))
 
 
-def test_the_first_target_of_known_rates_models_costs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_target_with_known_rates_models_costs(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "peaks_of", lambda target, _: PEAKS["sm_89"] if target.name == "arm64" else None)
     project.change_spec(targets=["cpu", "arm64"])
     assert search._find_kind(CPU, load_spec(project.spec), EXPORTED).peaks == PEAKS["sm_89"]

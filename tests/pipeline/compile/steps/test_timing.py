@@ -64,16 +64,16 @@ def build(store: FileStore, tmp_path: Path) -> Callable[..., tuple[bytes | None,
 Build = Callable[..., tuple[bytes | None, list[str]]]
 
 
-def test_the_next_build_is_given_what_was_measured(build: Build) -> None:
+def test_the_next_build_gets_the_measurements(build: Build) -> None:
     assert build("one") == (None, []) and build("two") == (b"one", []) and build("three") == (b"one two", [])
 
 
-def test_builds_at_the_same_time_both_keep_what_they_learnt(build: Build) -> None:
+def test_concurrent_builds_both_keep_their_measurements(build: Build) -> None:
     build("one")
     assert build("two", meanwhile=lambda: build("three")) == (b"one", []) and build("four")[0] == b"one three two"
 
 
-def test_caches_of_other_gpus_drivers_and_versions_are_apart(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_of_other_gpus_drivers_and_versions_are_separate(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     build("one")
     assert build("x", tool=Tunes(("NVIDIA T4", "10.16.1")))[0] is None
     assert build("x", tool=Tunes(("NVIDIA L4", "11.4.0")))[0] is None
@@ -90,7 +90,7 @@ def test_a_backend_without_a_cache_and_a_machine_without_a_gpu_keep_none(store: 
     assert TensorRT().timing_place() is None, "no GPU is here"
 
 
-def test_a_damaged_or_lost_cache_is_left_out_with_a_note_and_replaced(store: FileStore, build: Build) -> None:
+def test_a_damaged_or_lost_cache_is_omitted_with_a_note_and_replaced(store: FileStore, build: Build) -> None:
     build("one")
     key = timing_key("NVIDIA L4", "580.65.06", "10.16.1")
     digest = engines._read_digest(store.read(key))
@@ -104,14 +104,14 @@ def test_a_damaged_or_lost_cache_is_left_out_with_a_note_and_replaced(store: Fil
     assert build("four") == (None, []) and build("five")[0] == b"four"
 
 
-def test_caches_that_do_not_merge_are_replaced_with_a_note(build: Build) -> None:
+def test_unmergeable_caches_are_replaced_with_a_note(build: Build) -> None:
     build("one")
     _, notes = build("bad", meanwhile=lambda: build("three"))
     assert notes == ["the timing cache of others was replaced: these do not go together"]
     assert build("x")[0] == b"bad one"
 
 
-def test_a_registry_that_fails_is_a_note(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_registry_gives_a_note(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse = raising(UnavailableError("down"))
     monkeypatch.setattr(FileStore, "replace", refuse)
     assert build("one") == (None, ["the timing cache was not kept: down"])
@@ -119,7 +119,7 @@ def test_a_registry_that_fails_is_a_note(build: Build, monkeypatch: pytest.Monke
     assert build("one")[1][0] == "no timing cache was used: down"
 
 
-def test_a_cache_that_is_too_long_is_not_kept(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_too_long_cache_is_not_stored(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "MAX_BYTES", 2)
     assert build("one") == (None, ["the timing cache was not kept: it is 3 bytes long; the limit is 2"])
 
@@ -152,7 +152,7 @@ class Config:
 
 
 @pytest.mark.parametrize("stale", [b"old", b"raises"])
-def test_a_stale_cache_is_left_out_and_begun_again(tmp_path: Path, stale: bytes) -> None:
+def test_a_stale_cache_is_replaced(tmp_path: Path, stale: bytes) -> None:
     (tmp_path / GIVEN).write_bytes(stale)
     config = Config(lambda data: data != b"old")
     [(level, text)] = use_given(config, tmp_path)
@@ -198,9 +198,7 @@ def merges(older: bytes, newer: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("other", [b"throws", b"refused", b"unread", b"null"])
-def test_a_cache_that_tensorrt_does_not_take_is_a_miss_and_never_an_error(
-    build: Build, monkeypatch: pytest.MonkeyPatch, other: bytes
-) -> None:
+def test_a_cache_that_tensorrt_refuses_is_a_miss(build: Build, monkeypatch: pytest.MonkeyPatch, other: bytes) -> None:
     assert merges(b"one", b"two") == b"one two"
     with pytest.raises(EnginesmithError, match="does not merge"):
         merges(b"one", other)
@@ -211,7 +209,7 @@ def test_a_cache_that_tensorrt_does_not_take_is_a_miss_and_never_an_error(
 
 
 @pytest.mark.parametrize("cache", [None, Cache(b"null")])
-def test_a_tuner_that_gives_no_cache_keeps_the_engine(tmp_path: Path, cache: Cache | None) -> None:
+def test_a_tuner_without_a_cache_keeps_the_engine(tmp_path: Path, cache: Cache | None) -> None:
     keep_grown(SimpleNamespace(get_timing_cache=lambda: cache), tmp_path)
     assert not (tmp_path / GROWN).exists()
 

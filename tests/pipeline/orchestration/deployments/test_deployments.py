@@ -1,5 +1,3 @@
-"""The deployments as values, and the job templates."""
-
 import importlib
 import re
 from contextlib import nullcontext
@@ -39,34 +37,34 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("wanted", EVERY, ids=lambda wanted: wanted.flow)
-def test_a_deployment_names_a_flow_and_parameters_that_it_has(wanted: WantedDeployment) -> None:
-    flow = deploy.flow_of(wanted)
-    assert f"{flow.name}/{wanted.name}" == wanted.full_name
+@pytest.mark.parametrize("expected", EVERY, ids=lambda deployment: deployment.flow)
+def test_a_deployment_names_a_flow_and_its_parameters(expected: WantedDeployment) -> None:
+    flow = deploy.flow_of(expected)
+    assert f"{flow.name}/{expected.name}" == expected.full_name
     schema = parameter_schema(flow)
-    entries = {**wanted.parameters, **(wanted.trigger.parameters if wanted.trigger else {})}
+    entries = {**expected.parameters, **(expected.trigger.parameters if expected.trigger else {})}
     assert entries.keys() <= schema.properties.keys()
     assert set(schema.required) <= entries.keys(), "nobody is there to fill in what is missing"
-    assert importlib.import_module(wanted.entrypoint.rpartition(".")[0])
+    assert importlib.import_module(expected.entrypoint.rpartition(".")[0])
 
 
-def test_each_event_starts_one_run_with_what_is_in_its_payload() -> None:
+def test_each_event_starts_one_run_with_its_payload() -> None:
     triggered = [item for item in EVERY if item.trigger]
     expected = ["compile_model", "validate_pending", "canary", "settle_canary", "choose_buckets"]
     assert [item.flow for item in triggered] == expected
     for item in triggered:
         assert item.trigger
-        made = DeploymentEventTrigger.model_validate(item.trigger.to_json(item.full_name))
-        assert made.expect == {item.trigger.event} and made.threshold == 1
+        trigger = DeploymentEventTrigger.model_validate(item.trigger.to_json(item.full_name))
+        assert trigger.expect == {item.trigger.event} and trigger.threshold == 1
         fields = {"model", "registry", *FIELDS[item.trigger.event]}
         assert item.trigger.parameters.keys() <= fields, "always in the payload"
         assert all(value == f"{{{{ event.payload.{name} }}}}" for name, value in item.trigger.parameters.items())
 
 
-def test_whatever_ends_a_run_ends_its_watch() -> None:
+def test_the_end_of_a_run_ends_its_watch() -> None:
     ends, begins = (
-        {event.rpartition(".")[2] for event in made.trigger.expect}
-        for made in (deploy.lost_runs("enginesmith"), deploy.unstarted_runs("enginesmith", {}))
+        {event.rpartition(".")[2] for event in automation.trigger.expect}
+        for automation in (deploy.lost_runs("enginesmith"), deploy.unstarted_runs("enginesmith", {}))
     )
     flows = ROOT / "pipeline" / "orchestration" / "flows"
     names = {name for path in flows.glob("*.py") for name in re.findall(r'name="([A-Z]\w+)"', path.read_text())}
@@ -83,7 +81,7 @@ def test_whatever_ends_a_run_ends_its_watch() -> None:
 
 
 @pytest.mark.parametrize("error", [UnavailableError("no Ray"), BUSY, httpx.ConnectError("no server"), REFUSED])
-def test_a_build_of_an_event_whose_process_began_starts_again_so_many_times(monkeypatch: Any, error: Exception) -> None:
+def test_a_build_of_a_started_process_is_restarted_up_to_a_limit(monkeypatch: Any, error: Exception) -> None:
     trigger = deploy.unserved_runs().trigger
     flow = deploy.flow_of(EVERY[0])
     assert trigger.match_related["prefect.resource.name"] == [flow.name]
@@ -138,7 +136,7 @@ def test_a_kubernetes_job_gets_its_gpu_node_image_and_secrets() -> None:
     assert "nodeSelector" not in plain["spec"]["template"]["spec"], "what is not given is not asked for"
 
 
-def test_places_mean_the_same_from_a_workers_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_are_absolute_for_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = ("--traffic", "recorded", "--catalog", "specs", "--fleet", "report", "--fleet-catalog", "f.yaml")
     _, plan = deployed("--registry", "r", *words)
@@ -148,7 +146,7 @@ def test_places_mean_the_same_from_a_workers_folder(tmp_path: Path, monkeypatch:
     assert str(tmp_path / "f.yaml") in inputs.values()
 
 
-def test_what_a_gpu_is_needed_for_runs_on_rays_workers_where_they_are_named() -> None:
+def test_gpu_tasks_run_on_the_named_ray_workers() -> None:
     words = ["--registry", "r", "--name", "l4", "--only", "validate-pending", "--only", "canary"]
     words += ["--traffic", "s3://bucket/t"]
     ray = ["--executor", "ray", "--ray-address", "ray://head:1", "--wait-for-nodes", "15m"]
@@ -168,15 +166,15 @@ def test_what_a_gpu_is_needed_for_runs_on_rays_workers_where_they_are_named() ->
     assert "ampere" in deployed(*words, *ray, "--on", "ampere")[0], "which is several"
 
 
-def test_a_deployment_that_is_registered_as_it_is_to_be_differs_in_nothing_else_in_what_changed() -> None:
+def test_the_differences_of_a_deployment_name_only_changes() -> None:
     expected = next(expected for expected in EVERY if expected.cron and not expected.trigger)
-    made = deploy._to_deployment(expected, "1", ["enginesmith"])
+    new = deploy._to_deployment(expected, "1", ["enginesmith"])
     compared = ("entrypoint", "version", "description", "tags", "parameters")
     fields = (*compared, "work_pool_name", "job_variables", "schedules")
-    schema = made._parameter_openapi_schema.model_dump(exclude_unset=True)
-    there = SimpleNamespace(id="a", parameter_openapi_schema=schema, **{name: getattr(made, name) for name in fields})
+    schema = new._parameter_openapi_schema.model_dump(exclude_unset=True)
+    there = SimpleNamespace(id="a", parameter_openapi_schema=schema, **{name: getattr(new, name) for name in fields})
     client: Any = SimpleNamespace(read_resource_related_automations=lambda _: [])
-    assert deploy._differences(client, there, made) == []
+    assert deploy._differences(client, there, new) == []
     for name, other, message in (("version", "2", "version"), ("tags", [], "tags"), ("schedules", [], "schedule")):
         changed: Any = SimpleNamespace(**{**vars(there), name: other})
-        assert deploy._differences(client, changed, made) == [message]
+        assert deploy._differences(client, changed, new) == [message]

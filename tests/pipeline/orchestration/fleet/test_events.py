@@ -8,7 +8,7 @@ from tests.pipeline.fleet.fleets import built, nothing_known, published
 from tests.pipeline.fleet.test_coverage import demand, group, stand
 
 
-def test_one_event_for_each_model_to_build_and_each_generation_to_prove(store: Store) -> None:
+def test_one_event_is_sent_per_model_to_build_and_generation_to_prove(store: Store) -> None:
     engines = [built(store, "l4", status="proven"), built(store, "sm_80"), built(store, "a100", "int8")]
     published(store, "digits", engines, targets=["l4", "sm_80", "sm_90", "sm_120"])
     groups = (group("l4"), group("a100", 2), group("a10"), group("h100"), group("rtxpro6000"))
@@ -28,7 +28,7 @@ def test_one_event_for_each_model_to_build_and_each_generation_to_prove(store: S
     ]
 
 
-def test_a_model_whose_spec_nobody_registered_is_a_persons_business(store: Store) -> None:
+def test_a_model_with_an_unregistered_spec_is_left_to_people(store: Store) -> None:
     published(store, "digits", [built(store, "l4", status="proven")], targets=["l4", "sm_120"], registered=False)
     (item,) = work_for(stand(store, demand(), group("rtxpro6000")), nothing_known)
     assert not item.ready and item.remedy == "register its spec: `enginesmith prefect register SPEC`"

@@ -139,8 +139,8 @@ class Prefect:
         return "\n".join([line for line in lines if re.search("error|exception|locked", line, re.IGNORECASE)][-30:])
 
     def run(self, deployment: str, **parameters: Any) -> str:
-        found = self._ask("GET", f"/deployments/name/{deployment}")
-        return str(self.post(f"/deployments/{found['id']}/create_flow_run", {"parameters": parameters})["id"])
+        document = self._ask("GET", f"/deployments/name/{deployment}")
+        return str(self.post(f"/deployments/{document['id']}/create_flow_run", {"parameters": parameters})["id"])
 
     def state(self, run: str) -> str:
         return str(self._ask("GET", f"/flow_runs/{run}")["state_type"])
@@ -195,9 +195,9 @@ def end(process: subprocess.Popen[bytes] | None) -> None:
 @contextmanager
 def prefect_server(folder: Path) -> Iterator[Prefect]:
     """A server that has this home; no worker yet."""
-    made = Prefect(folder)
+    prefect = Prefect(folder)
     try:
-        made.start_server()
-        yield made
+        prefect.start_server()
+        yield prefect
     finally:
-        made.stop()
+        prefect.stop()

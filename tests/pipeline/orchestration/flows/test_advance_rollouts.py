@@ -43,20 +43,20 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, dict[str, obje
     return items
 
 
-def advance(registry: Path, **given: float):
+def advance(registry: Path, **options: float):
     with disable_run_logger():
-        return module.advance_rollouts.fn(str(registry), interval_s=0.01, **given)
+        return module.advance_rollouts.fn(str(registry), interval_s=0.01, **options)
 
 
-def test_it_follows_a_rollout_to_its_end_and_sends_its_steps(started, sent):
+def test_the_flow_follows_a_rollout_to_its_end_and_sends_its_steps(started, sent):
     state = advance(started)
-    assert state.is_completed() and state.message == "looked at 1 rollout"
+    assert state.is_completed() and state.message == "polled 1 rollout"
     assert [event for event, _, _ in sent] == ["enginesmith.rollout.advanced", "enginesmith.rollout.done"]
     assert sent[0][2]["wave"] == 2 and sent[0][2]["registry"] == str(started) and json.dumps(sent)
-    assert advance(started).message == "looked at 0 rollouts" and len(sent) == 2
+    assert advance(started).message == "polled 0 rollouts" and len(sent) == 2
 
 
-def test_a_rollout_that_ends_otherwise_is_sent(started, sent):
+def test_a_rollout_that_ends_early_is_sent(started, sent):
     store = open_store(started)
     two = lookup.load(store, "digits", "2")
     policies.write(store, "digits", "stable", ChannelPolicy(canary=True))
@@ -66,14 +66,14 @@ def test_a_rollout_that_ends_otherwise_is_sent(started, sent):
     assert two.version == payload["version"] == "2"
 
 
-def test_a_server_that_is_away_stops_nothing(started, monkeypatch):
+def test_an_unreachable_server_stops_nothing(started, monkeypatch):
     monkeypatch.setattr(watch, "send_event", raising(UnavailableError("no server")))
     assert advance(started).is_completed()
     rollout = read_rollout(open_store(started), "digits", "stable")
     assert rollout is not None and rollout.state == "done"
 
 
-def test_it_ends_after_its_time_and_a_damaged_model_fails_it(started, sent):
+def test_the_flow_ends_after_its_time_and_a_damaged_model_fails_it(started, sent):
     overwrite(open_store(started), channel_key("digits", "stable"), b"{}")
     state = advance(started, lasts_s=0.05)
-    assert state.is_failed() and state.message == "1 rollout could not be looked at" and sent == []
+    assert state.is_failed() and state.message == "1 rollout could not be polled" and sent == []

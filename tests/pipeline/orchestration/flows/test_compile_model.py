@@ -52,13 +52,13 @@ def test_both_runners_and_both_executors_give_the_same_version(built: Project, p
 
 
 @pytest.mark.server
-def test_an_error_in_a_task_is_one_message_in_an_empty_home_too(project: Project, tmp_path: Path) -> None:
+def test_a_task_error_is_one_message_also_in_an_empty_home(project: Project, tmp_path: Path) -> None:
     (project.folder / "tiny.onnx").write_bytes(b"garbage")
     result = with_prefect(project, tmp_path / "prefect")
     assert result.returncode == 2 and "Traceback" not in result.stderr and "tiny.onnx" in result.stderr
 
 
-def test_a_prefect_api_that_does_not_answer_is_one_message_and_exit_code_3(project: Project) -> None:
+def test_a_silent_prefect_api_is_one_message_with_exit_code_3(project: Project) -> None:
     command = [sys.executable, "-m", "enginesmith", "build", str(project.spec), "--registry", str(project.registry)]
     environment = {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -77,6 +77,6 @@ def test_an_ensemble_is_built_as_a_flow(tmp_path: Path, home: Path) -> None:
 
 
 @pytest.mark.parametrize("days", [-1.0, 1e9, float("nan")])
-def test_a_grace_period_that_no_calendar_has_is_refused_before_the_run(days: float) -> None:
+def test_an_impossible_grace_period_is_refused_before_the_run(days: float) -> None:
     with pytest.raises(ParameterTypeError, match="grace_days"):
         collect_garbage.validate_parameters({"grace_days": days})

@@ -19,8 +19,8 @@ from tests.waiting import PATIENCE_S
 
 @pytest.fixture(scope="module")
 def server(home: Path) -> Iterator[Prefect]:
-    with prefect_server(home) as made:
-        yield made
+    with prefect_server(home) as own_server:
+        yield own_server
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def put_traffic(folder: Path) -> Path:
 @pytest.mark.server
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_registered_model_is_built_once_and_goes_through_its_canary(prefect, built, tmp_path):
+def test_a_registered_model_is_built_once_and_passes_its_canary(prefect, built, tmp_path):
     assert built.run("promote", "tiny@1", "tiny:stable", "--proven-only").code == 0
     traffic = put_traffic(tmp_path / "traffic")
     deploy = ("prefect", "deploy", "--registry", built.registry, "--traffic", traffic, "--json")
@@ -63,12 +63,12 @@ def test_a_registered_model_is_built_once_and_goes_through_its_canary(prefect, b
         again = built.run("prefect", "deploy", "--traffic", traffic, "--json", "--slots", "sm_89=2").json
     assert [item["name"] for item in again if item["action"] != "unchanged"] == ["enginesmith-gpu-sm_89"]
     write_model(built.folder / "tiny.onnx", weights(seed=1))
-    held = hold(built, tmp_path, targets=["cpu", "sm_89"], golden={"data": "golden.npz", "labels": "label"})
+    holder = hold(built, tmp_path, targets=["cpu", "sm_89"], golden={"data": "golden.npz", "labels": "label"})
     for _ in range(2):
         prefect.enginesmith("prefect", "register", built.spec, "--registry", built.registry)
     until("both run, and one waits", lambda: any("lock: waiting: compiling tiny" in text for text in said(prefect)))
     assert [run["state_type"] for run in prefect.runs("compile-model")] == ["RUNNING"] * 2
-    held.unlink()
+    holder.unlink()
     both = prefect.ended("compile-model", 2)
     assert [run["state_type"] for run in both] == ["COMPLETED"] * 2
     assert not any(task["tags"] for task in prefect.post("/task_runs/filter", {})), "for whose slots it would be asked"
@@ -85,7 +85,7 @@ def test_a_registered_model_is_built_once_and_goes_through_its_canary(prefect, b
 
 @pytest.mark.server
 @pytest.mark.slow
-def test_what_an_owner_does_not_want_any_more_goes_with_its_triggers(prefect: Prefect, project: Project) -> None:
+def test_unwanted_deployments_are_deleted_with_their_triggers(prefect: Prefect, project: Project) -> None:
     deploy = ("prefect", "deploy", "--only", "validate-pending", "--json", "--name")
     now = (*deploy, "l4", "--owner", "here", "--keep", "validate-pending/l4")
     with prefect.in_reach():
@@ -104,10 +104,10 @@ def test_what_an_owner_does_not_want_any_more_goes_with_its_triggers(prefect: Pr
 @pytest.mark.server
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_that_is_killed_or_cancelled_loses_nothing_and_one_outlives_worker_and_server(prefect, project, tmp_path):
+def test_a_killed_or_cancelled_run_loses_nothing_and_survives_worker_and_server(prefect, project, tmp_path):
     with prefect.in_reach():
         assert project.run("prefect", "deploy", "--only", "compile-model").code == 0
-        held = hold(project, tmp_path, targets=["cpu"])
+        holder = hold(project, tmp_path, targets=["cpu"])
         assert project.run("prefect", "register", project.spec, "--no-event").code == 0
     prefect.start_worker()
 
@@ -127,7 +127,7 @@ def test_a_run_that_is_killed_or_cancelled_loses_nothing_and_one_outlives_worker
     prefect.worker.wait()
     os.killpg(prefect.server.pid, signal.SIGKILL)
     prefect.server.wait()
-    held.unlink()
+    holder.unlink()
     prefect.start_server()
     until("it ends well", lambda: prefect.state(survivor) == "COMPLETED")
     assert served(project) == (["1"], None)

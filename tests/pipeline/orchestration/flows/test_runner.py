@@ -1,5 +1,3 @@
-"""Steps as tasks: what is retried, who holds a slot, and what a step says when its limit is missing."""
-
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,7 +47,7 @@ def unit(target: str, action: str = "build") -> Unit:
         (ValueError("a bug"), False),
     ],
 )
-def test_only_what_was_out_of_reach_is_tried_again(error: Exception, again: bool) -> None:
+def test_only_unreachable_services_are_retried(error: Exception, again: bool) -> None:
     task = as_task(pow, "a step", 2, 5)
     assert task.name == "pow" and task.task_run_name == "a step" and task.fn() == 32, "it has no parameters"
     assert task.retries == 3 and task.retry_jitter_factor == 0.5 and task.retry_condition_fn is helps
@@ -88,7 +86,7 @@ def test_a_unit_for_a_gpu_is_built_in_a_slot_of_its_generation(taken):
     assert PrefectRunner()._with_slot(build, unit("sm_89")) is build, "a server without limits is asked for none"
 
 
-def test_who_waits_long_for_a_slot_says_for_which(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_wait_for_a_slot_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(*_: object) -> str:
         return "built"
 
@@ -112,7 +110,7 @@ def test_who_waits_long_for_a_slot_says_for_which(monkeypatch: pytest.MonkeyPatc
     assert waits == [Waiting(unit("sm_89").name, "a slot of enginesmith-gpu-sm_89 on the Prefect server")]
 
 
-def test_the_log_of_a_flow_has_waits_that_mean_something() -> None:
+def test_the_log_of_a_flow_explains_waits() -> None:
     logged: list[str] = []
     log = SimpleNamespace(info=lambda text, *words: logged.append(text % words))
     progress = FlowProgress.__new__(FlowProgress)
@@ -127,24 +125,24 @@ def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]], monkeyp
     def build(*_: object) -> str:
         raise AssertionError("not without a slot")
 
-    with pytest.raises(EnginesmithError, match=r"gpu-sm_75: .*`enginesmith prefect deploy` makes") as caught:
+    with pytest.raises(EnginesmithError, match=r"gpu-sm_75: .*`enginesmith prefect deploy` makes") as info:
         PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_75"))(unit("sm_75"), Work(None, context()))
-    assert not isinstance(caught.value, UnavailableError), "trying again would not help"
+    assert not isinstance(info.value, UnavailableError), "trying again would not help"
     for status in (None, 401, 404, 422, 429, 500):
         error, busy = ConcurrencySlotAcquisitionError("no slot"), status in (None, 429, 500)
         answer, request = httpx.Response(status or 0), httpx.Request("POST", "http://s")
         error.__cause__ = httpx.HTTPStatusError("", request=request, response=answer) if status else TimeoutError()
         monkeypatch.setattr(runner, "concurrency", raising(error))
-        with pytest.raises(EnginesmithError, match="no slot; .* too busy" if busy else "no slot; .* refuses") as caught:
+        with pytest.raises(EnginesmithError, match="no slot; .* too busy" if busy else "no slot; .* refuses") as info:
             PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_80"))(unit("sm_80"), Work(None, context()))
-        assert isinstance(caught.value, UnavailableError) is busy, "422: somebody drains this generation"
+        assert isinstance(info.value, UnavailableError) is busy, "422: somebody drains this generation"
     error.__cause__ = ValueError("an answer of another release")
-    with pytest.raises(EnginesmithError, match=r"no slot; .* refuses") as caught:
+    with pytest.raises(EnginesmithError, match=r"no slot; .* refuses") as info:
         PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_80"))(unit("sm_80"), Work(None, context()))
-    assert not isinstance(caught.value, UnavailableError)
+    assert not isinstance(info.value, UnavailableError)
 
 
-def test_a_deployments_run_ends_as_unreachable_by_what_its_context_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deployments_run_ends_as_unreachable_from_its_context(monkeypatch: pytest.MonkeyPatch) -> None:
     run, silence = SimpleNamespace(deployment_id="1"), httpx.ReadTimeout("")
     monkeypatch.setattr(compile_model.FlowRunContext, "get", lambda: SimpleNamespace(flow_run=run))
     monkeypatch.setattr(compile_model, "runtime", None)  # asks the API

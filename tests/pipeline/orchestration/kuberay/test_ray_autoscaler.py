@@ -1,4 +1,4 @@
-"""What Ray's own autoscaler does with workers that a change of the RayCluster leaves: why such a change is refused."""
+"""Ray's autoscaler, whose behaviour is why `kuberay.changes` refuses some changes of a RayCluster."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ def instance(group: str, number: int) -> Any:
     from ray.core.generated.autoscaler_pb2 import NodeState
     from ray.core.generated.instance_manager_pb2 import Instance, NodeKind
 
-    known = Instance(
+    ray_instance = Instance(
         instance_id=str(number), instance_type=group, status=Instance.RAY_RUNNING, node_id=str(number),
         node_kind=NodeKind.WORKER,
     )  # fmt: skip
     node = NodeState(ray_node_type_name=group, total_resources={"GPU": 1.0}, available_resources={"GPU": 0.0})
-    return AutoscalerInstance(im_instance=known, ray_node=node, cloud_instance_id=str(number))
+    return AutoscalerInstance(im_instance=ray_instance, ray_node=node, cloud_instance_id=str(number))
 
 
 def ends(most: dict[str, int], running: dict[str, int]) -> list[str]:
@@ -37,10 +37,10 @@ def ends(most: dict[str, int], running: dict[str, int]) -> list[str]:
     return [item.instance_type for item in ray_scheduler.ResourceDemandScheduler(None).schedule(request).to_terminate]
 
 
-def test_it_ends_workers_over_the_most_though_they_are_busy() -> None:
+def test_the_autoscaler_ends_busy_workers_above_the_maximum() -> None:
     assert not ends({"l4": 2}, {"l4": 2}) and ends({"l4": 1}, {"l4": 2}) == ["l4"]
 
 
-def test_it_fails_for_all_groups_while_a_worker_of_an_unknown_group_runs() -> None:
+def test_the_autoscaler_fails_for_all_groups_with_a_worker_of_an_unknown_group() -> None:
     with pytest.raises(KeyError, match="gone"):
         ends({"l4": 2}, {"l4": 2, "gone": 1})

@@ -63,7 +63,7 @@ def config_map(api: Api, folder: Path) -> ConfigMap:
     return ConfigMap("engines", "enginesmith-channels", access(folder, url, timeout_s=5.0))
 
 
-def test_a_line_says_what_a_channel_serves_and_which_rollout_runs() -> None:
+def test_a_line_shows_a_channels_version_and_rollout() -> None:
     store, served, new = registry()
     begin_and_look(store, new, plan("10%", "100%"))
     (text,) = ChannelStatus(store).texts(list_all(store)).values()
@@ -78,7 +78,7 @@ def test_a_line_says_what_a_channel_serves_and_which_rollout_runs() -> None:
     assert describe(moved) == f"stable: {served.version} since {channel.move.at} by ada"
 
 
-def test_documents_are_read_when_the_version_changes_a_rollout_runs_or_their_turn_comes(monkeypatch) -> None:
+def test_documents_are_read_after_a_change_in_a_rollout_or_in_turn(monkeypatch) -> None:
     monkeypatch.setattr(channel_status, "MOST_AGAIN", 1)
     store = published("a")
     for model in ("b", "c"):
@@ -100,7 +100,7 @@ def test_documents_are_read_when_the_version_changes_a_rollout_runs_or_their_tur
     assert "b" in read and len(read) <= 2
 
 
-def test_a_damaged_channel_is_a_line_and_what_finds_no_room_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_channel_is_a_line_and_omitted_ones_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     store = published("a")
     for model in ("b", "c"):
         published(model, store=store)
@@ -115,7 +115,7 @@ def test_a_damaged_channel_is_a_line_and_what_finds_no_room_is_counted(monkeypat
     assert status.texts(list_all(store))["_left_out"].startswith("2 models")
 
 
-def test_each_look_of_the_exporter_replaces_the_data(api: Api, tmp_path: Path) -> None:
+def test_each_poll_of_the_exporter_replaces_the_data(api: Api, tmp_path: Path) -> None:
     store, output = published(), list[str]()
     exporter = Exporter(store, output.append, StatusWriter(store, config_map(api, tmp_path), output.append).write)
     assert exporter.refresh() and not output
@@ -128,7 +128,7 @@ def test_each_look_of_the_exporter_replaces_the_data(api: Api, tmp_path: Path) -
     assert patch == [{"op": "add", "path": "/data", "value": texts}]
 
 
-def test_a_registry_that_cannot_be_read_is_reported_beside_what_was_read_before(api: Api, tmp_path: Path) -> None:
+def test_an_unreadable_registry_is_reported_beside_the_last_data(api: Api, tmp_path: Path) -> None:
     store = published()
     writer = StatusWriter(store, config_map(api, tmp_path), lambda _: None)
     writer.write(list_all(store))
@@ -137,7 +137,7 @@ def test_a_registry_that_cannot_be_read_is_reported_beside_what_was_read_before(
     assert after == {**before, "_problem": "the registry cannot be read: no route\n"}
 
 
-def test_a_refusal_is_reported_once_and_the_next_look_writes_again(api: Api, tmp_path: Path) -> None:
+def test_a_refusal_is_reported_once_and_the_next_poll_retries(api: Api, tmp_path: Path) -> None:
     store, output = MemoryStore(), list[str]()
     writer = StatusWriter(store, config_map(api, tmp_path), output.append)
     api.status = 403
@@ -152,6 +152,6 @@ def test_a_refusal_is_reported_once_and_the_next_look_writes_again(api: Api, tmp
 
 
 @pytest.mark.parametrize("text", ["channels", "a/b/c", "/channels", "engines/"])
-def test_a_name_that_is_none_is_refused(text: str) -> None:
+def test_an_invalid_name_is_refused(text: str) -> None:
     with pytest.raises(InputError, match="NAMESPACE/NAME"):
         ConfigMap.parse(text)

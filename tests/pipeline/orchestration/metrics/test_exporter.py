@@ -38,7 +38,7 @@ def samples(text: str) -> dict[tuple[str, tuple[str, ...]], float]:
     }
 
 
-def test_a_registry_tells_of_builds_runs_engines_and_drift(built: Project) -> None:
+def test_a_registry_exports_builds_runs_engines_and_drift(built: Project) -> None:
     result = built.run("registry", "metrics", "--once")
     actual = samples(result.out)
     assert result.code == 0
@@ -54,7 +54,7 @@ def test_a_registry_tells_of_builds_runs_engines_and_drift(built: Project) -> No
     assert ("enginesmith_drift_sqnr_db", ("engine", "int8", "sm_89", "tensorrt-rtx", "tiny")) not in actual, "unproven"
 
 
-def test_a_registry_exports_just_the_metrics_that_are_documented_for_it(built: Project) -> None:
+def test_a_registry_exports_only_its_documented_metrics(built: Project) -> None:
     exporter = Exporter(built.store)
     assert exporter.refresh()
     result = {family.name for family in exporter.registry().collect()}
@@ -80,7 +80,7 @@ def test_a_registered_spec_has_a_time_which_is_read_every_ten_minutes(store: Sto
     assert looker.look().values[live.REGISTERED] == dict([result])
 
 
-def test_runs_that_go_on_and_runs_that_were_lost(store: Store, tmp_path: Path) -> None:
+def test_running_and_lost_runs_are_counted(store: Store, tmp_path: Path) -> None:
     lost, result = running(1), run_state(2, "other", state="failed")
     for run in (lost, result):
         store.create(run_key(run.id), run.to_bytes())
@@ -93,7 +93,7 @@ def test_runs_that_go_on_and_runs_that_were_lost(store: Store, tmp_path: Path) -
     assert view.values[live.LAST_RUN]["digits",] > 1.7e9
 
 
-def test_rollouts_that_are_not_finished_and_when_they_moved(store: Store) -> None:
+def test_unfinished_rollouts_have_their_last_move(store: Store) -> None:
     for model in ("digits", "letters"):
         one, two = (publish_engines(store, [engine(store)], name, model=model).manifest for name in ("one", "two"))
         channels.promote(store, one, "stable")
@@ -112,7 +112,7 @@ def test_rollouts_that_are_not_finished_and_when_they_moved(store: Store) -> Non
     assert {state for (state,), count in view.values[live.ROLLOUTS].items() if count} == {"unreadable"}
 
 
-def test_a_rollout_that_halts_while_the_exporter_runs_is_counted_until_the_next_one() -> None:
+def test_a_halted_rollout_is_counted_until_the_next_one() -> None:
     store, _, two = registry()
     rollout = begin_and_look(store, two, plan("50%", "100%", errors_ppm=10_000))
     looker = Looker(store)
@@ -126,21 +126,21 @@ def test_a_rollout_that_halts_while_the_exporter_runs_is_counted_until_the_next_
     assert {state for (state,), count in looker.look().values[live.ROLLOUTS].items() if count} == {"running"}
 
 
-def test_models_beyond_the_bound_have_no_series(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_beyond_the_limit_have_no_series(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MOST_MODELS", 0)
     view = Looker(built.store).look()
     assert view.values[live.ENGINES] and not view.values[live.DRIFT]  # counts are of all models
     assert not view.values[live.LAST_RUN] and view.values[live.LEFT_OUT] == view.values[live.MODELS] == {(): 1}
 
 
-def test_a_version_that_did_not_change_is_not_read_again(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unchanged_version_is_not_read_again(built: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     looker = Looker(built.store)
     first = looker.look()
     monkeypatch.setattr(live, "load", None)
     assert looker.look().values == first.values
 
 
-def test_a_look_reads_some_models_and_all_of_them_in_turn(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_poll_reads_some_models_and_all_in_turn(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """New versions come first; then those that were not looked at for longest."""
     monkeypatch.setattr(live, "MOST_LOOKED_AT", 2)
     for name in "abcde":
@@ -172,7 +172,7 @@ def test_a_look_reads_some_models_and_all_of_them_in_turn(store: Store, monkeypa
     ]  # fmt: skip
 
 
-def test_a_registry_out_of_reach_is_reported_and_what_was_seen_stays(built, monkeypatch):
+def test_an_unreachable_registry_is_reported_and_the_last_data_stays(built, monkeypatch):
     output: list[str] = []
     exporter = Exporter(built.store, output.append)
     exporter.refresh()
@@ -183,7 +183,7 @@ def test_a_registry_out_of_reach_is_reported_and_what_was_seen_stays(built, monk
     assert len(output) == 1 and "the disk is gone" in output[0]
 
 
-def test_it_looks_again_until_it_is_stopped(store: Store) -> None:
+def test_the_exporter_polls_until_it_is_stopped(store: Store) -> None:
     stop, looks = threading.Event(), []
     exporter = Exporter(store)
     exporter.refresh = lambda: bool(looks.append(len(looks) == 2 and stop.set()))
@@ -191,22 +191,22 @@ def test_it_looks_again_until_it_is_stopped(store: Store) -> None:
     assert len(looks) == 3
 
 
-def test_the_dashboard_shows_metrics_that_exist_and_each_of_them() -> None:
+def test_the_dashboard_shows_all_existing_metrics() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
-    known = {series: metric for metric in live.METRICS for series in metric.series}
+    metrics_by_series = {series: metric for metric in live.METRICS for series in metric.series}
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     queries += [
         variable["query"]["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"
     ]
     used = {name for query in queries for name in re.findall(r"enginesmith_\w+", query)}
-    assert used <= set(known), f"no such metrics: {used - set(known)}"
-    shown = {known[name].name for name in used}
+    assert used <= set(metrics_by_series), f"no such metrics: {used - set(metrics_by_series)}"
+    shown = {metrics_by_series[name].name for name in used}
     assert shown == {metric.name for metric in live.METRICS}, "the dashboard leaves some out"
     for query in queries:
         for name, selector in re.findall(r"(enginesmith_\w+)\{([^}]*)\}", query):
-            assert set(re.findall(r"(\w+)\s*=~?", selector)) <= {"job", *known[name].labels}, query
+            assert set(re.findall(r"(\w+)\s*=~?", selector)) <= {"job", *metrics_by_series[name].labels}, query
         for grouped in re.findall(r"by \(([^)]*)\)", query):
-            allowed = {"le"}.union(*(known[name].labels for name in re.findall(r"enginesmith_\w+", query)))
+            allowed = {"le"}.union(*(metrics_by_series[name].labels for name in re.findall(r"enginesmith_\w+", query)))
             assert set(re.split(r",\s*", grouped)) <= allowed, query
     places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
     assert len(set(places)) == len(places) and len({panel["id"] for panel in dashboard["panels"]}) == len(places)

@@ -1,5 +1,3 @@
-"""Metrics are served on a port that a scraper reaches, and all of them are documented."""
-
 import socket
 import urllib.request
 from pathlib import Path
@@ -35,7 +33,7 @@ def test_errors_of_the_registry_are_counted(tmp_path: Path) -> None:
     }
 
 
-def test_a_scraper_reaches_the_port_while_it_is_served(tmp_path: Path) -> None:
+def test_a_scraper_reaches_the_port_while_it_is_open(tmp_path: Path) -> None:
     exporter = Exporter(open_store(tmp_path / "registry", create=True)).registry()
     with serve_metrics(exporter, HttpAddress("127.0.0.1", 0)) as server:
         port = server.address.port

@@ -58,21 +58,21 @@ def plan(graph: str = "a" * 64) -> BuildPlan:
     return BuildPlan("digits", tuple(unit(name, action, graph) for name, action in names))
 
 
-def tell_all(told: Tracker, log: str = "compiling\n") -> None:
+def tell_all(tracker: Tracker, log: str = "compiling\n") -> None:
     """One unit is built, another was, a third is refused."""
-    told.emit(Finished("export", "cached"))
-    told.emit(Planned(plan()))
-    told.emit(Finished(OTHER, "cached"))
-    told.emit(Predicted(UNIT, EXPECTED))
-    told.emit(Waiting(UNIT, "for a slot"))
-    told.emit(Started(UNIT, "node-7"))
-    told.emit(PhaseEntered(UNIT, "compiling"))
-    told.emit(Printed(UNIT, log))
-    told.emit(Retrying(UNIT, "killed by SIGSEGV"))
-    told.emit(Started(UNIT, "node-8"))
-    told.emit(ProcessEnded(UNIT, Usage(12.3456, 512.34, 20.1234)))
-    told.emit(Finished(UNIT, "built", words="built in 12.0 s"))
-    told.emit(VerdictReached(UNIT, "unproven", "no GPU"))
+    tracker.emit(Finished("export", "cached"))
+    tracker.emit(Planned(plan()))
+    tracker.emit(Finished(OTHER, "cached"))
+    tracker.emit(Predicted(UNIT, EXPECTED))
+    tracker.emit(Waiting(UNIT, "for a slot"))
+    tracker.emit(Started(UNIT, "node-7"))
+    tracker.emit(PhaseEntered(UNIT, "compiling"))
+    tracker.emit(Printed(UNIT, log))
+    tracker.emit(Retrying(UNIT, "killed by SIGSEGV"))
+    tracker.emit(Started(UNIT, "node-8"))
+    tracker.emit(ProcessEnded(UNIT, Usage(12.3456, 512.34, 20.1234)))
+    tracker.emit(Finished(UNIT, "built", words="built in 12.0 s"))
+    tracker.emit(VerdictReached(UNIT, "unproven", "no GPU"))
 
 
 def running(number: int = 0, **item: object) -> RunState:

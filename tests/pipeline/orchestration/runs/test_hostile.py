@@ -61,7 +61,7 @@ def test_totals_are_read_or_empty(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("seconds", [{"float": "nan"}, {"float": "inf"}, -1.0, 1e300, 10**30])
-def test_a_number_that_is_no_time_is_refused(seconds: object) -> None:
+def test_an_invalid_time_is_refused(seconds: object) -> None:
     assert read_pasts(json.dumps({"format": 1, "builds": [asdict(PAST) | {"seconds": seconds}]}).encode()) == ()
     assert not read_totals(json.dumps(TOTALS | {"builds": [TALLY | {"seconds": seconds}]}).encode()).builds
     document = json.loads(RUN.to_bytes())

@@ -1,5 +1,3 @@
-"""Logs are bounded, and no chunk boundary lets half a secret through."""
-
 import re
 from itertools import pairwise
 
@@ -25,13 +23,13 @@ def kept(*pieces: str) -> KeptLog:
 
 
 @given(st.lists(st.integers(0, len(TEXT)), max_size=12))
-def test_pieces_that_end_anywhere_give_the_same_text(cuts: list[int]) -> None:
+def test_pieces_cut_anywhere_give_the_same_text(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(TEXT)]
     assert kept(*[TEXT[a:b] for a, b in pairwise(edges)]).text() == WANTED
 
 
 @given(st.integers(1, len(TEXT)))
-def test_what_is_shown_before_a_line_has_ended_holds_no_part_of_a_secret(cut: int) -> None:
+def test_a_partial_line_shows_no_part_of_a_secret(cut: int) -> None:
     log = KeptLog(SCRUB)
     log.feed(TEXT[:cut])
     shown = log.last()
@@ -48,7 +46,7 @@ def test_head_and_tail_stay_and_the_middle_is_counted() -> None:
     assert HEAD_BYTES + TAIL_BYTES - 2 * PIECE <= len(text) <= HEAD_BYTES + TAIL_BYTES + 100
 
 
-def test_nothing_is_left_out_of_a_log_that_fits_to_the_byte() -> None:
+def test_a_log_of_exactly_the_limit_is_complete() -> None:
     fits = "1234567\n" * ((HEAD_BYTES + TAIL_BYTES) // 8)
     assert kept(fits).text() == fits and "were left out" in kept(fits, "\n").text()
 
@@ -62,7 +60,7 @@ def test_a_line_without_end_is_cut_and_bounded() -> None:
     assert text.endswith("[the line is longer]\nnext\n") and len(text) < LONGEST_LINE + 100 and "hunter" not in text
 
 
-def test_a_secret_across_the_cut_of_a_long_line_is_gone() -> None:
+def test_a_secret_across_a_long_lines_cut_is_hidden() -> None:
     for part in range(1, len(SECRET)):
         filling = LONGEST_LINE - part + 1  # so that the line is too long when this much of the secret has come
         pieces = ("x" * 1000, "x" * (filling - 1000) + SECRET[:part], SECRET[part:], "\ny\n")

@@ -1,5 +1,3 @@
-"""What becomes of a run is written down, and a registry that fails is no reason for the run to fail."""
-
 import threading
 from dataclasses import replace
 
@@ -39,14 +37,14 @@ def the_run(store: FileStore) -> RunState:
     return actual
 
 
-def test_a_run_says_which_process_it_is(store: FileStore) -> None:
+def test_a_run_names_its_process(store: FileStore) -> None:
     run = parse_run("runs/x.json", begun(store).to_bytes())
     assert Presence(run.host, run.namespace, run.pid, run.began) == this_process()
 
 
-def test_the_whole_story_of_a_run_is_there_afterwards(store: FileStore) -> None:
-    with record_run(store, begun(store), lambda _: None) as told:
-        tell_all(told, log="password=hunter2hunter2\n")
+def test_a_finished_runs_whole_history_is_stored(store: FileStore) -> None:
+    with record_run(store, begun(store), lambda _: None) as run_recorder:
+        tell_all(run_recorder, log="password=hunter2hunter2\n")
     run = the_run(store)
     assert (run.state, run.model, run.beats_every_s) == ("done", "digits", recorder.BEAT_S) and run.ended_at
     export, unit, other, refused = run.item("export"), run.item(UNIT), run.item(OTHER), run.item(REFUSED)
@@ -61,7 +59,7 @@ def test_the_whole_story_of_a_run_is_there_afterwards(store: FileStore) -> None:
     assert parse_run("x", run.to_bytes()) == run
 
 
-def test_a_run_is_seen_while_it_goes_on_with_the_end_of_what_it_prints(store: FileStore) -> None:
+def test_a_live_run_shows_the_end_of_its_output(store: FileStore) -> None:
     tracker, writer = by_hand(store)
     tracker.emit(Planned(plan()))
     tracker.emit(Started(UNIT))
@@ -96,10 +94,10 @@ def test_unchanged_state_is_rewritten_only_as_heartbeat(store: FileStore, monkey
         (ValueError("bad"), "failed"),
     ],
 )
-def test_a_run_that_is_stopped_says_so(store: FileStore, error: BaseException, state: str) -> None:
-    with pytest.raises(type(error)), record_run(store, begun(store), lambda _: None) as told:
-        told.emit(Planned(plan()))
-        told.emit(Started(UNIT))
+def test_a_stopped_run_says_so(store: FileStore, error: BaseException, state: str) -> None:
+    with pytest.raises(type(error)), record_run(store, begun(store), lambda _: None) as run_recorder:
+        run_recorder.emit(Planned(plan()))
+        run_recorder.emit(Started(UNIT))
         raise error
     run = the_run(store)
     assert (run.state, run.reason) == (state, "bad" if state == "failed" else "")
@@ -111,7 +109,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
         monkeypatch.setattr(FileStore, name, raising(UnavailableError("No space left on device")))
 
 
-def test_a_registry_that_fails_costs_a_warning_once_and_no_build(store, monkeypatch, capsys):
+def test_a_failing_registry_costs_one_warning_and_no_build(store, monkeypatch, capsys):
     failing(monkeypatch, "replace", "put_bytes", "read", "remove", "children", "size")
     tracker, writer = by_hand(store)
     tell_all(tracker)
@@ -123,19 +121,19 @@ def test_a_registry_that_fails_costs_a_warning_once_and_no_build(store, monkeypa
     assert tracker.snapshot("").item(UNIT), "and the run knows what it knew"
 
 
-def test_a_registry_that_hangs_does_not_keep_the_run_from_ending(store, monkeypatch, capsys):
+def test_a_hanging_registry_does_not_block_the_end_of_a_run(store, monkeypatch, capsys):
     hangs = threading.Event()
     monkeypatch.setattr(recorder, "PATIENCE_S", 0.05)
     monkeypatch.setattr(FileStore, "replace", lambda *_: hangs.wait(PATIENCE_S))
     try:
-        with record_run(store, begun(store), lambda _: None) as told:
-            told.emit(Started("export"))
+        with record_run(store, begun(store), lambda _: None) as run_recorder:
+            run_recorder.emit(Started("export"))
         assert "has not answered for 0.05 s" in capsys.readouterr().err
     finally:
         hangs.set()
 
 
-def test_a_write_whose_answer_was_lost_is_made_up_for(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_with_a_lost_answer_is_repeated(store: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker, writer = by_hand(store)
     true_replace, lost = FileStore.replace, [True, False, True]
 
@@ -152,22 +150,22 @@ def test_a_write_whose_answer_was_lost_is_made_up_for(store: FileStore, monkeypa
     assert len(the_run(store).items) == 3
 
 
-def test_what_builds_took_is_remembered_and_what_was_cached_is_counted(store: FileStore) -> None:
+def test_build_times_are_recorded_and_cached_units_are_counted(store: FileStore) -> None:
     graph = store.put_bytes(b"graph")
-    with record_run(store, begun(store), lambda _: None) as told:
+    with record_run(store, begun(store), lambda _: None) as run_recorder:
         units = [replace(unit, graph=replace(unit.graph, shards=(("s", 70),))) for unit in plan(graph).units]
-        told.emit(Planned(replace(plan(graph), units=tuple(units))))
-        told.emit(Finished(OTHER, "cached"))
-        told.emit(Started(UNIT))
-        told.emit(ProcessEnded(UNIT, Usage(5.0, 50.0)))
-        told.emit(Finished(UNIT, "built", words="built in 4 s"))
+        run_recorder.emit(Planned(replace(plan(graph), units=tuple(units))))
+        run_recorder.emit(Finished(OTHER, "cached"))
+        run_recorder.emit(Started(UNIT))
+        run_recorder.emit(ProcessEnded(UNIT, Usage(5.0, 50.0)))
+        run_recorder.emit(Finished(UNIT, "built", words="built in 4 s"))
     (past,) = read_pasts(store.read(history_key("tensorrt-rtx", "digits")))
     assert (past.seconds, past.peak_mib, past.graph_bytes, past.outcome) == (5.0, 50.0, 75, "built")
     totals = read_totals(store.read(TOTALS))
     assert (totals.hits, totals.misses) == (1, 1) and [tally.count for tally in totals.builds] == [1]
 
 
-def test_of_more_units_than_a_document_holds_those_that_matter_are_reported(store, monkeypatch):
+def test_of_too_many_units_the_important_ones_are_reported(store, monkeypatch):
     monkeypatch.setattr("enginesmith.registry.builds.runs.MOST_ITEMS", 3)
     tracker, writer = by_hand(store)
     for number in range(5):
@@ -179,11 +177,11 @@ def test_of_more_units_than_a_document_holds_those_that_matter_are_reported(stor
     assert [item.name for item in run.items] == ["unit 3", "unit 5", "unit 0"] and run.left_out == 3
 
 
-def test_garbage_collection_keeps_the_logs_of_runs_that_are_kept(store: FileStore) -> None:
-    with record_run(store, begun(store), lambda _: None) as told:
-        told.emit(Started("export"))
-        told.emit(Printed("export", "printed\n"))
-        told.emit(ProcessEnded("export", Usage(1.0, 1.0)))
+def test_garbage_collection_keeps_logs_of_kept_runs(store: FileStore) -> None:
+    with record_run(store, begun(store), lambda _: None) as run_recorder:
+        run_recorder.emit(Started("export"))
+        run_recorder.emit(Printed("export", "printed\n"))
+        run_recorder.emit(ProcessEnded("export", Usage(1.0, 1.0)))
     item = the_run(store).item("export")
     loose = store.put_bytes(b"loose")
     assert item and item.log

@@ -1,5 +1,3 @@
-"""A state as a person reads it: a dead driver, a slow one, and what is predicted."""
-
 from dataclasses import asdict, replace
 from datetime import timedelta
 
@@ -15,7 +13,7 @@ def at(run: RunState, seconds: float) -> RunView:
     return RunView(run, BEGAN + timedelta(seconds=seconds))
 
 
-def test_a_slow_driver_is_not_a_dead_one() -> None:
+def test_a_slow_driver_is_not_dead() -> None:
     assert at(running(), 29).state == "running"
     silent = at(running(), 100)
     assert silent.state == "lost" and silent.lost == (
@@ -26,7 +24,7 @@ def test_a_slow_driver_is_not_a_dead_one() -> None:
     assert at(run_state(), 10**6).lost == "", "what is over is not lost"
 
 
-def test_a_sign_of_life_ages_by_the_stores_clock() -> None:
+def test_a_heartbeat_ages_on_the_stores_clock() -> None:
     """The run says what the clock of its machine says; months lie between that, the store's and this machine's."""
     store, run = MemoryStore(), running()
     store.create(run_key(run.id), run.to_bytes())
@@ -37,7 +35,7 @@ def test_a_sign_of_life_ages_by_the_stores_clock() -> None:
     assert view_runs(store, [run])[0].lost.startswith("no sign of life since 2026-01-01 00:00:00 UTC, 100 s ago")
 
 
-def test_a_driver_of_this_machine_that_is_gone_is_lost_at_its_first_missed_beat() -> None:
+def test_a_dead_local_driver_is_lost_at_its_first_missed_heartbeat() -> None:
     here = replace(running(), **asdict(this_process()))
     assert at(here, 15).state == "running"
     # Its number may be another's by now, as a turn's holder's may: that is told by when the process began.
@@ -49,7 +47,7 @@ def test_a_driver_of_this_machine_that_is_gone_is_lost_at_its_first_missed_beat(
     assert at(elsewhere, 15).state == "running", "a container counts from 1, whatever this machine calls its processes"
 
 
-def test_what_remains_is_predicted_for_what_runs() -> None:
+def test_the_remaining_time_is_predicted_for_running_units() -> None:
     one = at(running(predicted=EXPECTED), 25)
     item = replace(one.run.items[0], started_at=stamp(-15))
     assert one.format_remaining(item) == "~30 s left (predicted from 3 builds of this unit)"
@@ -67,7 +65,7 @@ def test_elapsed_times_stop_when_a_unit_or_its_driver_ends() -> None:
     assert at(replace(run, started_at="garbage"), 20).took_s > 0
 
 
-def test_the_time_of_a_run_is_told_by_kind_of_step_the_longest_first() -> None:
+def test_a_runs_time_is_listed_by_kind_of_step() -> None:
     (unit,) = running().items
     unit = replace(unit, seconds=3.0, cpu_s=4.0)
     steps = [("export", 1.0, 0.5), ("prove a", 2.0, 2.5), ("prove b", 5.0, None), ("latency a", None, None)]
@@ -79,7 +77,7 @@ def test_the_time_of_a_run_is_told_by_kind_of_step_the_longest_first() -> None:
     ]
 
 
-def test_everything_that_is_known_of_a_unit_is_reported() -> None:
+def test_all_known_facts_of_a_unit_are_reported() -> None:
     run = running(predicted=EXPECTED, why="x", retries=("killed",), verdict="proven: 3 checks", started_at=stamp(0))
     expected = "~60 s left (predicted from 3 builds of this unit); x; proven: 3 checks; started 2 times: killed"
     assert at(run, 10).describe(run.items[0]) == expected

@@ -43,7 +43,7 @@ def brute_force_db(values: np.ndarray, *format_: float) -> float:
     st.floats(0.3, 1.5),
     st.floats(-12, 12),
 )
-def test_sqnr_out_of_a_histogram_is_that_of_the_values(name, seed, element_type, clip, exponent):
+def test_the_sqnr_of_a_histogram_equals_that_of_the_values(name, seed, element_type, clip, exponent):
     values = (DRAWS[name](np.random.default_rng(seed)) * 2.0**exponent).astype(np.float32)
     low, high = clip * min(float(values.min()), 0.0), clip * float(values.max())
     if element_type == TensorProto.UINT8:
@@ -57,7 +57,7 @@ def test_sqnr_out_of_a_histogram_is_that_of_the_values(name, seed, element_type,
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.floats(0.1, 1.2))
-def test_the_clipped_share_is_that_of_the_values(seed, clip):
+def test_the_clipped_share_equals_that_of_the_values(seed, clip):
     values = np.random.default_rng(seed).normal(size=COUNT).astype(np.float32)
     extremes = (float(values.min()), float(values.max()))
     levels = Levels.of(TensorProto.INT8, clip * max(-extremes[0], extremes[1]) / 127)
@@ -66,7 +66,7 @@ def test_the_clipped_share_is_that_of_the_values(seed, clip):
     assert levels.clipped(LogHistogram.of(values), extremes) == pytest.approx(expected, abs=0.002)
 
 
-def test_a_range_that_holds_the_extremes_clips_nothing_though_their_bin_reaches_beyond():
+def test_a_range_with_the_extremes_clips_nothing():
     values = np.array([0.1, 6.03], np.float32)  # the bin of 6.03 ends at 6.0625, more than half a step away
     levels = Levels.of(TensorProto.UINT8, 6.03 / 255)
     assert levels.clipped(LogHistogram.of(values), (0.1, 6.03)) == 0.0
@@ -78,13 +78,13 @@ def test_values_are_spread_no_further_than_the_extremes():
     assert levels.sqnr_db(LogHistogram.of(np.full(9, 6.0, np.float32)), (6.0, 6.0)) == np.inf
 
 
-def test_zeros_lose_nothing_and_carry_no_signal():
+def test_zeros_lose_nothing_and_have_no_signal():
     levels = Levels.of(TensorProto.INT8, 0.1)
     assert np.isnan(levels.sqnr_db(LogHistogram.of(np.zeros(9, np.float32)), (0.0, 0.0)))
     assert decibels(1.0, 0.0) == np.inf
 
 
-def test_the_levels_are_those_of_the_formats():
+def test_levels_equal_those_of_the_formats():
     assert Levels.of(TensorProto.INT8, 0.5).span == (-64.0, 63.5)
     assert Levels.of(TensorProto.UINT8, 0.5, 10).span == (-5.0, 122.5)
     assert Levels.of(TensorProto.FLOAT8E4M3FN, 2.0).span == (-896.0, 896.0)

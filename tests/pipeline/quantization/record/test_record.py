@@ -1,5 +1,3 @@
-"""The record says what the graph holds: which tensors, how well, how much of the work, and what was left alone."""
-
 import json
 from dataclasses import replace
 
@@ -47,8 +45,8 @@ def recorded(model, arrays, scheme=nets.TENSORRT_FP32, precision="int8", method=
     return encode(record(written, notes, evidence)), written
 
 
-def by_name(found: dict) -> dict:
-    return {tensor["name"]: tensor for tensor in found["tensors"]}
+def by_name(document: dict) -> dict:
+    return {tensor["name"]: tensor for tensor in document["tensors"]}
 
 
 @pytest.mark.parametrize("scheme", sorted(nets.SCHEMES))
@@ -92,7 +90,7 @@ def test_an_activation_has_the_sqnr_and_clipping_of_its_own_values():
 @pytest.mark.parametrize(
     ("precision", "scheme"), [("int8", nets.CPU), ("int8", nets.TENSORRT_FP32), ("fp8", nets.TENSORRT_FP32)]
 )
-def test_a_weight_has_the_sqnr_of_what_the_graph_multiplies_with(precision, scheme):
+def test_a_weight_has_the_sqnr_of_the_multiplied_values(precision, scheme):
     result, written = recorded(nets.conv_net(), nets.images(), scheme, precision)
     node = next(n for n in written.graph.node if n.op_type == "Gemm")
     (multiplied,) = nets.values_of(written, nets.images(), node.input[1:2], optimized=False).values()
@@ -108,7 +106,7 @@ def test_the_share_of_work_counts_multiplications():
     assert result["left"][0]["reason"] == "quantization.overrides says fp16" and result["quantized"] == 1
 
 
-def test_a_weight_that_came_stored_in_8_bits_is_not_one_that_was_quantized():
+def test_an_original_8_bit_weight_is_not_quantized():
     net = nets.x_net(
         "f = DequantizeLinear(v, s) g = Mul(f, half) a = MatMul(x, w) y = Mul(a, g)",
         v=np.full(5, 3, np.int8), s=np.float64(0.5), half=np.float64(0.5),
@@ -121,8 +119,8 @@ def test_the_worst_activations_come_first_and_have_histograms():
     chain = [f"h{i + 1} = MatMul({f'h{i}' if i else 'x'}, w{i})" for i in range(8)]
     matrices = {f"w{i}": np.random.default_rng(i).normal(size=(5, 5)) for i in range(8)}
     result, _ = recorded(nets.x_net("\n".join([*chain, "y = Relu(h8)"]), **matrices), nets.x_values())
-    known = [item["sqnr_db"] for item in result["tensors"] if item["sqnr_db"] is not None]
-    assert known == sorted(known)
+    decibels = [item["sqnr_db"] for item in result["tensors"] if item["sqnr_db"] is not None]
+    assert decibels == sorted(decibels)
     drawn = [item for item in result["tensors"] if item["histogram"]]
     rest = [i for i in result["tensors"] if i["role"] == "activation" and not i["histogram"]]
     assert len(drawn) == PICTURES and len(rest) == 2
@@ -132,7 +130,7 @@ def test_the_worst_activations_come_first_and_have_histograms():
         assert item["histogram"]["span"][0] <= item["range"][0] <= item["range"][1] <= item["histogram"]["span"][1]
 
 
-def test_a_rewritten_stem_is_recorded_as_what_it_was():
+def test_a_rewritten_stem_is_recorded_in_its_original_form():
     weights = {"w": np.random.default_rng(0).normal(size=(4, 3, 3, 3))}
     text = "y = Conv<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(x, w)"
     model = nets.build("float[batch,3,8,8] x", "float[batch,4,4,4] y", text, weights)
@@ -159,8 +157,8 @@ def test_a_search_is_recorded_with_smoothed_activations_and_rounded_weights(resi
     written, notes = write(chosen.model, "int8", scheme, chosen.ranges, float_nodes=chosen.left)
     document = chosen.document(SearchFloor(sqnr_db=25))
     choice = document.recorded, document.weight_db
-    found = encode(record(written, notes, Evidence(chosen.model, chosen.ranges, seen, chosen.smoothed, *choice)))
-    tensors = [item for item in found["tensors"] if item["measured"] == "rows"]
+    doc = encode(record(written, notes, Evidence(chosen.model, chosen.ranges, seen, chosen.smoothed, *choice)))
+    tensors = [item for item in doc["tensors"] if item["measured"] == "rows"]
     assert tensors
     loud = by_name(recorded(model, arrays, scheme)[0])["n"]["sqnr_db"]
     fitted = np.concatenate([inputs["x"] for _, inputs in divide_runs(runs(arrays))[0]])
@@ -170,6 +168,6 @@ def test_a_search_is_recorded_with_smoothed_activations_and_rounded_weights(resi
         low = item["range"][0]
         rounded = np.clip(np.rint((exact - low) / step), 0, 255) * step + low
         assert item["sqnr_db"] == pytest.approx(nets.sqnr_db(exact, rounded), abs=0.5) and item["sqnr_db"] != loud
-    assert all(20 < item["sqnr_db"] < 60 for item in found["tensors"] if item["role"] == "weight")
-    assert found["choice"]["floor_db"] == 25 and found["choice"]["chosen"]["share"] == pytest.approx(chosen.point.share)
-    json.dumps(found, allow_nan=False)
+    assert all(20 < item["sqnr_db"] < 60 for item in doc["tensors"] if item["role"] == "weight")
+    assert doc["choice"]["floor_db"] == 25 and doc["choice"]["chosen"]["share"] == pytest.approx(chosen.point.share)
+    json.dumps(doc, allow_nan=False)

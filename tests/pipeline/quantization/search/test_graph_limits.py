@@ -1,5 +1,3 @@
-"""A trial is asked for what the graph's own checks ask, with a margin, on each part of the samples."""
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -40,13 +38,13 @@ def amplitude(sqnr_db: float) -> float:
     return float(10 ** (-sqnr_db / 20))
 
 
-def test_the_limits_are_those_of_the_graphs_checks_with_a_margin() -> None:
+def test_limits_equal_the_graph_checks_with_a_margin() -> None:
     result = budget_of(GraphLimits())
     assert (result.sqnr_db, result.centered_sqnr_db, result.slice_sqnr_db) == (20, 15, 13)
     assert result.max_rel == pytest.approx(0.6 / 10 ** (MARGIN_DB / 20)) and result.argmax_agreement is None
-    asked = budget_of(GraphLimits({"sqnr_db": 30.0, "cosine": 0.99, "argmax_agreement": 0.95, "max_rel": None}))
-    assert (asked.sqnr_db, asked.argmax_agreement, asked.max_rel) == (35, 0.95, None)
-    assert asked.cosine == pytest.approx(1 - 0.01 / 10 ** (MARGIN_DB / 10))
+    budget = budget_of(GraphLimits({"sqnr_db": 30.0, "cosine": 0.99, "argmax_agreement": 0.95, "max_rel": None}))
+    assert (budget.sqnr_db, budget.argmax_agreement, budget.max_rel) == (35, 0.95, None)
+    assert budget.cosine == pytest.approx(1 - 0.01 / 10 ** (MARGIN_DB / 10))
     floor = SearchFloor(graph=GraphLimits({"sqnr_db": 30.0}))
     assert with_margin(floor).sqnr_db == 35 and with_margin(SearchFloor(cosine=0.9)) == SearchFloor(cosine=0.9)
 
@@ -98,7 +96,7 @@ def test_decisions_may_change_once_or_in_a_hundred() -> None:
     assert [missed(flips, "y") for flips in (0, 1, 2)] == [0, 0, 1] and missed(2, None) == missed(2, "other") == 0
 
 
-def test_more_than_one_integer_of_a_hundred_is_too_many_though_a_part_alone_does_not_show_it() -> None:
+def test_more_than_one_changed_integer_in_a_hundred_is_too_many() -> None:
     def missed(changed: int, changed_at_edges: int) -> int:
         inputs = [{"x": np.ones((100, 1), np.float32)} for _ in range(3)]
         judge, right = GraphJudge(GraphLimits(), inputs, inputs), np.arange(100).reshape(100, 1)
@@ -109,7 +107,7 @@ def test_more_than_one_integer_of_a_hundred_is_too_many_though_a_part_alone_does
     assert [missed(*counts) for counts in ((1, 0), (2, 0), (1, 1))] == [0, 1, 1]
 
 
-def test_a_trial_is_judged_at_the_edges_too_which_count_for_nothing_else() -> None:
+def test_a_trial_is_judged_at_the_edges_too() -> None:
     """The sum over a longer `n` is beyond what calibration showed: its product must stay in float."""
     inputs, dims = (TensorSpec("x", "float32", ("batch", "n")),), (Dim("batch", 1, 1, 8), Dim("n", 4, 4, 64))
     rng = np.random.default_rng(0)
@@ -128,7 +126,7 @@ def test_a_trial_is_judged_at_the_edges_too_which_count_for_nothing_else() -> No
     assert wide.point.share > 0.9
 
 
-def test_few_samples_that_judge_are_filled_up_with_fitted_ones() -> None:
+def test_few_judging_samples_are_completed_with_fitted_ones() -> None:
     def sizes(count: int, filled: bool) -> tuple[int, int]:
         fitted, judging = divide_runs([(1, {"x": np.full((1, 1), index)}) for index in range(count)], filled)
         values = [run.inputs["x"].item() for run in judging]
@@ -142,7 +140,7 @@ def test_few_samples_that_judge_are_filled_up_with_fitted_ones() -> None:
     assert sizes(480, filled=True)[1] == sizes(480, filled=False)[1] == JUDGED
 
 
-def test_a_search_for_limits_leaves_no_more_in_float_than_they_ask() -> None:
+def test_a_search_for_limits_leaves_the_fewest_groups_in_float() -> None:
     model, samples = outlier_net(), noise(128, 1)
     ranges = all_ranges(model, samples)
     usual = choose(model, ranges, TENSORRT_FP32, runs(samples), SearchFloor(graph=GraphLimits()))

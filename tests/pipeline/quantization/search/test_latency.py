@@ -28,7 +28,7 @@ def test_a_group_pays_when_it_saves_more_than_the_margin(int8: float, plain: flo
     assert result.lost is not pays and result.rounds == (FEWEST if pays else PATIENCE)
 
 
-def test_what_noise_hides_stays_in_int8_after_the_last_round() -> None:
+def test_groups_within_noise_stay_in_int8_after_the_last_round() -> None:
     result = benchmark_until_decided(rounds(10.1, 10, jitter=2))
     assert not result.won and not result.lost and result.rounds == ROUNDS
 
@@ -55,9 +55,9 @@ class Scripted:
         return 20 - sum(-3 if name == self.slow else 1 for name in quantized)
 
 
-def chosen(race: Scripted, **wanted):
+def chosen(race: Scripted, **options):
     model, samples = attention_net(), sentences(64)
-    return choose(model, all_ranges(model, samples), CPU, runs(samples), race=race, **wanted)
+    return choose(model, all_ranges(model, samples), CPU, runs(samples), race=race, **options)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def last() -> str:
     return next(row.nodes[0] for row in rows if len(row.nodes) == 1)
 
 
-def test_a_group_that_is_slower_is_left_in_float_with_its_times_as_the_reason(last: str) -> None:
+def test_a_slower_group_stays_in_float_with_its_times_as_the_reason(last: str) -> None:
     race = Scripted(last)
     result = chosen(race)
     assert list(result.left) == [last] and "int8 is not faster here: the model takes" in result.left[last]

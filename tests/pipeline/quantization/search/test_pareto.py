@@ -1,5 +1,3 @@
-"""The trade between quality and latency: what the front, the knee and a budget choose, and costs that are modelled."""
-
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -30,7 +28,7 @@ FAST, BEND, SLOW, EXACT, BEATEN = point(1, 20, 1.0), point(2, 40), point(5, 44),
 POINTS = [SLOW, BEATEN, EXACT, FAST, BEND]
 
 
-def test_a_point_that_another_one_beats_is_not_on_the_front() -> None:
+def test_a_dominated_point_is_not_on_the_front() -> None:
     assert find_front(POINTS) == [FAST, BEND, SLOW, EXACT]
     assert find_front([*POINTS, point(2, 40)])[1] == BEND, "of equal ones, the first"
 
@@ -68,7 +66,7 @@ def chosen(
 
 
 @pytest.mark.parametrize("race", [None, Counted()], ids=["modelled", "measured"])
-def test_what_is_chosen_is_on_the_front_of_what_was_run(race: Counted | None) -> None:
+def test_the_chosen_point_is_on_the_front_of_the_runs(race: Counted | None) -> None:
     knee = chosen(race=race)
     times = [entry.ms for entry in knee.table]
     budget_ms = (times[1] + times[2]) / 2
@@ -87,30 +85,28 @@ def test_what_is_chosen_is_on_the_front_of_what_was_run(race: Counted | None) ->
     assert within.latency == ("measured in 20 rounds" if race else within.latency) and within.rule in within.summary
 
 
-def test_what_is_out_of_reach_says_the_nearest_point() -> None:
+def test_an_unreachable_goal_names_the_nearest_point() -> None:
     with pytest.raises(DataError, match=r"quantization.budget_ms 1e-09 is out of reach: the fastest point takes"):
         chosen(1e-9)
     result = chosen(floor=SearchFloor(sqnr_db=139))
     assert result.point.share == 0 and "the floor, which nothing narrow reaches; the nearest takes" in result.summary
 
 
-def test_where_int8_is_slower_a_budget_is_judged_by_what_the_float_model_took_and_a_floor_is_not_called_missed() -> (
-    None
-):
+def test_where_int8_is_slower_a_budget_uses_the_float_models_time() -> None:
     with pytest.raises(DataError, match=r"budget_ms 5 is .* the fastest point takes \d\d ms.*measured"):
         chosen(5, race=Counted(4))
     result = chosen(floor=SearchFloor(sqnr_db=20), race=Counted(4))
     assert result.point.share == 0 and "nothing narrow reaches" not in result.summary
 
 
-def test_nodes_that_a_person_wants_in_int8_are_in_it_whatever_the_budget_allows() -> None:
+def test_nodes_that_a_person_wants_in_int8_ignore_the_budget() -> None:
     names = [node.name for node in prepare_model(attention_net()).graph.node if node.op_type == "MatMul"]
     for race in (None, Counted(4)):
         assert chosen(100, race=race).point.share == 0
-        assert chosen(100, race=race, overrides=dict.fromkeys(names, "int8")).point.share == 1
+        assert chosen(100, race=race, overrides=dict.fromkeys(names, "own")).point.share == 1
 
 
-def test_costs_are_modelled_at_the_sizes_that_the_model_is_tuned_for() -> None:
+def test_costs_are_modelled_at_the_tuned_sizes() -> None:
     specs = [TensorSpec("tokens", "int64", ("batch", "n")), TensorSpec("mask", "float32", ("batch", "n"))]
     small, large = (chosen(100, shapes=(specs, [Dim("batch", 1, opt, 512)])).point.ms for opt in (1, 512))
     assert large > 9 * small
@@ -132,9 +128,7 @@ def product(rows: int, width: int = 1536) -> CostModel:
 @pytest.mark.parametrize(("precision", "many", "few"), [
     ("int8", 2.0, 2.0), ("int4", 1.0, 3.8), ("nvfp4", 4.0, 3.5), ("nvfp4-weights", 1.0, 3.5)
 ])  # fmt: skip
-def test_many_rows_gain_by_the_rate_of_products_and_few_by_the_bytes_of_weights(
-    precision: str, many: float, few: float
-) -> None:
+def test_many_rows_gain_by_products_and_few_by_weight_bytes(precision: str, many: float, few: float) -> None:
     for rows, speedup in ((8192, many), (1, few)):
         costs, peaks = product(rows), PEAKS["sm_80"].with_floats("fp16")
         narrow_ms = costs.estimate_ms({"MatMul_y": precision}, peaks)
@@ -142,7 +136,7 @@ def test_many_rows_gain_by_the_rate_of_products_and_few_by_the_bytes_of_weights(
     assert costs.weight_bytes({}, "fp16") == 2 * 1536**2 > 1.9 * costs.weight_bytes({"MatMul_y": precision}, "fp16")
 
 
-def test_rates_of_an_unknown_generation_are_not_made_up() -> None:
+def test_unknown_generations_have_no_rates() -> None:
     assert peaks_of(Target("sm_103", (10, 3)), "fp16") is None
     rates = [PEAKS[name_rates(Target(kind))].eight_bits for kind in ("x86-64", "x86-64-v4-vnni")]
     assert rates[0] < rates[1]

@@ -1,5 +1,3 @@
-"""The proposal leaves in float what is needed, is what the pipeline would write, and was seen to pass."""
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -76,7 +74,7 @@ def test_the_one_group_that_breaks_the_graph_is_left_in_float(scheme: Quantizati
     assert any("with 1 of 3 groups in float" in line for line in describe_proposal(message))
 
 
-def test_rules_that_the_spec_has_stay_in_front(tmp_path: Path) -> None:
+def test_the_specs_rules_stay_in_front(tmp_path: Path) -> None:
     model = with_names(outlier_net())
     recipe = replace(recipe_of(model, noise(64), "int8", CPU), rules=(Override("*_z", "fp32"),))
     bench = Bench(model, noise(64), tmp_path, LIMITS)
@@ -86,7 +84,7 @@ def test_rules_that_the_spec_has_stay_in_front(tmp_path: Path) -> None:
     assert [item.match for item in message.overrides] == ["*_z", "MatMul_u"]
 
 
-def test_where_no_choice_passes_nothing_is_proposed(tmp_path: Path) -> None:
+def test_without_a_passing_choice_nothing_is_proposed(tmp_path: Path) -> None:
     model = with_names(outlier_net())
     recipe = recipe_of(model, noise(64), "int8", CPU)
     bench = Bench(model, noise(64), tmp_path, Budget(max_abs=-1.0))
@@ -95,7 +93,7 @@ def test_where_no_choice_passes_nothing_is_proposed(tmp_path: Path) -> None:
     assert message.leave is None and "no proposal" in next(describe_proposal(message))
 
 
-def test_of_a_cast_the_nodes_that_overflow_are_left_in_fp32(tmp_path: Path) -> None:
+def test_overflowing_nodes_of_a_cast_stay_in_fp32(tmp_path: Path) -> None:
     text = "a = MatMul(x, w) b = Mul(a, k) c = Mul(a, b) d = Sqrt(c) y = Div(d, k)"
     model = with_names(x_net(text, k=np.float32(8000)))
     recipe = QuantizationRecipe(model, "fp16", None, None, (), {}, True)

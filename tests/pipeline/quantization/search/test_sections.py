@@ -56,7 +56,7 @@ def divided(model: ModelProto, least: int) -> list[Section]:
 
 
 def damages(model: ModelProto, horizon: int, monkeypatch: pytest.MonkeyPatch, scheme=TENSORRT_FP32) -> np.ndarray:
-    monkeypatch.setattr(sensitivity, "divide_sections", lambda *given: divide_sections(*given, horizon))
+    monkeypatch.setattr(sensitivity, "divide_sections", lambda *arguments: divide_sections(*arguments, horizon))
     result, _ = sweep(model, groups_of(model), {}, all_ranges(model, samples()), scheme, [samples()])
     return np.array([result[group.activation] for group in groups_of(model)])
 
@@ -75,7 +75,7 @@ def test_nothing_is_cut_below_a_skip():
     assert [section.end for section in divided(model, 2)] == [None]
 
 
-def test_what_an_output_shows_is_no_waist():
+def test_an_output_is_no_waist():
     model = residual_net(2)
     shown = model.graph.output.add()
     shown.CopyFrom(model.graph.output[0])
@@ -83,7 +83,7 @@ def test_what_an_output_shows_is_no_waist():
     assert [section.end for section in divided(model, 1)] == ["u0", "d0", None]
 
 
-def test_a_group_that_is_read_again_behind_a_waist_ends_there():
+def test_a_group_that_is_read_behind_a_waist_ends_there():
     text = "u = MatMul(x, a0)\n v = Relu(u)\n w = MatMul(v, a1)\n s = Relu(w)\n t = MatMul(x, a2)\n y = Mul(s, t)"
     model = wrap(text, {f"a{i}": np.eye(WIDTH) for i in range(3)})
     assert [section.end for section in divided(model, 1)] == ["w", None]
@@ -91,7 +91,7 @@ def test_a_group_that_is_read_again_behind_a_waist_ends_there():
 
 
 @pytest.mark.parametrize("scheme", [TENSORRT_FP32, CPU], ids=["tensorrt", "cpu"])
-def test_errors_measured_near_are_those_at_the_outputs(monkeypatch, scheme):
+def test_errors_measured_nearby_equal_those_at_the_outputs(monkeypatch, scheme):
     model = residual_net()
     exact, near = (damages(model, horizon, monkeypatch, scheme) for horizon in (1000, 4))
     off = 10 * np.log10(near / exact)
@@ -102,18 +102,18 @@ def test_errors_measured_near_are_those_at_the_outputs(monkeypatch, scheme):
     assert abs(10 * np.log10(damages(model, 4, monkeypatch, scheme) / exact))[:4].mean() > 3
 
 
-def test_a_tail_ends_a_section_behind_its_own(monkeypatch):
+def test_a_tail_ends_a_section_behind_its_own_group(monkeypatch):
     seen = []
     inner = sensitivity.write_searched
     monkeypatch.setattr(
-        sensitivity, "write_searched", lambda *given: seen.append(len(given[0].graph.node)) or inner(*given)
+        sensitivity, "write_searched", lambda *arguments: seen.append(len(arguments[0].graph.node)) or inner(*arguments)
     )
     for layers in (8, 16):
         damages(residual_net(layers), 4, monkeypatch)
     assert len(seen) == 17 + 33 and max(seen) <= 4 * 5 + 1
 
 
-def test_damages_are_those_of_groups_quantized_alone(monkeypatch):
+def test_damages_equal_those_of_groups_quantized_alone(monkeypatch):
     model, inputs = residual_net(2), samples()
     groups, ranges = groups_of(model), all_ranges(model, samples())
     exact = SessionRunner(model).run(inputs)["y"].astype(np.float64)
@@ -123,7 +123,7 @@ def test_damages_are_those_of_groups_quantized_alone(monkeypatch):
         assert noise == pytest.approx(np.square(actual - exact).sum() / np.square(exact).sum(), rel=1e-3)
 
 
-def test_a_group_without_a_finite_answer_has_damage_without_bound():
+def test_a_group_without_a_finite_answer_has_infinite_damage():
     weights = {"a0": np.eye(WIDTH), "a1": np.eye(WIDTH), "one": np.float32(1)}
     model = wrap("u = MatMul(x, a0)\n v = Add(u, one)\n w = Log(v)\n y = MatMul(w, a1)", weights)
     entries = {"x": np.full((4, WIDTH), -0.999, np.float32)}
@@ -133,19 +133,19 @@ def test_a_group_without_a_finite_answer_has_damage_without_bound():
     assert result["x"] == math.inf and result["w"] < 1
 
 
-def test_only_as_much_of_a_joined_run_is_taken_as_is_kept(monkeypatch):
+def test_only_the_needed_part_of_a_joined_run_is_kept(monkeypatch):
     model, single = residual_net(), samples(16)["x"]
-    rows, kept = TensorSpec("x", "float32", ("batch", WIDTH)), []
+    rows, joined_runs = TensorSpec("x", "float32", ("batch", WIDTH)), []
     ((_, joined),) = group_runs(
         ((i + 1, {"x": single[i : i + 1]}) for i in range(16)), (rows,), (Dim("batch", 1, 16, 16),)
     )
     inner = sensitivity._within
-    monkeypatch.setattr(sensitivity, "_within", lambda *given: kept.append(inner(*given)) or kept[-1])
+    monkeypatch.setattr(sensitivity, "_within", lambda *args: joined_runs.append(inner(*args)) or joined_runs[-1])
     for most in (1 << 20, 1 << 14, 1):
         monkeypatch.setattr(sensitivity, "MOST_KEPT", most)
         sweep(model, groups_of(model), {}, all_ranges(model, samples()), TENSORRT_FP32, [joined])
-    counts = [[len(values["x"]) for values in runs] for runs in kept]
+    counts = [[len(values["x"]) for values in runs] for runs in joined_runs]
     assert counts[0] == [16] and 1 < counts[1][0] < 16 and counts[2] == [1]
-    assert np.array_equal(kept[1][0]["x"], single[: counts[1][0]])
-    held = sum(array.nbytes for array in kept[1][0].values())
-    assert held <= 1 << 14 < held * (counts[1][0] + 1) // counts[1][0], "one more is too many"
+    assert np.array_equal(joined_runs[1][0]["x"], single[: counts[1][0]])
+    held_bytes = sum(array.nbytes for array in joined_runs[1][0].values())
+    assert held_bytes <= 1 << 14 < held_bytes * (counts[1][0] + 1) // counts[1][0], "one more is too many"

@@ -1,5 +1,3 @@
-"""Steps through several formats: along the hull of noise and work, the most useful first."""
-
 import math
 
 from hypothesis import given
@@ -10,14 +8,14 @@ from pipeline.quantization.search.steps import FLOAT, find_steps
 NOISE = st.floats(0, 1) | st.sampled_from([math.inf, math.nan])
 
 
-def test_a_group_leaves_out_formats_that_pay_less_than_the_next_one() -> None:
+def test_a_group_omits_formats_that_pay_less_than_the_next_one() -> None:
     left_out = [(worse, 1, ["mxfp8", FLOAT]) for worse in (5, math.nan)]
     for fp8, mxfp8, formats in ((1.1, 1, ["fp8", "mxfp8", FLOAT]), *left_out, (8, 9, [FLOAT])):
         noises = {"nvfp4": {"g": 10.0}, "fp8": {"g": fp8}, "mxfp8": {"g": mxfp8}}
         assert [step.format for step in find_steps({"g": 1.0}, noises).values()] == formats
 
 
-def test_groups_step_in_turns_from_the_first_format_that_takes_them() -> None:
+def test_groups_step_in_turn_from_their_first_format() -> None:
     steps = find_steps(
         {"a": 1, "b": 1, "c": 1}, noises := {"nvfp4": {"a": 9, "b": 4}, "fp8": {"a": 1, "b": 0, "c": 0.5}}
     )
@@ -29,7 +27,7 @@ def test_groups_step_in_turns_from_the_first_format_that_takes_them() -> None:
 
 
 @given(st.dictionaries(st.sampled_from("abcde"), st.tuples(NOISE, NOISE, NOISE, st.floats(0, 100)), min_size=1))
-def test_each_step_of_a_group_comes_behind_its_last_one_whatever_the_noise(groups: dict[str, tuple]) -> None:
+def test_steps_of_a_group_keep_their_order_despite_noise(groups: dict[str, tuple]) -> None:
     formats = ("mxfp8", "fp8", "int8", FLOAT)
     noises = {name: {group: row[at] for group, row in groups.items()} for at, name in enumerate(formats[:3])}
     steps = [*find_steps({group: row[3] for group, row in groups.items()}, noises).values()]

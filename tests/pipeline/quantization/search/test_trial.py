@@ -1,5 +1,3 @@
-"""Kinds of int8 searched together: each as if alone, with what they share made once; and a time that is over."""
-
 from itertools import repeat
 from types import SimpleNamespace
 
@@ -28,7 +26,7 @@ def targets(name: str, *schemes):
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_a_kind_gets_the_same_beside_another_as_alone(name):
+def test_a_kind_gets_the_same_result_beside_another(name):
     model, expected, samples = targets(name, CPU, TENSORRT_FP32)
     for target, result in zip(expected, choose_each(model, expected, samples, FLOOR), strict=True):
         alone = choose(model, target.ranges, target.scheme, samples, FLOOR)
@@ -36,12 +34,12 @@ def test_a_kind_gets_the_same_beside_another_as_alone(name):
         assert (result.ranges, result.point, dict(result.left)) == (alone.ranges, alone.point, dict(alone.left))
 
 
-def test_what_no_scheme_changes_is_made_once(monkeypatch):
+def test_graphs_that_no_scheme_changes_are_made_once(monkeypatch):
     calls = []
 
     def count(module, name):
         inner = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *given, **more: calls.append(name) or inner(*given, **more))
+        monkeypatch.setattr(module, name, lambda *arguments, **more: calls.append(name) or inner(*arguments, **more))
 
     count(trial, "gather")
     count(smooth, "moments_of")
@@ -64,7 +62,7 @@ class Counting(SearchClock):
             raise OutOfTimeError(f"ended during {during}")
 
 
-def test_a_search_that_is_over_before_its_first_trial_leaves_all_in_float_and_says_so():
+def test_a_search_without_time_leaves_all_in_float_and_is_reported():
     model, expected, samples = targets("outliers", CPU)
     (result,) = choose_each(model, expected, samples, FLOOR, clock=SearchClock(1.0, 0.0))
     assert result.point.share == 0 and len(result.left) == 3
@@ -73,7 +71,7 @@ def test_a_search_that_is_over_before_its_first_trial_leaves_all_in_float_and_sa
     assert result.ended in result.summary and all(result.ended in reason for reason in result.left.values())
 
 
-def test_a_search_that_is_over_gives_the_best_that_held(monkeypatch):
+def test_a_search_out_of_time_gives_its_best_valid_point(monkeypatch):
     model, expected, samples = targets("outliers", CPU)
     floor = SearchFloor(sqnr_db=36)
     result = choose_each(model, expected, samples, floor)[0]
@@ -97,13 +95,13 @@ def test_parts_of_a_time_are_equal():
     assert SearchClock().part(3).end == np.inf
 
 
-def test_steps_are_taken_in_their_order_and_a_group_that_is_slower_in_each_format_ends_in_float(monkeypatch) -> None:
+def test_steps_keep_their_order_and_a_slower_group_ends_in_float(monkeypatch) -> None:
     noises = {"nvfp4": {"g": 9.0}, "fp8": {"g": 1.0, "h": 0.5}, "mxfp8": {"g": 0.5}}
     groups = {name: SimpleNamespace(nodes=(name,)) for name in "gh"}
     side, work = SimpleNamespace(overrides={}), {"g": StatisticsWork(1, 4), "h": StatisticsWork(2, 4)}
     opened = SearchTrial(side, None, None, "nvfp4", groups, {}, work, noises, None)
     milliseconds = {"nvfp4": 4.0, "fp8": 3.0, "mxfp8": 2.0, "fp16": 1.0}
-    opened.write = lambda left, scheme: milliseconds[(form := opened.formats(left))["g"]] + (form["h"] == "fp16")
+    opened.write = lambda steps, scheme: milliseconds[(form := opened.formats(steps))["g"]] + (form["h"] == "fp16")
     opened.point = opened.predict
     monkeypatch.setattr(selection, "with_weights_inside", lambda model: model)
     slow = selection._leave_slow_groups(opened, None, opened.point(()), lambda *pair: repeat(pair))
@@ -114,10 +112,10 @@ def test_steps_are_taken_in_their_order_and_a_group_that_is_slower_in_each_forma
     assert (slow.float_groups, trial._record_point(slow).left, len(slow.left)) == (1, 1, 3)
     assert describe_point(slow).endswith("in the narrow format, 66.7 % in fp8, 33.3 % in fp16")
     lefts = ("g fp16",), ("g fp16", "g"), ("g",), ("g mxfp8", "g", "g fp16"), ()
-    assert [opened.formats(left)["g"] for left in lefts] == ["nvfp4", "fp8", "fp8", "fp16", "nvfp4"]
+    assert [opened.formats(float_nodes)["g"] for float_nodes in lefts] == ["nvfp4", "fp8", "fp8", "fp16", "nvfp4"]
 
 
-def test_the_depth_is_found_where_damages_predict_it():
+def test_the_depth_is_found_if_damages_predict_it():
     names = [f"g{index:02}" for index in range(40)]
     additive = Additive(dict.fromkeys(names, 1.0), {name: 1e-4 * (40 - at) for at, name in enumerate(names)})
     depth = selection._find_shallowest(additive, SearchFloor(sqnr_db=15))
@@ -129,7 +127,7 @@ def test_the_depth_is_found_where_damages_predict_it():
     assert len(additive.qualities) < 12
 
 
-def test_a_resize_to_sizes_that_the_graph_computes_is_tried():
+def test_a_resize_to_computed_sizes_is_tried():
     """Half of its sizes come from before the convolution: onnxruntime loads no Resize that may have 0 of them."""
     text = """
         c = Conv<kernel_shape=[3,3], strides=[2,2], pads=[1,1,1,1]>(image, w)
@@ -143,7 +141,7 @@ def test_a_resize_to_sizes_that_the_graph_computes_is_tried():
     assert choose(model, all_ranges(model, samples), CPU, runs(samples), FLOOR).point.share == 1
 
 
-def test_an_output_whose_size_follows_from_the_data_ends_no_search():
+def test_a_data_dependent_output_size_ends_no_search():
     """As of a detector that selects boxes itself: int8 selects others."""
     text = """
         m = MatMul(x, w)

@@ -1,5 +1,3 @@
-"""Convolutions: patches are what they read, moments are those of all patches, rounding and bias undo what int8 does."""
-
 import copy
 from dataclasses import replace
 
@@ -67,7 +65,7 @@ def window_of(model: ModelProto) -> tuple[Window, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_patches_times_weights_are_the_convolution(kind):
+def test_patches_times_weights_equal_the_convolution(kind):
     model, inputs = net(kind, bias=False), data(kind, 3)
     window, weight = window_of(model)
     expected = run(model, inputs)
@@ -80,7 +78,7 @@ def test_patches_times_weights_are_the_convolution(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_moments_are_those_of_all_patches(kind):
+def test_moments_equal_those_of_all_patches(kind):
     model, inputs = net(kind), data(kind, 12)
     window, _ = window_of(model)
     graph = prepare_model(model)
@@ -96,7 +94,7 @@ def test_moments_are_those_of_all_patches(kind):
         assert np.allclose(about_zero[group], rows[:, group].T @ rows[:, group] / len(rows), atol=1e-3)
 
 
-def test_no_more_patches_are_drawn_than_wanted_and_from_every_run(monkeypatch):
+def test_at_most_the_wanted_patches_are_drawn_from_every_run(monkeypatch):
     monkeypatch.setattr("pipeline.quantization.settings.moments.LEAST_PATCHES", 130)
     model, inputs = net("padded"), data("padded", 24)
     graph = prepare_model(model)
@@ -105,7 +103,7 @@ def test_no_more_patches_are_drawn_than_wanted_and_from_every_run(monkeypatch):
 
 
 @pytest.mark.parametrize(("most", "taken"), [(20, 4), (10, 8)])
-def test_patches_come_out_of_as_few_runs_as_have_them_evenly(monkeypatch, most, taken):
+def test_patches_come_evenly_from_few_runs(monkeypatch, most, taken):
     for name, value in (("LEAST_PATCHES", 80), ("PATCHES_PER_VALUE", 1), ("PATCHES_PER_SAMPLE", most)):
         monkeypatch.setattr(f"pipeline.quantization.settings.moments.{name}", value)
     model, inputs = net("padded"), data("padded", 16)
@@ -125,7 +123,7 @@ def test_sums_keep_their_digits_far_from_zero():
     assert np.allclose(moments.take_covariance()[0], np.cov(rows[:, 0].T.astype(np.float64), bias=True), atol=1e-3)
 
 
-def test_layers_are_taken_together_as_far_as_memory_goes():
+def test_layers_are_processed_together_within_memory():
     model = build(
         "float[batch,4,9,8] x", "float[batch,4,9,8] y",
         "a = Conv(x, w)\n b = Conv(a, w)\n c = Conv(b, w)\n y = Conv(c, w)",
@@ -141,13 +139,13 @@ def test_layers_are_taken_together_as_far_as_memory_goes():
 def test_a_silent_group_is_rounded_beside_a_loud_one():
     matrix = np.random.default_rng(0).normal(size=(2, 6, 5)).astype(np.float32)
     moments = np.stack([np.zeros((6, 6)), np.eye(6) + 0.5]).astype(np.float32)
-    found = compensate(matrix, moments)
-    assert np.array_equal(found[0], nearest(matrix[0])) and np.array_equal(found[1], compensate(matrix[1], moments[1]))
+    pair = compensate(matrix, moments)
+    assert np.array_equal(pair[0], nearest(matrix[0])) and np.array_equal(pair[1], compensate(matrix[1], moments[1]))
 
 
 @pytest.mark.parametrize("scheme", [TENSORRT_FP32, CPU], ids=["tensorrt", "cpu"])
 @pytest.mark.parametrize("kind", ["padded", "grouped", "depthwise", "1-d"])
-def test_weights_are_rounded_better_than_to_the_nearest(kind, scheme):
+def test_weights_are_rounded_better_than_to_nearest(kind, scheme):
     model, fitted, unseen = net(kind), data(kind, 128, 1), data(kind, 64, 2)
     ranges, expected = all_ranges(model, fitted), run(model, unseen)
     result = choose(model, ranges, scheme, runs(fitted))
@@ -170,7 +168,7 @@ def test_weights_are_rounded_better_than_to_the_nearest(kind, scheme):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_bias_correction_takes_back_a_shift_of_the_mean(bias):
+def test_bias_correction_removes_a_shift_of_the_mean(bias):
     model, inputs = net("padded", bias), data("padded", 100)
     graph, reach = prepare_model(model), float(inputs["x"].max())
     # Clipping at a tenth of the reach takes away from everything that is large.
@@ -195,7 +193,7 @@ def test_a_bias_that_is_computed_stays():
     assert sqnr_db(run(model, data("padded", 8)), run(result.model, data("padded", 8))) > 30
 
 
-def test_the_written_graph_holds_the_very_levels():
+def test_the_written_graph_has_the_same_levels():
     model, inputs = net("grouped"), data("grouped", 64)
     result = choose(model, all_ranges(model, inputs), CPU, runs(inputs))
     rounded = as_matrices(constant(result.model, of_type(result.model, "Conv")[0].input[1]), 2)
@@ -238,15 +236,15 @@ def test_a_later_pass_begins_where_the_model_was_narrow_before(monkeypatch):
     ranges, groups, sizes = all_ranges(model, inputs), find_groups(graph, find_sites(graph)[0]), []
     inner = moments_module.tail
     monkeypatch.setattr(moments_module, "MOST_LAYERS", 1)
-    monkeypatch.setattr(moments_module, "tail", lambda *a: sizes.append(len((made := inner(*a)).graph.node)) or made)
+    monkeypatch.setattr(moments_module, "tail", lambda *a: sizes.append(len((proto := inner(*a)).graph.node)) or proto)
 
     def fitted() -> list[np.ndarray]:
         sizes.clear()
         plans = fit_convolutions(graph, [FittedKind(groups, ranges, "int8")], runs(inputs))[0]
         return [array for plan in plans.values() for array in (*plan.weights.values(), *plan.biases.values())]
 
-    held = fitted()
+    fitted_weights = fitted()
     assert sizes == [2, 2, 2, 0], "to the next convolution's activation, from this one's"
     monkeypatch.setattr(moments_module, "MOST_HELD", 0)
     again = fitted()
-    assert sizes == [2, 4, 6, 6] and all(map(np.array_equal, held, again))
+    assert sizes == [2, 4, 6, 6] and all(map(np.array_equal, fitted_weights, again))

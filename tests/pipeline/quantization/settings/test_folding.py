@@ -1,5 +1,3 @@
-"""Where smoothing factors go: through attention into the value projection, and nowhere that changes the function."""
-
 import numpy as np
 import onnx
 import pytest
@@ -88,17 +86,17 @@ def test_factors_go_through_a_relu(head: str) -> None:
         + "y = MatMul(a, wo)",  # another order of channels in memory
     ],
 )
-def test_what_does_not_leave_channels_apart_is_not_folded_through(text: str) -> None:
+def test_folding_stops_at_operators_that_mix_channels(text: str) -> None:
     model = attention(text, f"float[batch,5,{WIDTH}] x", f"float[batch,5,{WIDTH}] y")
     group = next(group for group in find_groups(model, find_sites(model)[0]) if group.activation == "a")
-    found = find_folds(model, [group]).get(group.activation)
+    folds = find_folds(model, [group]).get(group.activation)
     changed, _ = smoothed(model)
     np.testing.assert_allclose(run(changed, inputs()), run(model, inputs()), rtol=1e-3, atol=1e-3)
     # The projection right in front of `a` may take the factors; the values' own may not.
-    assert found is None or all(node != maker(model, "v0").name for node, _, _ in found.constants)
+    assert folds is None or all(node != maker(model, "v0").name for node, _, _ in folds.constants)
 
 
-def test_a_model_is_looked_at_once_for_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_is_analysed_once_for_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     model, looked = attention(), []
     inner = smooth.static_shapes
     monkeypatch.setattr(smooth, "static_shapes", lambda graph: looked.append(1) or inner(graph))

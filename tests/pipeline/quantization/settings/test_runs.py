@@ -1,5 +1,3 @@
-"""Sessions of trials: Q/DQ as it is written, and weights that are dequantized once."""
-
 import tempfile
 from typing import Any
 
@@ -20,57 +18,57 @@ NETS = {"outliers": (outlier_net, noise), "convolutions": (nets.conv_net, nets.i
 
 @pytest.mark.parametrize("name", NETS)
 @pytest.mark.parametrize("scheme", [nets.CPU, nets.TENSORRT_FP32], ids=["cpu", "tensorrt"])
-def test_an_exact_session_gives_the_bits_of_the_graph_as_it_is_written(name, scheme):
+def test_an_exact_session_gives_the_written_graphs_bits(name, scheme):
     net, data = NETS[name]
-    model, given = net(), data(32, 1)
-    graph, _ = quantize_int8(model, all_ranges(model, given), scheme)
-    (found,) = SessionRunner(graph, exact=True).run(given).values()
-    np.testing.assert_array_equal(found, nets.run(graph, given, optimized=False))
-    (fused,) = SessionRunner(graph).run(given).values()
-    assert np.abs(fused - found).max() < 0.05 * np.abs(found).max()
+    model, inputs = net(), data(32, 1)
+    graph, _ = quantize_int8(model, all_ranges(model, inputs), scheme)
+    (actual,) = SessionRunner(graph, exact=True).run(inputs).values()
+    np.testing.assert_array_equal(actual, nets.run(graph, inputs, optimized=False))
+    (fused,) = SessionRunner(graph).run(inputs).values()
+    assert np.abs(fused - actual).max() < 0.05 * np.abs(actual).max()
 
 
-def test_graphs_share_weights_that_lie_in_a_file_and_what_was_made_of_them_goes_once_it_is_open(tmp_path):
-    model, given = outlier_net(), noise(8, 1)
+def test_graphs_share_weights_in_a_file_and_free_their_copies(tmp_path):
+    model, inputs = outlier_net(), noise(8, 1)
     shared = with_weights_outside(model, tmp_path)
-    graphs = [quantize_int8(item, all_ranges(model, given), nets.CPU)[0] for item in (model, shared)]
+    graphs = [quantize_int8(item, all_ranges(model, inputs), nets.CPU)[0] for item in (model, shared)]
     assert graphs[1].ByteSize() < graphs[0].ByteSize()
     assert len([*tmp_path.glob("loose-*")]) > 0, "int8 weights, beside the file that they were made of"
     opened = [SessionRunner(graph) for graph in graphs]
     assert [path.name for path in tmp_path.iterdir()] == ["weights"]
-    (one, other) = (next(iter(session.run(given).values())) for session in opened)
+    (one, other) = (next(iter(session.run(inputs).values())) for session in opened)
     np.testing.assert_array_equal(one, other)
 
 
-def test_a_chosen_model_holds_its_weights_and_none_that_nothing_reads(tmp_path):
-    model, given = outlier_net(), noise(8, 1)
+def test_a_chosen_model_has_only_weights_that_are_read(tmp_path):
+    model, inputs = outlier_net(), noise(8, 1)
     shared = with_weights_outside(model, tmp_path)
     shared.graph.initializer.add().CopyFrom(shared.graph.initializer[0])
     shared.graph.initializer[-1].name = "unread"
-    found = with_weights_inside(shared)
-    assert not has_external(found) and has_external(shared)
-    assert {item.name for item in found.graph.initializer} == {item.name for item in model.graph.initializer}
-    np.testing.assert_array_equal(nets.run(found, given), nets.run(model, given))
+    complete_model = with_weights_inside(shared)
+    assert not has_external(complete_model) and has_external(shared)
+    assert {item.name for item in complete_model.graph.initializer} == {item.name for item in model.graph.initializer}
+    np.testing.assert_array_equal(nets.run(complete_model, inputs), nets.run(model, inputs))
 
 
-def test_a_search_leaves_no_file_that_its_model_needs(monkeypatch, tmp_path):
+def test_a_search_leaves_no_needed_file(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    model, given = outlier_net(residual=True), noise(64, 1)
-    found = choose(model, all_ranges(model, given), nets.CPU, runs(given))
-    assert not [*tmp_path.iterdir()] and not has_external(found.model)
-    assert any("_factors" in item.name for item in found.model.graph.initializer), "smoothed, and not folded"
+    model, inputs = outlier_net(residual=True), noise(64, 1)
+    choice = choose(model, all_ranges(model, inputs), nets.CPU, runs(inputs))
+    assert not [*tmp_path.iterdir()] and not has_external(choice.model)
+    assert any("_factors" in item.name for item in choice.model.graph.initializer), "smoothed, and not folded"
 
 
 @pytest.mark.parametrize(("net", "data"), [(nets.conv_net, nets.images), (nets.attention_net, nets.sentences)])
-def test_inferred_shapes_count_what_a_run_counts(net: Any, data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inferred_shapes_give_the_counts_of_a_run(net: Any, data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = prepare_model(net())
-    found, runs = find_groups(graph, find_sites(graph)[0]), [(5, data(5, 1)), (3, data(3, 2))]
-    inferred = gather(graph, found, runs)[1]
+    weighted_groups, runs = find_groups(graph, find_sites(graph)[0]), [(5, data(5, 1)), (3, data(3, 2))]
+    inferred = gather(graph, weighted_groups, runs)[1]
     monkeypatch.setattr(groups, "_infer_sizes", lambda *_: {})
-    assert gather(graph, found, runs)[1] == inferred and inferred
+    assert gather(graph, weighted_groups, runs)[1] == inferred and inferred
 
 
-def test_what_a_model_says_of_sizes_does_not_count() -> None:
+def test_declared_sizes_do_not_count() -> None:
     model = nets.build(
         "float[batch,4,9,8] x", "float[1,6,9,8] y", "y = Conv<pads=[1,1,1,1]>(x, w)", {"w": np.ones((6, 4, 3, 3))}
     )
@@ -79,7 +77,7 @@ def test_what_a_model_says_of_sizes_does_not_count() -> None:
     assert work.macs == 6 * 9 * 8 * 4 * 3 * 3
 
 
-def test_sizes_that_values_decide_are_seen_in_the_run() -> None:
+def test_data_dependent_sizes_are_observed_in_the_run() -> None:
     text = "n = NonZero(x)\n t = Transpose<perm=[1,0]>(n)\n f = Cast<to=1>(t)\n y = MatMul(f, w)"
     model = nets.build("float[batch,4] x", "float[rows,6] y", text, {"w": np.ones((2, 6))})
     graph, inputs = prepare_model(model), {"x": np.eye(4, dtype=np.float32)}
@@ -88,7 +86,7 @@ def test_sizes_that_values_decide_are_seen_in_the_run() -> None:
 
 
 @pytest.mark.parametrize(("last", "counted"), [("p = Mul(h, m)", 5), ("p = Identity(h)", 8)])
-def test_rows_of_padding_count_in_no_statistics_where_no_output_depends_on_them(last: str, counted: int) -> None:
+def test_padding_rows_are_excluded_from_statistics_if_no_output_depends_on_them(last: str, counted: int) -> None:
     text = f"""e = Gather(table, ids)
         h = MatMul(e, w)
         f = Cast<to=1>(mask)
@@ -100,12 +98,12 @@ def test_rows_of_padding_count_in_no_statistics_where_no_output_depends_on_them(
     whole = {"ids": np.arange(8).reshape(2, 4), "mask": np.ones((2, 4), np.int64)}
     padded = {**whole, "mask": np.array([[1, 1, 1, 0], [1, 1, 0, 0]])}
     mask = find_mask(SessionRunner(model), [(2, whole), (2, padded)])
-    found = gather(model, find_groups(model, find_sites(model)[0]), [(2, padded)], mask=mask)[0]
-    assert [statistics.count for statistics in found.values()] == [counted]
+    gathered = gather(model, find_groups(model, find_sites(model)[0]), [(2, padded)], mask=mask)[0]
+    assert [statistics.count for statistics in gathered.values()] == [counted]
 
 
 @pytest.mark.parametrize(
-    ("given", "output", "text"),
+    ("dtype", "output", "text"),
     [
         ("int64", "int64[b] y", "y = ArgMax<axis=1, keepdims=0>(f)"),
         ("int64", "float[b,s] y", "y = Cast<to=1>(mask)"),
@@ -113,9 +111,9 @@ def test_rows_of_padding_count_in_no_statistics_where_no_output_depends_on_them(
         ("float", "float[b,s] y", "m = Cast<to=9>(mask)\n y = Where(m, ids, zero)"),
     ],
 )
-def test_an_input_of_zeros_and_ones_is_not_always_a_mask(given: str, output: str, text: str) -> None:
+def test_an_input_of_zeros_and_ones_is_not_always_a_mask(dtype: str, output: str, text: str) -> None:
     constants = {"zero": np.float32(0), "flat": [-1]}
-    model = nets.build(f"{given}[b,s] ids, int64[b,s] mask", output, f"f = Cast<to=1>(ids)\n {text}", constants)
-    ids = np.array([[0, 3, 2, 1], [1, 0, 1, 0]], {"float": "f4"}.get(given, given))
+    model = nets.build(f"{dtype}[b,s] ids, int64[b,s] mask", output, f"f = Cast<to=1>(ids)\n {text}", constants)
+    ids = np.array([[0, 3, 2, 1], [1, 0, 1, 0]], {"float": "f4"}.get(dtype, dtype))
     inputs = {"ids": ids, "mask": np.array([[1, 1, 1, 0], [1, 1, 1, 1]])}
     assert find_mask(SessionRunner(prepare_model(model)), [(2, inputs)]) is None

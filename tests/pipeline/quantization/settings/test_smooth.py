@@ -1,5 +1,3 @@
-"""Smoothing and rounding: the same function in float, folded where that is free, weights on int8's own levels."""
-
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -65,8 +63,8 @@ def test_factors_go_into_the_normalization_when_only_the_group_reads_it():
 
 @pytest.mark.parametrize(("bias", "folds"), [("", True), ("b", True), ("one", False), ("computed", False)])
 def test_factors_pass_into_a_gemm_whose_bias_is_a_constant_of_each_channel(bias, folds):
-    given = {"w": np.ones((4, 8), "f4"), "b": np.ones(8, "f4"), "one": np.ones(1, "f4")}
-    walk = SimpleNamespace(initializers={name: numpy_helper.from_array(value, name) for name, value in given.items()})
+    data = {"w": np.ones((4, 8), "f4"), "b": np.ones(8, "f4"), "one": np.ones(1, "f4")}
+    walk = SimpleNamespace(initializers={name: numpy_helper.from_array(value, name) for name, value in data.items()})
     node = helper.make_node("Gemm", ["x", "w", *([bias] if bias else [])], ["y"], name="g")
     expected = (("g", 1, 1), ("g", 2, 0)) if bias else (("g", 1, 1),)
     assert _projection(node, walk, 8) == (expected if folds else None)
@@ -80,7 +78,7 @@ def test_a_residual_connection_keeps_the_exact_tensor():
 
 
 @given(st.integers(0, 1000), st.integers(2, 40), st.integers(1, 9), st.sampled_from([127, 64]))
-def test_rounded_weights_lie_on_the_levels_that_the_steps_of_the_result_give(seed, rows, columns, last):
+def test_rounded_weights_lie_on_the_resulting_levels(seed, rows, columns, last):
     rng = np.random.default_rng(seed)
     matrix = rng.normal(size=(rows, columns)).astype(np.float32)
     x = rng.normal(size=(200, rows)).astype(np.float32)
@@ -96,7 +94,7 @@ def test_degenerate_moments_fall_back_to_the_nearest():
     assert np.array_equal(nearest(np.zeros((8, 4), np.float32)), np.zeros((8, 4), np.float32))
 
 
-def test_insertion_finds_the_rounded_levels_again():
+def test_insertion_finds_the_rounded_levels():
     model = outlier_net()
     graph = prepare_model(model)
     group = find_groups(graph, find_sites(graph)[0])[0]
@@ -112,12 +110,12 @@ def test_insertion_finds_the_rounded_levels_again():
 
 
 def test_kept_rows_stay_few_however_many_runs_there_are():
-    found = Statistics()
+    stats = Statistics()
     for run_index in range(600):
-        found.add(np.full((4, 50, 8), run_index, np.float32))
-    assert 512 <= len(found.rows) <= 2048 and found.rows[:, 0].max() >= 590 and found.rows[:, 0].min() <= 10
-    assert {*np.unique(found.rows[:, 0], return_counts=True)[1]} == {2}, "all runs weigh alike: one row in each half"
-    assert found.count == 600 * 200
+        stats.add(np.full((4, 50, 8), run_index, np.float32))
+    assert 512 <= len(stats.rows) <= 2048 and stats.rows[:, 0].max() >= 590 and stats.rows[:, 0].min() <= 10
+    assert {*np.unique(stats.rows[:, 0], return_counts=True)[1]} == {2}, "all runs weigh alike: one row in each half"
+    assert stats.count == 600 * 200
 
 
 def test_second_moments_wait_for_a_sixteenth_as_many_rows_as_channels():
@@ -138,14 +136,14 @@ def sparse(rows: int, seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("activation", ["int8", "uint8"])
-def test_settings_that_fit_a_few_rows_only_do_not_win(activation):
+def test_settings_that_fit_only_a_few_rows_do_not_win(activation):
     weight = np.random.default_rng(0).normal(size=(512, 40)).astype(np.float32)
     statistics = Statistics()
     for start in range(0, 32, 8):
         statistics.add(sparse(32, 1)[start : start + 8])
     graph = prepare_model(outlier_net())
     group = replace(find_groups(graph, find_sites(graph)[0])[0], sites=find_sites(graph)[0][:1])
-    plans = [fit(group, statistics, {group.nodes[0]: weight}, activation, wanted) for wanted in (STRENGTHS, (None,))]
+    plans = [fit(group, statistics, {group.nodes[0]: weight}, activation, grid) for grid in (STRENGTHS, (None,))]
     fresh = sparse(2000, 2)
     searched, plain = (error_of(plan, fresh, weight, activation) for plan in plans)
     assert searched < 1.1 * plain
@@ -157,7 +155,7 @@ def error_of(plan: SmoothingPlan, rows: np.ndarray, weight: np.ndarray, activati
     return float(np.mean((result - rows @ weight) ** 2))
 
 
-def test_a_channel_that_compensation_took_the_last_level_from_gets_it_back():
+def test_a_channel_that_lost_its_last_level_gets_it_back():
     for seed in range(40):
         rng = np.random.default_rng(seed)
         # The loudest row is nearly a copy of the ones before it, and so takes all that they lost.
@@ -167,7 +165,7 @@ def test_a_channel_that_compensation_took_the_last_level_from_gets_it_back():
         assert np.allclose(steps_of(compensate(matrix, moments)), steps_of(matrix), rtol=1e-4)
 
 
-def test_nodes_that_share_an_activation_are_rounded_each_for_itself():
+def test_nodes_that_share_an_activation_are_rounded_separately():
     rng = np.random.default_rng(0)
     statistics, weights = Statistics(), [rng.normal(size=(24, width)).astype(np.float32) for width in (5, 40)]
     for _ in range(8):
@@ -182,7 +180,7 @@ def test_nodes_that_share_an_activation_are_rounded_each_for_itself():
 
 
 @pytest.mark.parametrize("size", [5, 64, 200])
-def test_moments_are_decomposed_where_they_lie(monkeypatch, size):
+def test_moments_are_decomposed_in_place(monkeypatch, size):
     monkeypatch.setattr(groups, "DECOMPOSED", 64)
     x = np.random.default_rng(size).normal(size=(2 * size, size))
     moments, order = x.T @ x / size, np.random.default_rng(0).permutation(size)
@@ -193,7 +191,7 @@ def test_moments_are_decomposed_where_they_lie(monkeypatch, size):
     assert np.allclose(np.tril(result), np.linalg.cholesky(moments[np.ix_(order, order)]))
 
 
-def test_wide_moments_are_rounded_with_in_their_own_room(monkeypatch):
+def test_wide_moments_are_rounded_in_their_own_memory(monkeypatch):
     x = np.random.default_rng(1).normal(size=(200, 48)).astype(np.float32).cumsum(axis=1)
     matrix, moments = np.random.default_rng(2).normal(size=(48, 8)).astype(np.float32), x.T @ x / 200
     narrow, before = compensate(matrix, moments), moments.copy()
@@ -212,7 +210,7 @@ def biased_groups(text: str, **weights) -> tuple:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("p = MatMul(x, w)\n y = Add(b, p)", True),
         ("y = Gemm(x, w, b)", True),
@@ -223,15 +221,15 @@ def biased_groups(text: str, **weights) -> tuple:
         ("y = MatMul(x, w)", False),
     ],
 )
-def test_a_bias_is_a_constant_of_each_channel_that_only_the_product_is_added_to(text, found):
+def test_a_bias_is_a_constant_of_each_channel_that_only_the_product_is_added_to(text, expected):
     weights = {"w": np.ones((32, 16), "f4"), "b": np.ones(16, "f4"), "one": np.ones(1, "f4")}
     _, (group,), places = biased_groups(text, **weights)
-    assert [*places] == ([*group.nodes] if found else [])
+    assert [*places] == ([*group.nodes] if expected else [])
 
 
 @pytest.mark.parametrize("text", ["p = MatMul(x, w)\n y = Add(p, b)", "y = Gemm(x, w, b)"])
 @pytest.mark.parametrize("levels", [127, FORMATS["nvfp4-weights"]])
-def test_biases_take_back_what_rounding_adds_on_average(text, levels):
+def test_biases_compensate_the_average_rounding_error(text, levels):
     rng = np.random.default_rng(0)
     weights = {"w": rng.normal(size=(32, 16)).astype("f4"), "b": rng.normal(size=16).astype("f4")}
     graph, (group,), places = biased_groups(text, **weights)
@@ -241,8 +239,8 @@ def test_biases_take_back_what_rounding_adds_on_average(text, levels):
     plan = fit(group, statistics, matrices(graph, [group]), "int8", (None,), levels, places.keys())
     ranges = Ranges({"x": (-8.0, 8.0)}, "minmax", "", 1)
     changed, _ = apply_plans(graph, [plan], ranges)
-    held = rounded_activation(rows, plan.low, plan.high, "int8") if levels == 127 else rows
-    added = run(changed, {"x": held}) - run(graph, {"x": rows})
+    activations = rounded_activation(rows, plan.low, plan.high, "int8") if levels == 127 else rows
+    added = run(changed, {"x": activations}) - run(graph, {"x": rows})
     assert np.abs(added.mean(axis=0)).max() < 0.02 * np.abs(added).max()
 
 

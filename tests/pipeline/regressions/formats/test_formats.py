@@ -1,5 +1,3 @@
-"""Each format holds every finding, can be read back, and stays whole whatever a text holds."""
-
 import re
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from tests.pipeline.regressions.samples import UNIT, sample, times
 HOSTILE = "a\x1b[31m\x00 <script>&]]> ::error:: 100%\r\n| `x` \u202e"
 
 
-def test_junit_has_a_case_for_what_was_looked_at_and_a_failure_for_each_regression() -> None:
+def test_junit_has_a_case_per_check_and_a_failure_per_regression() -> None:
     (suite,) = JUnitXml.fromstring(to_junit(sample()).decode())
     assert (suite.tests, suite.failures) == (6, 1)
     assert {case.classname for case in suite} == {UNIT, "cpu fp16 onnxruntime"}
@@ -51,7 +49,7 @@ def test_markdown_has_the_verdict_the_findings_and_the_table() -> None:
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in table} == {7}
 
 
-def test_texts_of_models_break_no_format() -> None:
+def test_texts_of_models_are_escaped_in_every_format() -> None:
     hostile = sample(findings=(Finding("failed", "error", HOSTILE, UNIT, "", 3),))
     (suite,) = JUnitXml.fromstring(to_junit(hostile).decode())
     assert suite.failures == 1

@@ -26,7 +26,7 @@ sizes = st.lists(st.integers(1, 40), min_size=2, max_size=60)
 
 def all_partitions(count: int):
     for inner in itertools.product((False, True), repeat=count - 1):
-        yield (*(index for index, kept in enumerate(inner) if kept), count - 1)
+        yield (*(index for index, block_index in enumerate(inner) if block_index), count - 1)
 
 
 def model_of(*columns, growth: bool = False) -> CostModel:
@@ -49,7 +49,7 @@ def total_cost(model: CostModel, partitions, price: float) -> float:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=40), st.floats(0, 2e-3), st.integers(1, 9), st.booleans())
-def test_one_dim_is_exact(lengths, price, most, batched):
+def test_the_choice_for_one_dim_is_exact(lengths, price, most, batched):
     model = model_of(lengths, growth=batched)
     costs = model.intervals(0, [()])
     result = partition_grid(model, [0], most, price)
@@ -60,7 +60,7 @@ def test_one_dim_is_exact(lengths, price, most, batched):
 
 @settings(max_examples=25, deadline=None)
 @given(sizes)
-def test_a_partition_costs_what_its_requests_do(lengths):
+def test_a_partitions_cost_is_that_of_its_requests(lengths):
     model = model_of(lengths)
     for _, partition in partition_dim(model.intervals(0, [()]), 5):
         assert total_of(model.intervals(0, [()]), partition) == pytest.approx(direct_cost(model, [partition]), rel=1e-9)
@@ -99,7 +99,7 @@ def poisson(rate: float, count: int) -> np.ndarray:
     return at - at[0]
 
 
-def test_a_batch_has_one_request_and_those_that_come_while_it_waits():
+def test_a_batch_has_one_request_and_those_that_arrive_while_it_waits():
     growth = BatchGrowth.idle(poisson(100.0, 4000), 64, 0.03)
     counts = np.full((1, 1, len(growth.seconds)), 100.0)
     seconds = growth.seconds_of(counts, np.full_like(counts, 100.0), growth.tables(np.ones((1, 64))))
@@ -114,7 +114,7 @@ def test_a_full_batch_does_not_grow():
 
 
 @pytest.mark.parametrize(("rate", "wait_s"), [(0.004, 0.0), (0.0015, 0.002), (0.0008, 0.0)])
-def test_the_model_of_batches_costs_what_the_simulation_does(rate, wait_s):
+def test_modelled_batches_cost_the_same_as_simulated_ones(rate, wait_s):
     grid = grid_of_sizes(np.random.default_rng(0).choice([8, 16, 40], 3000))
     grid.at[:] *= rate / 0.004
     times, policy = KnownTimes(), BatchPolicy(8, wait_s)
@@ -129,7 +129,7 @@ def test_requests_of_several_samples_fill_a_batch_sooner():
     assert per_requests(np.array([1.0, 2.0, 3.0, 4.0]), 1.5, 2).tolist() == [1.5, 3.0]
 
 
-def test_times_of_different_rates_have_batches_of_different_sizes():
+def test_times_at_different_rates_have_different_batches():
     growth = BatchGrowth.idle(np.concatenate([poisson(10.0, 2000), 300.0 + poisson(1000.0, 2000)]), 8, 0.01)
     assert growth.seconds[0] > 50 * growth.seconds[-1]
     counts = np.full((1, 1, len(growth.seconds)), 1.0)

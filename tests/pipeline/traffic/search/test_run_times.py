@@ -1,5 +1,3 @@
-"""Times at candidate sizes, by what was measured near them."""
-
 import numpy as np
 import pytest
 
@@ -18,7 +16,7 @@ def test_a_table_has_the_time_of_each_batch_at_each_edge():
     assert times.log_sd(np.array([[2], [20]]), 4).shape == (2,)
 
 
-def test_the_mean_is_that_of_the_distribution():
+def test_the_mean_equals_that_of_the_distribution():
     runs = measure([{"length": 2}, {"length": 64}])
     skewed = np.array([bucket.curve for bucket in runs]) * np.linspace(0.5, 2.5, 101)
     times = RunTimes(ServiceTimes(("length",), np.array([[2], [64]]), skewed, np.full(2, 0.01)), None)

@@ -26,9 +26,9 @@ def verdicts(evidences, thresholds=None, looks=None):
     return [judge(one, thresholds, looks, replicates=QUICK).verdict for one in evidences]
 
 
-def at_most(found: int, of: int, promised: float = 0.05) -> bool:
+def at_most(count: int, of: int, promised: float = 0.05) -> bool:
     """Whether a count does not contradict a promised rate: its lower bound, at 1 %, is no higher."""
-    return lower(found, of, 0.01) <= promised
+    return lower(count, of, 0.01) <= promised
 
 
 def canaries(few: int, many: int) -> pytest.MarkDecorator:
@@ -38,13 +38,13 @@ def canaries(few: int, many: int) -> pytest.MarkDecorator:
 
 @canaries(16, 100)
 @pytest.mark.parametrize("kind", ["lognormal", "heavy", "remembering", "shared"])
-def test_at_the_margin_it_passes_and_fails_in_at_most_5_percent(kind, count):
+def test_at_the_margin_it_passes_or_fails_wrongly_in_at_most_5_percent(kind, count):
     actual = verdicts((pair_evidence(rng, 800, kind, slower=0.02) for rng in seeds(count)), MEDIAN)
     assert at_most(actual.count("PASS"), count) and at_most(actual.count("FAIL"), count)
 
 
 @canaries(16, 100)
-def test_at_the_margin_of_the_tail_too(count):
+def test_the_level_holds_at_the_margin_of_the_tail_too(count):
     limits = only({"p99": 0.05})
     actual = verdicts((pair_evidence(rng, 1500, "two humps", slower=0.05) for rng in seeds(count)), limits)
     assert at_most(actual.count("PASS"), count) and at_most(actual.count("FAIL"), count)
@@ -52,7 +52,7 @@ def test_at_the_margin_of_the_tail_too(count):
 
 @canaries(40, 400)
 @pytest.mark.parametrize("paired", [True, False])
-def test_error_rates_at_their_margin(paired, count):
+def test_the_level_holds_at_the_margin_of_error_rates(paired, count):
     limits = only(error_rate=0.005)
     items = []
     for rng in seeds(count):
@@ -65,7 +65,7 @@ def test_error_rates_at_their_margin(paired, count):
 
 
 @canaries(40, 300)
-def test_answers_that_differ_at_their_margin(count):
+def test_the_level_holds_at_the_margin_of_different_answers(count):
     limits = only(disagreement=0.01)
     actual = verdicts((pair_evidence(rng, 1500, differing=0.01) for rng in seeds(count)), limits)
     assert at_most(actual.count("PASS"), count) and at_most(actual.count("FAIL"), count)
@@ -78,13 +78,13 @@ def test_a_clean_pair_never_fails(count):
     assert "FAIL" not in verdicts(evidences)
 
 
-def test_an_equal_candidate_passes_when_there_is_enough():
+def test_an_equal_candidate_passes_with_enough_data():
     actual = verdicts(pair_evidence(rng, 20_000, "shared") for rng in seeds(4))
     assert actual.count("PASS") >= 3 and "FAIL" not in actual
 
 
 @pytest.mark.parametrize("fault", [{"slower": 0.03}, {"failing": 0.005}])
-def test_too_little_data_is_insufficient_and_says_what_it_could_have_shown(fault):
+def test_too_little_data_is_insufficient_with_the_detectable_difference(fault):
     for rng in seeds(10):
         actual = judge(pair_evidence(rng, 300, **fault), replicates=QUICK)
         assert actual.verdict != "PASS"
@@ -97,13 +97,13 @@ def test_too_little_data_is_insufficient_and_says_what_it_could_have_shown(fault
 
 
 @canaries(24, 60)
-def test_what_it_says_it_could_have_shown_is_shown_in_8_of_10(count):
+def test_the_detectable_difference_is_detected_in_8_of_10(count):
     effect = judge(pair_evidence(next(seeds(1)), 1500), MEDIAN).criteria[0].detectable
     actual = verdicts((pair_evidence(rng, 1500, slower=effect) for rng in seeds(count)), MEDIAN)
     assert 0.62 <= actual.count("FAIL") / count <= 0.95
 
 
-def test_a_tail_that_nobody_saw_is_not_judged():
+def test_an_unobserved_tail_is_not_judged():
     tail = judge(pair_evidence(next(seeds(1)), 500), replicates=QUICK).criteria[1]
     assert tail.verdict == "INSUFFICIENT" and "it takes 1000" in tail.note
     bursts = np.ones(2000)
@@ -112,7 +112,7 @@ def test_a_tail_that_nobody_saw_is_not_judged():
     assert actual.verdict == "INSUFFICIENT", "one burst of 40 slow requests is one event"
 
 
-def test_an_early_look_needs_more_than_the_last_one():
+def test_an_early_look_needs_more_evidence_than_the_last_one():
     evidence = pair_evidence(np.random.default_rng(3), 1500, slower=0.035)
     alone = judge(evidence, MEDIAN, replicates=QUICK)
     early = judge(evidence, MEDIAN, Looks(15_000), replicates=QUICK)
@@ -120,7 +120,7 @@ def test_an_early_look_needs_more_than_the_last_one():
     assert early.criteria[0].low < alone.criteria[0].low
 
 
-def test_silence_about_the_answers_is_no_pass():
+def test_missing_answers_give_no_pass():
     ones = np.exp(np.random.default_rng(0).normal(size=6000) * 0.01)
     failed = np.arange(6000) % 1000 == 7  # on both sides, one by one
     evidence = CanaryEvidence(side(ones, ~failed), side(ones, ~failed), True)
@@ -130,7 +130,7 @@ def test_silence_about_the_answers_is_no_pass():
 
 
 @pytest.mark.parametrize(("flips", "verdict"), [(0, "PASS"), (20, "INSUFFICIENT"), (60, "FAIL")])
-def test_flips_of_the_argmax_are_judged_where_they_have_a_margin(flips, verdict):
+def test_argmax_flips_with_a_margin_are_judged(flips, verdict):
     ones = side(np.ones(2000))
     evidence = CanaryEvidence(
         ones, ones, True, flipped=np.isin(np.arange(2000), np.linspace(0, 1999, flips).astype(int))
@@ -141,7 +141,7 @@ def test_flips_of_the_argmax_are_judged_where_they_have_a_margin(flips, verdict)
     assert not judge(evidence, Thresholds({}, None, replace(quality, flips=None)), replicates=1).criteria
 
 
-def test_scores_that_drop():
+def test_lower_scores_fail():
     limits = Thresholds({}, None, QualityThresholds(disagreement=None))
     for paired in (True, False):
         rng = np.random.default_rng(1)
@@ -157,18 +157,18 @@ def test_scores_that_drop():
     assert judge(CanaryEvidence(few, few, True), limits).verdict == "INSUFFICIENT", "60 equal scores prove no 1 %"
 
 
-def test_passing_has_the_whole_level_and_failing_is_shared_out():
+def test_passing_uses_the_whole_level_and_failing_shares_it():
     levels = judge(pair_evidence(np.random.default_rng(0), 100), replicates=QUICK).levels
     assert (levels.passing, levels.failing) == pytest.approx((0.05, 0.05 / 5)), "p50, p99, errors, answers, score"
 
 
-def test_it_is_the_same_every_time():
+def test_the_verdict_is_deterministic():
     evidence = pair_evidence(np.random.default_rng(5), 1000)
     assert judge(evidence) == judge(evidence)
     assert judge(evidence, seed=1) != judge(evidence)
 
 
-def test_what_fails_by_its_answers_says_so_though_it_is_slow_too():
+def test_a_failure_by_answers_is_reported_despite_slowness():
     """On a busy machine latency fails for other reasons than the candidate's, answers do not."""
     [evidence] = [pair_evidence(rng, 1500, slower=3.0, differing=0.5) for rng in seeds(1)]
     actual = judge(evidence, replicates=QUICK)

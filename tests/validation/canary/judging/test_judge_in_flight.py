@@ -1,5 +1,3 @@
-"""The judge's power with several requests in flight, and how many requests it says would suffice."""
-
 import re
 from dataclasses import replace
 from functools import cache
@@ -41,12 +39,12 @@ def test_ten_percent_slower_is_caught_with_32_in_flight(count):
 
 
 @canaries(8, 24)
-def test_at_the_margin_and_equal_it_is_wrong_no_more_often_than_promised(count):
+def test_in_flight_wrong_verdicts_at_the_margin_are_within_the_promise(count):
     assert at_most(verdicts(0.02, MEDIAN, count).count("PASS"), count)
     assert at_most(verdicts(0.0, LATENCY, count).count("FAIL"), count)
 
 
-def test_observations_say_in_which_segment_they_were_sent_and_two_are_a_block(tmp_path):
+def test_observations_name_their_segment_and_two_form_a_block(tmp_path):
     pairs, ours, _ = replayed(poisson_traffic(600, 0.01), working(0), in_flight=8)
     count = len(ours.sent)
     evidence, _ = evidence_of(*observed(pairs, tmp_path), 15.0)
@@ -55,7 +53,7 @@ def test_observations_say_in_which_segment_they_were_sent_and_two_are_a_block(tm
     assert pair_evidence(np.random.default_rng(0), 100).design_block == 1
 
 
-def test_a_verdict_that_is_insufficient_says_how_many_requests_would_suffice():
+def test_an_insufficient_verdict_gives_the_sufficient_number_of_requests():
     few = judge(in_flight_evidence(np.random.default_rng(1), 2000, 8, load=0.7), LATENCY, replicates=200)
     search_result = re.search(r"some (\d+) requests \((\d+) s of such traffic\)", few.reason)
     assert few.verdict == "INSUFFICIENT" and search_result, few.reason

@@ -1,5 +1,3 @@
-"""A candidate that dies is not promoted: what a log lacks at its end counts, and bars a PASS unless both ended well."""
-
 import json
 import os
 
@@ -36,7 +34,7 @@ def test_the_verdict_on_a_log_that_ends_early_is_right(name):
     assert result.verdict in logs.right, result.reason
 
 
-def test_what_a_dead_candidate_never_answered_counts_against_it():
+def test_unanswered_requests_of_a_dead_candidate_count_against_it():
     result, notes = judged(dying(np.random.default_rng(0), 10_000))
     errors = next(item for item in result.criteria if item.name == "errors")
     assert result.verdict != "PASS" and errors.estimate == pytest.approx(0.6, abs=0.01) and errors.verdict != "PASS"
@@ -47,7 +45,7 @@ def test_what_a_dead_candidate_never_answered_counts_against_it():
     )
 
 
-def test_missing_ignored_hides_no_death():
+def test_ignoring_missing_requests_hides_no_death():
     """A side that saw a share of the requests lacks some at the end by chance; thousands in a row are none."""
     rng = np.random.default_rng
     result, _ = judged(dying(rng(0), 10_000), ignore_missing=True)
@@ -55,15 +53,15 @@ def test_missing_ignored_hides_no_death():
     closed, notes = judged(dying(rng(0), 10_000, closed=(True, True)), ignore_missing=True)
     assert closed.verdict == "PASS" and "candidate.jsonl (candidate) stops 6000 requests before" in notes
     logs = mirrored(rng(0), 10_000)
-    kept = np.flatnonzero((rng(1).random(10_000) < 0.4) & (np.arange(10_000) < 9_990))
+    kept_indices = np.flatnonzero((rng(1).random(10_000) < 0.4) & (np.arange(10_000) < 9_990))
     for column in ("time", "latency", "ok", "score", "sqnr_db", "flipped", "output", "request", "error"):
-        setattr(logs.candidate, column, [getattr(logs.candidate, column)[index] for index in kept])
+        setattr(logs.candidate, column, [getattr(logs.candidate, column)[index] for index in kept_indices])
     sampled, notes = judged(logs, ignore_missing=True)
     assert sampled.verdict == "PASS" and "left out, as was asked for" in notes
 
 
 @pytest.mark.parametrize(("count", "may_be_dead"), [(1, False), (MOST_IN_FLIGHT + 1, True)])
-def test_more_than_a_handful_in_flight_may_be_a_death(count, may_be_dead):
+def test_more_than_a_few_in_flight_may_mean_a_death(count, may_be_dead):
     logs = mirrored(np.random.default_rng(0), 8000, in_flight=count)
     logs.candidate.latency[::40] = [60.0] * 200  # time-outs: every request of the last minute is younger
     result, notes = judged(logs)
@@ -74,7 +72,7 @@ def test_more_than_a_handful_in_flight_may_be_a_death(count, may_be_dead):
 
 
 @pytest.mark.parametrize("count", [2, 60, 5000])
-def test_one_slow_answer_does_not_widen_what_was_in_flight(count):
+def test_one_slow_answer_does_not_extend_the_flight(count):
     logs = dying_after_a_slow_answer(np.random.default_rng(0), count + 5)
     result, notes = judged(logs)
     assert result.verdict in logs.right and "in flight" not in notes
@@ -82,7 +80,7 @@ def test_one_slow_answer_does_not_widen_what_was_in_flight(count):
 
 
 @pytest.mark.parametrize("side", ["candidate", "baseline"])
-def test_both_were_closed_one_a_moment_before_the_other(side):
+def test_one_log_may_close_just_before_the_other(side):
     """What the candidate lacks has failed; what the baseline lacks says nothing about either."""
     logs = dying(np.random.default_rng(0), 2000, side=side, after=1 - 8 / 2000, closed=(True, True))
     evidence, _ = evidence_of(logs.candidate, logs.baseline, 15.0)
@@ -90,7 +88,7 @@ def test_both_were_closed_one_a_moment_before_the_other(side):
     assert not evidence.stopped and len(evidence.candidate) == (2000 if side == "candidate" else 1992)
 
 
-def test_a_log_says_that_it_was_stopped_in_order(tmp_path):
+def test_a_log_states_its_orderly_end(tmp_path):
     log = ObservationLog(tmp_path / "a.jsonl")
     for index in range(3):
         log.append(0.01, request=index, size=index + 1)
@@ -107,7 +105,7 @@ def test_a_log_says_that_it_was_stopped_in_order(tmp_path):
     assert read_observations(tmp_path / "a.jsonl").ended
 
 
-def test_a_log_whose_writer_failed_does_not(tmp_path):
+def test_a_log_with_a_failed_writer_has_no_orderly_end(tmp_path):
     with pytest.raises(ZeroDivisionError), ObservationLog(tmp_path / "a.jsonl") as log:
         log.append(0.01)
         raise ZeroDivisionError
@@ -145,7 +143,7 @@ def test_a_bad_end_is_refused(tmp_path):
             read_observations(tmp_path / "a.jsonl")
 
 
-def test_logs_that_grow_are_read_up_to_one_moment(tmp_path, monkeypatch):
+def test_growing_logs_are_read_up_to_one_moment(tmp_path, monkeypatch):
     paths = [tmp_path / f"{side}.jsonl" for side in ("candidate", "baseline")]
     logs = [ObservationLog(path) for path in paths]
     for index in range(4):
@@ -162,7 +160,7 @@ def test_logs_that_grow_are_read_up_to_one_moment(tmp_path, monkeypatch):
     assert [one.request for one in read_both(*paths)] == [[0, 1, 2, 3]] * 2
 
 
-def test_a_run_that_was_killed_is_no_ground_for_a_pass():
+def test_a_killed_run_gives_no_pass():
     logs = mirrored(np.random.default_rng(0), 8000)
     logs.candidate.planned = logs.baseline.planned = 8000
     result, _ = judged(logs)
@@ -174,7 +172,7 @@ def test_a_run_that_was_killed_is_no_ground_for_a_pass():
     assert result.verdict == "INSUFFICIENT" and "the baseline's engine ended its process: signal 9" in result.reason
 
 
-def test_files_say_what_the_simulations_do(tmp_path):
+def test_files_give_the_simulations_verdicts(tmp_path):
     logs = dying(np.random.default_rng(0), 300, closed=(True, False))
     actual = read_both(write_log(tmp_path, logs.candidate), write_log(tmp_path, logs.baseline))
     assert [one.ended for one in actual] == [True, False]

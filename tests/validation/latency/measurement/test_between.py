@@ -19,7 +19,7 @@ def processes(seed: int, count: int = 5, luck: float = 0.03, runs: int = 300) ->
     return [MEDIAN * factor * np.exp(0.05 * rng.standard_normal(runs)) for factor in factors]
 
 
-def test_the_interval_of_the_median_is_that_of_one_more_process_by_students_t() -> None:
+def test_the_medians_interval_is_students_t_for_one_more_process() -> None:
     medians = [10.0, 11.0, 12.0, 9.0, 10.5]
     series = [np.full(31, median) * np.linspace(0.999, 1.001, 31) for median in medians]
     result = quantiles_between(series, (0.5,))[0]
@@ -34,24 +34,24 @@ def test_the_interval_of_the_median_is_that_of_one_more_process_by_students_t() 
 @pytest.mark.parametrize("luck", [0.0, 0.01, 0.05, 0.2])
 @pytest.mark.parametrize("count", [3, 5])
 def test_the_next_process_falls_into_the_interval(luck: float, count: int) -> None:
-    trials, held = 300, 0
+    trials, covered = 300, 0
     for seed in range(trials):
         *series, following = processes(seed, count + 1, luck, 60)
         result = quantiles_between(series, (0.5,))[0]
-        held += result.low <= float(np.median(following)) <= result.high  # type: ignore[operator]
-    assert held / trials >= 0.92  # 95 %, and what 300 trials leave open
+        covered += result.low <= float(np.median(following)) <= result.high  # type: ignore[operator]
+    assert covered / trials >= 0.92  # 95 %, and what 300 trials leave open
 
 
-def test_within_the_processes_alone_it_does_not() -> None:
-    held = 0
+def test_the_interval_within_processes_misses_it() -> None:
+    covered = 0
     for seed in range(100):
         *series, following = processes(seed, 6, 0.05, 60)
         item = quantiles(np.concatenate(series), (0.5,))[0]
-        held += item.low <= float(np.median(following)) <= item.high  # type: ignore[operator]
-    assert held < 50
+        covered += item.low <= float(np.median(following)) <= item.high  # type: ignore[operator]
+    assert covered < 50
 
 
-def test_measurements_that_each_had_a_moment_of_its_own_agree_within_their_intervals() -> None:
+def test_measurements_at_different_moments_agree_within_intervals() -> None:
     """What the processes of one measurement share differs between measurements as much as they do among themselves."""
     moments = np.exp(0.03 * np.random.default_rng(0).standard_normal(100))
     intervals = [
@@ -62,7 +62,7 @@ def test_measurements_that_each_had_a_moment_of_its_own_agree_within_their_inter
     assert sum(item.low <= middle <= item.high for item in intervals) >= 90  # type: ignore[operator]
 
 
-def test_one_process_that_was_disturbed_moves_the_interval_and_not_the_value() -> None:
+def test_one_disturbed_process_widens_only_the_interval() -> None:
     series = processes(0, luck=0.01)
     disturbed = [*series[:-1], 3 * series[-1]]
     calm, result = (quantiles_between(each, (0.5,))[0] for each in (series, disturbed))
@@ -70,27 +70,27 @@ def test_one_process_that_was_disturbed_moves_the_interval_and_not_the_value() -
     assert result.low >= min(float(each.min()) for each in series) / BEYOND  # type: ignore[operator]
 
 
-def test_a_quantile_further_out_takes_in_what_the_medians_differ_by() -> None:
+def test_an_outer_quantile_includes_the_spread_of_medians() -> None:
     truth = MEDIAN * math.exp(math.hypot(0.05, 0.05) * NormalDist().inv_cdf(0.9))
-    held = 0
+    covered = 0
     for seed in range(100):
         series = processes(seed, luck=0.05, runs=30)  # too few of each for its own p90
-        found, pooled = quantiles_between(series, (0.9,))[0], quantiles(np.concatenate(series), (0.9,))[0]
-        assert found.value == pooled.value and found.low < pooled.low and found.high > pooled.high  # type: ignore[operator]
-        held += found.low <= truth <= found.high  # type: ignore[operator]
-    assert held >= 90
+        interval, pooled = quantiles_between(series, (0.9,))[0], quantiles(np.concatenate(series), (0.9,))[0]
+        assert interval.value == pooled.value and interval.low < pooled.low and interval.high > pooled.high  # type: ignore[operator]
+        covered += interval.low <= truth <= interval.high  # type: ignore[operator]
+    assert covered >= 90
 
 
-def test_what_no_number_of_processes_can_give_is_not_invented() -> None:
+def test_unavailable_quantiles_are_none() -> None:
     result = {item.p: item for item in quantiles_between(processes(0, runs=20))}
     assert result[0.5].value is not None and result[0.999].value is None and result[0.999].needed > 100
 
 
-def test_one_run_of_each_process_gives_a_median_with_an_interval_of_its_own() -> None:
+def test_one_run_per_process_gives_a_median_with_an_interval() -> None:
     result = quantiles_between(processes(0, runs=1), (0.5,))[0]
     assert result.low < result.value < result.high  # type: ignore[operator]
 
 
-def test_two_processes_say_no_more_than_their_runs_do() -> None:
+def test_two_processes_use_only_their_runs() -> None:
     series = processes(1, 2)
     assert quantiles_between(series) == quantiles(np.concatenate(series))

@@ -1,5 +1,3 @@
-"""The loop that times calls."""
-
 import threading
 from types import SimpleNamespace
 
@@ -9,7 +7,7 @@ from validation.latency.measurement import loop
 from validation.latency.measurement.loop import streams_per_second
 
 
-def test_streams_count_all_calls_and_a_call_that_fails_gives_no_rate(monkeypatch):
+def test_streams_count_all_calls_and_a_failing_call_gives_no_rate(monkeypatch):
     now, calls, lock = [0.0], [], threading.Lock()
 
     def call():

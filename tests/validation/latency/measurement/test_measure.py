@@ -59,12 +59,12 @@ def measured(session, **asked: int) -> EngineLatency:
     return measure_engine(lambda: nullcontext(session), [BUCKET], 0.01, **{"processes": 1, **asked})
 
 
-def test_the_median_of_the_devices_own_times_stands_beside_the_clocks() -> None:
+def test_the_median_device_time_is_beside_the_clocks() -> None:
     assert measured(Timed()).buckets[0].device_s == 3e-3
     assert measured(Plain()).buckets[0].device_s is None
 
 
-def test_the_runtimes_own_call_is_timed_where_the_session_gives_it() -> None:
+def test_the_runtimes_own_call_is_timed_if_available() -> None:
     session = Own()
     (bucket,) = measured(session).buckets
     assert session.calls >= 6 and bucket.runtime is not None and bucket.runtime_s == bucket.runtime.value
@@ -73,7 +73,7 @@ def test_the_runtimes_own_call_is_timed_where_the_session_gives_it() -> None:
     assert bucket.runtime is None and bucket.runtime_s == bucket.median_s
 
 
-def test_the_runs_of_a_size_are_made_in_stretches_in_turn_with_the_other_sizes(monkeypatch) -> None:
+def test_runs_of_a_size_alternate_with_other_sizes(monkeypatch) -> None:
     seen: list[int] = []
     held_up = 1.0
 
@@ -127,7 +127,7 @@ def recording(folder: Path, session: object = None) -> Callable[[], AbstractCont
     return opens
 
 
-def test_each_of_the_processes_opens_the_engine_and_has_a_median(tmp_path: Path, monkeypatch) -> None:
+def test_each_process_opens_the_engine_and_has_a_median(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(measure, "COSTLY_S", math.inf)  # a busy machine opens nothing in a second
     (seen := tmp_path / "seen").mkdir()
     imported: list[int] = []
@@ -140,7 +140,7 @@ def test_each_of_the_processes_opens_the_engine_and_has_a_median(tmp_path: Path,
     assert bucket.runs >= measure.PROCESSES * 2 and bucket.quantiles[0].low <= bucket.median_s  # type: ignore[operator]
 
 
-def test_an_engine_that_takes_long_to_open_is_opened_fewer_times(tmp_path: Path, monkeypatch) -> None:
+def test_a_slowly_opening_engine_is_opened_less_often(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(measure, "COSTLY_S", -1.0)
     (seen := tmp_path / "seen").mkdir()
     result = measure_engine(recording(seen), [BUCKET], 0.01)
@@ -161,7 +161,7 @@ def test_errors_of_a_process_are_raised_here() -> None:
         measure_engine(raises, [BUCKET], 0.01)
 
 
-def test_neither_a_thread_nor_a_process_that_is_left_is_waited_for(tmp_path: Path) -> None:
+def test_leftover_threads_and_processes_are_not_waited_for(tmp_path: Path) -> None:
     stop, stopped = os.pipe()
 
     def lingers() -> None:
@@ -187,7 +187,7 @@ def test_neither_a_thread_nor_a_process_that_is_left_is_waited_for(tmp_path: Pat
     os.close(stop)
 
 
-def test_two_engines_are_raced_by_their_runtimes_own_calls_where_both_give_them() -> None:
+def test_two_engines_are_compared_by_their_runtimes_own_calls() -> None:
     inputs = {"x": np.zeros(2, "f")}
     sessions: list[Own] = []
 
@@ -202,7 +202,7 @@ def test_two_engines_are_raced_by_their_runtimes_own_calls_where_both_give_them(
     assert [session.calls for session in sessions] == [0], "what is timed of one is timed of the other"
 
 
-def test_engines_of_two_processes_are_timed_in_turns_where_they_run() -> None:
+def test_engines_of_two_processes_are_timed_alternately() -> None:
     """Each in a thread here: what travels between is lines of JSON."""
     inputs, links = {"x": np.zeros(2, "f")}, [socket.socketpair() for _ in range(2)]
     theirs, ours = ([pair[side].makefile("rw") for pair in links] for side in range(2))

@@ -1,5 +1,3 @@
-"""Which nodes are counted as one kernel where the runtime does not say."""
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,14 +14,14 @@ def groups(outputs: list[str], *nodes: GraphNode) -> list[list[str]]:
     return [[item.cost.op_type for item in group] for group in greedy_groups(GraphCosts(nodes, outputs))]
 
 
-def test_an_elementwise_node_joins_what_it_alone_reads() -> None:
+def test_an_elementwise_node_joins_its_only_input() -> None:
     nodes = node("MatMul", {"x": 4}, "a"), node("Relu", {"a": 4}, "b"), node("MatMul", {"b": 4}, "c")
     assert groups(["c"], *nodes) == [["MatMul", "Relu"], ["MatMul"]]
     assert groups(["c", "a"], *nodes) == [["MatMul"], ["Relu"], ["MatMul"]], "a is an output too"
     assert groups(["c", "d"], *nodes, node("MatMul", {"a": 4}, "d"))[:2] == [["MatMul"], ["Relu"]], "two read a"
 
 
-def test_what_is_dequantized_is_read_as_it_is_stored() -> None:
+def test_dequantized_tensors_are_read_as_stored() -> None:
     stored = node("DequantizeLinear", {"q": 1, "scale": 4}, "w")
     (group,) = greedy_groups(GraphCosts([stored, node("MatMul", {"x": 4, "w": 4}, "y")], ["y"]))
     assert [dict(item.reads) for item in group] == [{"x": 4, "q": 1, "scale": 4}]

@@ -63,13 +63,13 @@ def test_a_net_is_counted_at_the_size_of_its_bucket(conv):
     assert conv(2).unsized == [] and two.known
 
 
-def test_what_a_run_needs_at_hand_is_what_is_alive_at_once(conv):
+def test_working_memory_is_the_tensors_alive_at_once(conv):
     # Two of three tensors in between are alive while the Relu runs, and two while its result is flattened.
     assert conv(1).working_bytes == 4 * (192 + 108 + 4 + 10 * 256) + 4 * 2 * 256
     assert conv(3).working_bytes - conv(1).working_bytes == 4 * 2 * (192 + 2 * 256)
 
 
-def test_fusing_saves_what_is_written_to_be_read_again(conv):
+def test_fusion_saves_rewritten_tensors(conv):
     graph = conv(1)
     unfused = sum(4 * n for n in (192 + 112 + 256, 256 + 256, 0, 256 + 2560 + 10))
     fused = sum(4 * n for n in (192 + 112 + 256, 256 + 2560 + 10))
@@ -93,7 +93,7 @@ def test_a_quantized_product_counts_as_one_and_its_conversions_fuse(tmp_path):
     assert result.unfused_bytes > result.fused_bytes + 4 * (64 * 32 + 256 + 128)
 
 
-def test_what_is_read_twice_stays_where_it_is(tmp_path):
+def test_tensors_with_two_readers_stay(tmp_path):
     text = """
     <ir_version: 10, opset_import: ["" : 20]>
     net (float[batch, 64] x) => (float[batch, 64] y) {
@@ -110,7 +110,7 @@ def test_what_is_read_twice_stays_where_it_is(tmp_path):
     assert result.fused_bytes == 4 * ((128 + 64 * 64 + 128) + (128 + 128))
 
 
-def test_small_types_are_packed_and_picks_read_what_they_pick():
+def test_small_types_are_packed_and_gathers_read_only_their_rows():
     assert [size_bytes((kind, (3,))) for kind in ("int4", "bfloat16", "float8e4m3fn", "bool", "float64")] == [
         2,
         6,
@@ -142,7 +142,7 @@ def test_an_unknown_operator_multiplies_nothing_and_is_named():
         ("Relu", [(8,)], [(8,)], None),
     ],
 )
-def test_multiplications(op_type, inputs, outputs, expected):
+def test_multiplications_are_counted(op_type, inputs, outputs, expected):
     assert multiplications(op_type, inputs, outputs) == expected
 
 

@@ -1,5 +1,3 @@
-"""What holds for every task metric: equal answers have the best value, and no input ends in a traceback."""
-
 from contextlib import suppress
 from dataclasses import replace
 
@@ -68,7 +66,7 @@ def drawn(shape, samples, seed=0):
     return value
 
 
-def test_every_metric_has_a_measure_and_values_of_its_own():
+def test_every_metric_has_its_own_measure_and_values():
     assert METRICS.keys() == MEASURES.keys() == {terms.name for terms, _ in KINDS}
     values = [name for metric in METRICS.values() for name in metric.values]
     assert len(values) == len(set(values))
@@ -89,7 +87,7 @@ def test_equal_answers_have_the_best_values(terms, shape, seed, samples):
 @pytest.mark.parametrize(("terms", "shape"), KINDS)
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1000), parts=st.integers(1, 3))
-def test_the_parts_that_cases_come_in_change_nothing(terms, shape, seed, parts):
+def test_partitions_of_cases_change_nothing(terms, shape, seed, parts):
     one, other = drawn(shape, 8, seed), drawn(shape, 8, seed + 1)
     other = one + 0.3 * other
     whole = measured(terms, (one, other))
@@ -100,7 +98,7 @@ def test_the_parts_that_cases_come_in_change_nothing(terms, shape, seed, parts):
 @pytest.mark.parametrize(("terms", "shape"), KINDS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.filterwarnings("error")
-def test_answers_that_are_not_finite_are_never_right(terms, shape, bad):
+def test_non_finite_answers_are_never_right(terms, shape, bad):
     value = drawn(shape, 5)
     with np.errstate(all="ignore"):
         result = measured(terms, (value, np.full_like(value, bad)))
@@ -111,7 +109,7 @@ def test_answers_that_are_not_finite_are_never_right(terms, shape, bad):
 
 @pytest.mark.parametrize(("terms", "shape"), KINDS)
 @pytest.mark.parametrize("samples", [0, 1])
-def test_no_sample_and_one_give_values_or_none(terms, shape, samples):
+def test_samples_of_none_or_one_give_values_or_none(terms, shape, samples):
     value = drawn(shape, samples)
     result = measured(terms, (value, value))
     assert tuple(result) == terms.values

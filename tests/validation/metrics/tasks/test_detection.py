@@ -19,9 +19,9 @@ def boxes(corners, scores=None, classes=None):
     return BoxSet(corners, scores, np.zeros(count) if classes is None else np.asarray(classes))
 
 
-def values(wanted, found, terms=TERMS):
+def values(expected, actual, terms=TERMS):
     score = Detection(terms)
-    score.add(wanted, found)
+    score.add(expected, actual)
     return {item.name: item.value for item in score.values()}
 
 
@@ -31,14 +31,14 @@ def straight_iou(a, b):
     return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)
 
 
-def straight_precision(wanted, found):
+def straight_precision(expected, actual):
     """COCO's mean average precision, box by box."""
     means = []
-    for name in sorted({c for sample in wanted for c in sample.classes}):
-        total = sum(int((sample.classes == name).sum()) for sample in wanted)
+    for name in sorted({c for sample in expected for c in sample.classes}):
+        total = sum(int((sample.classes == name).sum()) for sample in expected)
         for least in [0.5 + 0.05 * step for step in range(10)]:
             hits = []
-            for right, own in zip(wanted, found, strict=True):
+            for right, own in zip(expected, actual, strict=True):
                 free = [box for box, c in zip(right.corners, right.classes, strict=True) if c == name]
                 for box, score, c in sorted(
                     zip(own.corners, own.scores, own.classes, strict=True), key=lambda x: -x[1]
@@ -77,7 +77,7 @@ def join(one, other):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10_000))
-def test_the_mean_average_precision_is_cocos(seed):
+def test_the_mean_average_precision_equals_cocos(seed):
     rng = np.random.default_rng(seed)
     expected = [draw_sample(rng, 3) for _ in range(3)]
     moved = [boxes(s.corners + rng.normal(0, 0.3, s.corners.shape), s.scores, s.classes) for s in expected]
@@ -85,7 +85,7 @@ def test_the_mean_average_precision_is_cocos(seed):
     assert values(expected, items)["mean_average_precision"] == pytest.approx(straight_precision(expected, items))
 
 
-def test_matches_and_precision_by_hand():
+def test_matches_and_precision_equal_manual_results():
     right = boxes([[0, 0, 10, 10], [20, 20, 30, 30]])
     shifted = boxes([[0, 0, 10, 8], [50, 50, 60, 60]], [0.9, 0.8])  # overlaps of 0.8 and 0
     actual = values([right], [shifted])
@@ -96,7 +96,7 @@ def test_matches_and_precision_by_hand():
     assert values([right], [twice])["matched_boxes"] == 2 * 1 / 4
 
 
-def test_no_boxes_are_no_precision_and_invented_ones_are_not_matched():
+def test_empty_boxes_have_no_precision_and_invented_ones_are_not_matched():
     nothing, one = boxes([]), boxes([[0, 0, 1, 1]])
     assert values([nothing], [nothing]) == {"mean_average_precision": None, "matched_boxes": None}
     assert values([nothing], [one]) == {"mean_average_precision": None, "matched_boxes": 0.0}
@@ -104,7 +104,7 @@ def test_no_boxes_are_no_precision_and_invented_ones_are_not_matched():
 
 
 @pytest.mark.parametrize(("form", "box"), [("xyxy", [2, 3, 6, 9]), ("xywh", [2, 3, 4, 6]), ("cxcywh", [4, 6, 4, 6])])
-def test_forms_are_corners(form, box):
+def test_all_box_formats_become_corners(form, box):
     (sample,) = read_boxes({"y": np.array([[box]])}, DetectionMetric("y", form))
     assert sample.corners.tolist() == [[2, 3, 6, 9]]
 
@@ -121,7 +121,7 @@ def test_outputs_beside_each_other_with_and_without_a_batch():
     assert sample.classes.tolist() == [0, 1] and sample.scores.tolist() == [0.9, 0.2]
 
 
-def test_a_head_is_thinned_within_classes():
+def test_overlapping_boxes_are_removed_within_classes():
     head = np.array(
         [[[5, 5, 4, 4, 0.9, 0.1], [5, 5, 4.1, 4, 0.8, 0.2], [5, 5, 4, 4, 0.1, 0.7], [50, 5, 4, 4, 0.1, 0.0]]]
     )
@@ -131,7 +131,7 @@ def test_a_head_is_thinned_within_classes():
     assert sample.corners[0].tolist() == [3, 3, 7, 7]
 
 
-def test_the_best_boxes_count_and_no_more_than_cocos():
+def test_the_best_boxes_count_up_to_cocos_limit():
     many = np.tile([0.0, 0, 1, 1], (MOST_BOXES + 20, 1))
     scores = np.arange(MOST_BOXES + 20.0)
     (sample,) = read_boxes({"y": many, "s": scores}, DetectionMetric("y", scores="s"))
@@ -148,7 +148,7 @@ def test_labels_are_boxes_with_classes_that_end_at_negative_ones():
 
 
 @pytest.mark.parametrize(
-    ("outputs", "terms", "error", "said"),
+    ("outputs", "terms", "error", "message"),
     [
         ({"y": np.zeros((1, 2, 5))}, DetectionMetric("y"), DataError, "last axis of 4"),
         ({"y": np.zeros((1, 2, 4))}, DetectionMetric("y", scores="s"), InputError, "'s' is not an output"),
@@ -157,6 +157,6 @@ def test_labels_are_boxes_with_classes_that_end_at_negative_ones():
         ({"y": np.zeros((1, 4, 9))}, DetectionMetric("y", head=True), DataError, "has 4 rows"),
     ],
 )
-def test_outputs_that_hold_no_boxes_are_reported(outputs, terms, error, said):
-    with pytest.raises(error, match=said):
+def test_outputs_without_boxes_are_reported(outputs, terms, error, message):
+    with pytest.raises(error, match=message):
         read_boxes(outputs, terms)

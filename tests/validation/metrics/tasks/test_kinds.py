@@ -27,7 +27,7 @@ def by_labels(terms, labels, value):
     return {item.name: item.value for item in score.values()}
 
 
-def test_top_k_takes_the_first_of_equal_values_as_argmax_does():
+def test_top_k_takes_the_first_of_equal_values_like_argmax():
     rows = [[0.1, 0.5, 0.4], [0.2, 0.2, 0.2], [0.9, 0.0, 0.1]]
     assert by_labels(TopKMetric("y", 1), [1, 0, 2], rows)["top_k"] == 2 / 3
     assert by_labels(TopKMetric("y", 2), [2, 2, 2], rows)["top_k"] == 2 / 3
@@ -36,7 +36,7 @@ def test_top_k_takes_the_first_of_equal_values_as_argmax_does():
 
 
 @given(seed=st.integers(0, 1000), k=st.integers(1, 6))
-def test_top_k_is_that_of_scikit_learn(seed, k):
+def test_top_k_equals_scikit_learns(seed, k):
     from sklearn.metrics import top_k_accuracy_score
 
     rows, labels = drawn((6,), 20, seed), np.random.default_rng(seed).integers(0, 6, 20)
@@ -47,7 +47,7 @@ def test_top_k_is_that_of_scikit_learn(seed, k):
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 1000), noise=st.floats(0, 3))
-def test_regression_is_that_of_scikit_learn_in_any_parts(seed, noise):
+def test_regression_equals_scikit_learns_in_any_parts(seed, noise):
     from sklearn.metrics import r2_score
 
     expected, apart = drawn((3,), 9, seed).astype(np.float64) + 5, noise * drawn((3,), 9, seed + 1)
@@ -58,7 +58,7 @@ def test_regression_is_that_of_scikit_learn_in_any_parts(seed, noise):
     assert result["largest_error"] == pytest.approx(np.abs(apart).max() / np.abs(expected).max())
 
 
-def test_regression_of_zeros_and_of_equal_numbers():
+def test_regression_handles_zeros_and_equal_numbers():
     zero, one = np.zeros((4, 1)), np.ones((4, 1))
     assert measured(RegressionMetric("y"), (zero, one)) == {"r2": None, "relative_error": None, "largest_error": None}
     assert measured(RegressionMetric("y"), (zero, zero)) == {"r2": 1.0, "relative_error": 0.0, "largest_error": 0.0}
@@ -68,7 +68,7 @@ def test_regression_of_zeros_and_of_equal_numbers():
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 1000))
-def test_segmentation_is_that_of_scikit_learn(seed):
+def test_segmentation_equals_scikit_learns(seed):
     from sklearn.metrics import jaccard_score
 
     rng = np.random.default_rng(seed)
@@ -78,7 +78,7 @@ def test_segmentation_is_that_of_scikit_learn(seed):
     assert got["equal_pixels"] == np.mean(expected == result)
 
 
-def test_segmentation_by_threshold_by_axis_and_without_what_is_ignored():
+def test_segmentation_supports_threshold_axis_and_ignored_labels():
     one = np.array([[[0.2, 0.9], [0.8, 0.1]]])
     assert by_labels(SegmentationMetric("y", threshold=0.5), [[[0, 1], [1, 1]]], one)["mean_iou"] == (1 / 2 + 2 / 3) / 2
     assert by_labels(SegmentationMetric("y", threshold=0.5, ignore=255), [[[0, 1], [1, 255]]], one)["mean_iou"] == 1.0
@@ -87,7 +87,7 @@ def test_segmentation_by_threshold_by_axis_and_without_what_is_ignored():
 
 
 @given(seed=st.integers(0, 1000))
-def test_si_sdr_is_the_formula_and_knows_no_scale(seed):
+def test_si_sdr_equals_the_formula_at_any_scale(seed):
     rng = np.random.default_rng(seed)
     expected, answer = rng.standard_normal(64), rng.standard_normal(64)
     scale = np.dot(answer, expected) / np.dot(expected, expected)
@@ -96,7 +96,7 @@ def test_si_sdr_is_the_formula_and_knows_no_scale(seed):
     assert si_sdr_db(expected, 7.5 * answer) == pytest.approx(formula)
 
 
-def test_si_sdr_of_a_known_noise_of_silence_and_of_the_worst_signal():
+def test_si_sdr_handles_known_noise_silence_and_the_worst_signal():
     expected = np.tile([1.0, -1.0], 50)[None]
     noise = 0.1 * np.tile([1.0, 1.0, -1.0, -1.0], 25)[None]  # at right angles to it
     assert measured(SignalDistortion("y"), (expected, expected + noise))["si_sdr_db"] == pytest.approx(20)
@@ -120,7 +120,7 @@ SYMBOLS = st.lists(st.integers(0, 3), max_size=9)
 
 
 @given(SYMBOLS, SYMBOLS)
-def test_edits_are_those_of_the_whole_table(one, other):
+def test_edits_equal_those_of_the_full_table(one, other):
     assert edit_distance(one, other) == straight_distance(one, other)
 
 
@@ -129,7 +129,7 @@ def test_ctc_merges_repeats_before_it_drops_blanks():
     assert number_words([5, 6, 1, 5, 1, 1, 6], [5, 6, 1, 6], 1) == ([0, 1, 2], [0, 2])
 
 
-def test_texts_errors_and_words_against_labels():
+def test_text_errors_and_words_are_counted_against_labels():
     frames = np.array([[2, 2, 0, 3, 1, 4], [2, 0, 0, 3, 3, 4]])
     labels = [[2, 3, 1, 4, -1], [2, 3, 3, 4, -1]]
     actual = by_labels(TextMetric("y", space=1), labels, frames)
@@ -142,7 +142,7 @@ def test_texts_errors_and_words_against_labels():
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 1000), noise=st.floats(0.01, 2))
-def test_the_rank_correlation_is_that_of_scipy(seed, noise):
+def test_the_rank_correlation_equals_scipys(seed, noise):
     from scipy.spatial.distance import pdist
     from scipy.stats import spearmanr
 
@@ -164,7 +164,7 @@ def test_equal_similarities_have_the_mean_rank_and_neighbours_are_counted():
     assert measured(EmbeddingsMetric("y", 1), (one, np.ones((4, 2))))["spearman"] is None
 
 
-def test_so_many_samples_are_compared_and_no_more(monkeypatch):
+def test_the_number_of_compared_samples_is_limited(monkeypatch):
     monkeypatch.setattr(vectors_and_masks, "MOST_SAMPLES", 50)
     value = drawn((2,), 55)
     other = value.copy()
@@ -172,7 +172,7 @@ def test_so_many_samples_are_compared_and_no_more(monkeypatch):
     assert measured(EmbeddingsMetric("y"), (value, other))["spearman"] == pytest.approx(1)
 
 
-def test_tokens_count_up_to_the_end_and_not_at_pads():
+def test_tokens_count_up_to_the_end_without_pads():
     expected, result = np.array([[5, 6, 1, 9], [5, 7, 8, 1]]), np.array([[5, 6, 1, 4], [5, 6, 8, 1]])
     assert measured(TokensMetric("y"), (expected, result)) == {"equal_tokens": 6 / 8, "equal_sequences": 0.0}
     assert measured(TokensMetric("y", until=1), (expected, result)) == {"equal_tokens": 6 / 7, "equal_sequences": 0.5}

@@ -25,19 +25,19 @@ def probabilities(logits):
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1000), places=st.integers(1, 9), shift=st.floats(-50, 50))
-def test_it_is_the_formula_and_knows_no_shift_of_the_logits(seed, places, shift):
+def test_likelihood_equals_the_formula_for_shifted_logits(seed, places, shift):
     rng = np.random.default_rng(seed)
     one, other = rng.normal(size=(2, places, 2, 6), scale=2).astype(np.float32)
     labels = rng.integers(0, 6, (places, 2))
-    own, given = (np.take_along_axis(probabilities(side), labels[..., None], -1) for side in (one, other))
+    own, other_own = (np.take_along_axis(probabilities(side), labels[..., None], -1) for side in (one, other))
     result = checks_of(one, other + np.float32(shift), labels.reshape(-1))
-    assert result["perplexity"].value == pytest.approx(np.prod(given) ** (-1 / given.size), rel=1e-4)
-    assert result["kept_likelihood"].value == pytest.approx(np.prod(given / own) ** (1 / given.size), rel=1e-4)
+    assert result["perplexity"].value == pytest.approx(np.prod(other_own) ** (-1 / other_own.size), rel=1e-4)
+    assert result["kept_likelihood"].value == pytest.approx(np.prod(other_own / own) ** (1 / other_own.size), rel=1e-4)
     unlabelled = np.exp(-(probabilities(one) * np.log(probabilities(one) / probabilities(other))).sum(-1).mean())
     assert measured(TERMS, (one, other))["kept_likelihood"] == pytest.approx(unlabelled)
 
 
-def test_both_limits_judge_and_the_note_has_the_originals_perplexity():
+def test_both_limits_count_and_the_note_has_the_originals_perplexity():
     logits = np.log(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]))
     worse, limits = np.log(np.array([[0.4, 0.3, 0.3], [0.3, 0.4, 0.3]])), {"floor": 0.79, "perplexity": 2.4}
     result = checks_of(logits, worse, np.array([0, 1]), **limits)
@@ -55,7 +55,7 @@ def test_negative_labels_do_not_count():
     assert all(check.value is None for check in none.values())
 
 
-def test_a_label_of_no_chance_has_infinite_perplexity_and_masked_tokens_count_for_nothing():
+def test_an_impossible_label_has_infinite_perplexity():
     logits = np.array([[0.0, 1.0, -np.inf]])
     assert measured(TERMS, (logits, logits))["kept_likelihood"] == 1
     result = checks_of(np.zeros((1, 3)), logits, np.array([2]), floor=0.1)
@@ -64,9 +64,9 @@ def test_a_label_of_no_chance_has_infinite_perplexity_and_masked_tokens_count_fo
 
 
 @pytest.mark.parametrize(
-    ("labels", "said"),
-    [(np.array([0, 3]), "label 3 is no token of a vocabulary of 3"), (np.zeros(2), "labels are float64")],
+    ("labels", "message"),
+    [(np.array([0, 3]), "label 3 is not a token of a vocabulary of 3"), (np.zeros(2), "labels are float64")],
 )
-def test_labels_that_are_no_tokens_are_reported(labels, said):
-    with pytest.raises(DataError, match=said):
+def test_labels_without_a_token_are_reported(labels, message):
+    with pytest.raises(DataError, match=message):
         checks_of(np.zeros((2, 3)), np.zeros((2, 3)), labels)
