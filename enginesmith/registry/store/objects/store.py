@@ -360,14 +360,18 @@ def open_registry(bucket: api.BucketApi, *, create: bool, check: bool = True) ->
         return ObjectStore(bucket)
     location = bucket.place.locator("")
     marker = reading.read_document(bucket, layout.MARKER, attempts=_ATTEMPTS)
-    if marker is not None:
-        layout.check_format(marker[0], location)
-    elif not create:
+    if marker is None and not create:
         raise UnavailableError(f"there is no registry at {location}; `enginesmith build` makes one, or set --registry")
-    else:
-        if other_names := [name.removesuffix("/") for name in api.names_below(bucket, "") if name != layout.MARKER]:
-            layout.refuse_other(other_names, location, "give a prefix of its own")
+    if marker is None and (names := [name.removesuffix("/") for name in api.names_below(bucket, "")]):
+        marker = reading.read_document(
+            bucket, layout.MARKER
+        )  # another process may have created it since the first read
+        if marker is None:
+            layout.refuse_other(names, location, "give a prefix of its own")
+    if marker is None:
         write(bucket, layout.MARKER, layout.MARKER_CONTENT, None)
+    else:
+        layout.check_format(marker[0], location)
     store = ObjectStore(bucket)
     if create:
         require_conditional_writes(bucket)
