@@ -212,10 +212,8 @@ def check_compatible(backend: Backend, engine: Engine) -> None:
         raise EnginesmithError(f"{engine.path.name}: {reason}")
     size = engine.path.stat().st_size if engine.path.exists() else None
     if size != engine.size_bytes:
-        size_text = "does not exist" if size is None else f"has {size} bytes"
-        raise IntegrityError(
-            f"{engine.path} {size_text}, but the engine has {engine.size_bytes}; pull it or build it again"
-        )
+        size_text = "does not exist" if size is None else f"has {size} bytes instead of {engine.size_bytes}"
+        raise IntegrityError(f"{engine.path} {size_text}; pull the engine or build it again")
 
 
 def find_incompatibility(backend: Backend, request: BuildRequest) -> str | None:

@@ -74,7 +74,7 @@ def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = M
     tidy_model = model if unknown_inputs else canonical(model)
     fixed_sizes = fixed_axes(tidy_model.graph)
     if not inputs:
-        raise ModelError("the model takes no inputs, so that what it computes is constant; there is nothing to build")
+        raise ModelError("the model has no inputs, so its outputs are constant; there is nothing to build")
     counts = Counter(node.op_type for node in all_nodes(tidy_model) if node.op_type != "Constant")
     model_facts = FoundModel(
         name=_name(path),

@@ -114,7 +114,8 @@ def _read_images(
     from PIL import Image, ImageOps
 
     if len(inputs) != 1 or len(inputs[0].shape) not in (3, 4):
-        raise DataError(f"a folder of images needs a model whose one input is an image; this has {len(inputs)} inputs")
+        input_texts = ", ".join(f"{spec.name} with {len(spec.shape)} axes" for spec in inputs)
+        raise DataError(f"a folder of images needs a model with one input of 3 or 4 axes; this one has {input_texts}")
     spec = inputs[0]
     shape = spec.at({dim.name: dim.opt for dim in dims})[-3:]
     channels_last = shape[-1] in (1, 3) and shape[0] not in (1, 3)

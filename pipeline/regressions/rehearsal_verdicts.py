@@ -291,10 +291,12 @@ def renew(entry: EngineEntry, trial: Trial, context: RunContext) -> RenewedEngin
 
 
 def _approve(entry: EngineEntry, trial: Trial, record: Recorded | None, context: RunContext) -> RenewedEngine:
-    """A unit with what was measured of it. Raises IntegrityError where a trial is of another engine."""
+    """A unit with its measurements. Raises IntegrityError if the trial was of another engine, or its report failed."""
     approval = approve(read_report(str(trial.report), context.store))
-    if entry.digest != trial.digest or approval is None:
-        raise IntegrityError(f"{entry.unit}: its new engine is no longer in {context.store.uri}; rehearse again")
+    if entry.digest != trial.digest:
+        raise IntegrityError(f"{entry.unit}: the trial is of engine {trial.digest}, not {entry.digest}; rehearse again")
+    if approval is None:
+        raise IntegrityError(f"{entry.unit}: the report of its new engine does not approve it; rehearse again")
     report = approval.report
     entry = replace(entry, status=report.verdict, reason=report.reason, report=report.digest)
     return RenewedEngine(replace(entry, checks=report.counts, sqnr_db=report.sqnr_db), approval, record)

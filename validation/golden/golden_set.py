@@ -121,7 +121,7 @@ class GoldenSet:
                 return case.inputs
             first_inputs = first_inputs or case.inputs
         if first_inputs is None:
-            raise DataError("the golden set has no golden case; freeze it again")
+            raise DataError("the golden set has no case of kind 'golden'; make it again with golden data")
         return first_inputs
 
     def save(self, path: Path) -> str:
@@ -198,7 +198,7 @@ def freeze(
     """
     groups = list(samples.batches() if isinstance(samples, Samples) else samples)
     if not groups:
-        raise DataError("a golden set needs at least one group of inputs; none was given")
+        raise DataError("the golden data has no samples; give at least one")
     cases = [_case(f"golden {index}", "golden", inputs, run) for index, inputs in enumerate(groups)]
     for index, sizes in enumerate(edge_sizes(specs, dims)):
         inputs = resize(enough_samples(groups, index % len(groups), specs, sizes), specs, sizes)
@@ -415,8 +415,8 @@ def change(before: GoldenSet, after: GoldenSet) -> GoldenChange:
 
 def _describe(output: str, difference: float, case: str) -> str:
     if math.isinf(difference):
-        return f"{output} of another shape or kind, or not finite, at {case}"
-    return f"{output} by up to {difference:.4g} at {case}"
+        return f"{output}: another shape or kind of numbers, or values that are not finite, in case {case}"
+    return f"{output}: by up to {difference:.4g}, in case {case}"
 
 
 def _sequences(golden: GoldenSet) -> tuple[object, ...]:

@@ -162,8 +162,10 @@ def _send(place: HttpLocation, method: str, key: str, headers: Mapping[str, str]
         raise Declined(api.ABSENT, "not there")
     if status == 503 or status in _PASSING:
         raise Failed(f"the server is overloaded or failing ({status}); run again later", passing=status != 503)
-    if status in (401, 407):
-        raise Failed(f"the server requires a token; set {TOKEN_FILE} to the file that holds it")
+    if status == 401:
+        raise Failed(f"the server requires a valid token; set {TOKEN_FILE} to the file that holds it")
+    if status == 407:
+        raise Failed("a proxy in front of the server requires authentication; use a network path without this proxy")
     raise Failed(f"the server refuses with {status}; check the URI")
 
 

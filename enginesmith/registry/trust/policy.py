@@ -141,7 +141,8 @@ def load_policy(path: Path | str) -> TrustPolicy:
         for name, signer in signers.items():  # one key with two names would count as two signers
             signer_id = signer.key_id if isinstance(signer, KeySigner) else signer.identity
             if signer_id in signer_names:
-                raise Malformed(f"signers {signer_names[signer_id]!r} and {name!r} are the same signer; keep one name")
+                subject = "key" if isinstance(signer, KeySigner) else "identity"
+                raise Malformed(f"signers {signer_names[signer_id]!r} and {name!r} have the same {subject}; keep one")
             signer_names[signer_id] = name
         return TrustPolicy(
             tuple(_rule(rule, f"rules[{index}]", signers) for index, rule in enumerate(policy_text.rules)), str(path)

@@ -242,7 +242,8 @@ def _check(live: Object, manifest: Object, pods: Sequence[Pod]) -> None:
     stopped_lines = "\n".join(f"  {line}" for line in lines)
     raise InputError(
         f"{name} is left as it is: workers may be building, and this would stop them:\n{stopped_lines}\n"
-        "Wait until they are idle and gone (a group keeps its `min`: set it to 0 first), or stop them:\n"
+        "Wait until Ray has removed the idle workers (a group keeps its `min` workers: set it to 0 first), or allow "
+        "this stop:\n"
         f"  kubectl annotate raycluster {name} --namespace {namespace} {CONSENT}=true\n"
         "Then run the same upgrade again."
     )

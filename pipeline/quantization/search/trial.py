@@ -95,7 +95,7 @@ class GroupDamage:
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """One point of the frontier: the share of the multiplications with weights in int8, and the resulting quality.
+    """One point of the frontier: the share of the multiplications with weights that are quantized, and the quality.
 
     left: groups left in float; with several formats, names of `find_steps`; () in a frontier if the point was not run.
     predicted_db: from the damages of single groups.  sqnr_db, cosine, argmax_agreement, accuracy: of the whole model,
@@ -126,7 +126,7 @@ class MixedPrecisionChoice:
 
     model: in float, prepared: outliers moved, weights rounded.  ranges: of its activations.  left: node that stays in
     float or in a wider format -> reason; formats: of these nodes.  rows: the groups, most damage per multiplication
-    first.  frontier: from all groups in int8 down.  point: the chosen one.  smoothed: name in `model` of a smoothed
+    first.  frontier: from all groups in `precision` down.  point: the chosen one.  smoothed: name in `model` of a smoothed
     activation -> its statistics.  weight_db: node -> SQNR of its rounded weight.  ended: how far the search got in its
     time; '' if it was completed.  table: points that were run and whose cost is known, fastest first.  latency: source
     of the times.  rule: how `point` was chosen."""

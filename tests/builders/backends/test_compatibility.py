@@ -89,7 +89,7 @@ def test_a_backend_itself_opens_no_foreign_engine(engine, changes, words):
 
 def test_a_truncated_or_missing_file_is_not_opened(engine):
     Path(engine.path).write_bytes(engine.path.read_bytes()[:-1])
-    with pytest.raises(IntegrityError, match=f"has {engine.size_bytes - 1} bytes, but the engine has"):
+    with pytest.raises(IntegrityError, match=f"has {engine.size_bytes - 1} bytes instead of {engine.size_bytes}"):
         discovery.open_engine(engine).__enter__()
     engine.path.unlink()
     with pytest.raises(IntegrityError, match="does not exist"):

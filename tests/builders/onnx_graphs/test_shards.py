@@ -240,7 +240,7 @@ def test_only_files_beside_the_graph_are_read(tmp_path, location):
     model = onnx.load(path, load_external_data=False)
     set_place(model.graph.initializer[1], location, 0, 4 * WIDTH * WIDTH)
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ModelError, match="which is not a file beside it"):
+    with pytest.raises(ModelError, match="no file .* beside it, which holds weight"):
         load_graph(path)
     assert location in list_weight_files(path)
     with pytest.raises(ModelError, match="which is not a shard"):
@@ -253,7 +253,7 @@ def test_a_file_that_is_too_short_and_a_wrong_length_are_refused(tmp_path):
     name, _, length = place_of(model.graph.initializer[1])
     set_place(model.graph.initializer[1], name, 10**9, length)
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ModelError, match="is cut off in"):
+    with pytest.raises(ModelError, match="ends before the end of weight"):
         load_graph(path)
     set_place(model.graph.initializer[1], name, 0, 8)
     path.write_bytes(model.SerializeToString())

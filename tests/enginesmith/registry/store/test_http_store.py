@@ -192,6 +192,7 @@ def test_wrong_bytes_are_never_given(store: Store, behind: HttpStore, site: Site
     [
         (503, UnavailableError, "run again later"),
         (401, UnavailableError, "ENGINESMITH_CACHE_TOKEN_FILE"),
+        (407, UnavailableError, "a proxy in front of the server requires"),
         (302, UnavailableError, "302"),
     ],
 )

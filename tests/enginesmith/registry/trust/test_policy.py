@@ -41,7 +41,7 @@ def test_the_documented_policy_is_read(tmp_path: Path) -> None:
         ("a.pub", "absent.pub", "nothing is trusted"),
         ("a.pub", "a.pem", "not a public key"),
         ("a.pub", "/dev/zero", "over 65536 bytes"),
-        ("{public_key: a.pub}", "{public_key: a.pub}\n  b: {public_key: a.pub}", "are the same signer"),
+        ("{public_key: a.pub}", "{public_key: a.pub}\n  b: {public_key: a.pub}", "have the same key; keep one"),
         ("{public_key: a.pub}", "{certificate_roots: [], identity: ci}", "name 1 to"),
         ("{public_key: a.pub}", "{certificate_roots: [a.pub]}", "identity is missing"),
         ("{public_key: a.pub}", "{keyless_identity: me}", "keyless_issuer is missing"),
