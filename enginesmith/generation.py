@@ -122,8 +122,8 @@ def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logit
     other_inputs = {spec.name: _find_one(spec, token_spec, states) for spec in inputs if spec.name not in handled_names}
     if unknown_inputs := [name for name, progress in other_inputs.items() if progress is None]:
         raise DataError(
-            f"{description}: besides ids, a mask of the tokens so far and their positions, the model takes "
-            f"{', '.join(unknown_inputs)}; use Streams"
+            f"{description}: the model also needs {', '.join(unknown_inputs)}; a Generator gives only ids, a mask of "
+            "the tokens so far and their positions: use Streams"
         )
     max_rows, max_places = (_most(inputs, profiles, ids, axis) for axis in (0, 1))
     progress_inputs = tuple(progress for progress in other_inputs.values() if progress)

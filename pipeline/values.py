@@ -32,7 +32,7 @@ class OnnxModel:
     """The exported model. digest: of the canonical ONNX file.  carries_qdq: whether its author quantized it (QAT).
 
     blake3: of that file; None where the worker that uploaded it did not have the library.
-    integer_nodes: (operator, how many) of the nodes that multiply in int8, as the model came, in every variant.
+    integer_nodes: (operator, how many) of the nodes that multiply in int8, as in the source model, in every variant.
     narrow_share: of one that carries Q/DQ, the multiplications with weights that these make narrow, of all.
     library_entries: of each library with operators of it, the function that runtimes call.
     inputs, outputs: of the model.  opset: of ONNX's own operators.
@@ -56,12 +56,12 @@ class OnnxModel:
 
     @property
     def own_int8(self) -> str | None:
-        """'23 nodes compute in int8, as the model came (22 ConvInteger, 1 MatMulInteger)'; None where none does."""
+        """'23 nodes compute in int8, as in the source model (22 ConvInteger, 1 MatMulInteger)'; None for none."""
         if not self.integer_nodes:
             return None
         count_text = pluralize(sum(number for _, number in self.integer_nodes), "node computes", "nodes compute")
         operator_text = ", ".join(f"{number} {operator}" for operator, number in self.integer_nodes)
-        return f"{count_text} in int8, as the model came ({operator_text})"
+        return f"{count_text} in int8, as in the source model ({operator_text})"
 
 
 @dataclass(frozen=True)

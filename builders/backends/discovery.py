@@ -219,7 +219,7 @@ def check_compatible(backend: Backend, engine: Engine) -> None:
 def find_incompatibility(backend: Backend, request: BuildRequest) -> str | None:
     """Why an engine of this request cannot be opened by `backend` here, with the remedy; None when it can."""
     if request.backend != backend.name:
-        return f"built by {request.backend}, and this is {backend.name}; open it with {request.backend}"
+        return f"built by {request.backend}, not by {backend.name}; open it with {request.backend}"
     versions = backend.versions()
     if not versions:
         return f"built by {backend.name}, which is not installed here: {backend.install}"

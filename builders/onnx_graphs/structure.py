@@ -319,7 +319,7 @@ def differs(before: Path, after: Path) -> str | None:
 def _compare_constants(old: "onnx.GraphProto", new: "onnx.GraphProto") -> str | None:
     old_constants, new_constants = ({tensor.name: tensor for tensor in graph.initializer} for graph in (old, new))
     if lone_names := sorted(old_constants.keys() ^ new_constants.keys()):
-        return f"constant {lone_names[0]!r} is in one of them alone"
+        return f"only one of the two models has constant {lone_names[0]!r}"
     parameter_names = {name for node in old.node if node.op_type in _PARAMETERS for name in node.input[1:]}
     for name, tensor in old_constants.items():
         new_tensor = new_constants[name]

@@ -118,7 +118,7 @@ def _bits_of(data_type: int) -> int:
 def wrong_length(tensor: TensorProto) -> str:
     """The error message for a tensor whose number of bytes does not match its shape."""
     length = place_of(tensor)[2] if is_external(tensor) else len(tensor.raw_data)
-    return f"tensor {tensor.name[:80]!r} has {length} bytes, its shape {bytes_of(tensor)}; export it again"
+    return f"tensor {tensor.name[:80]!r} has {length} bytes, but its shape needs {bytes_of(tensor)}; export it again"
 
 
 def blocks(tensor: TensorProto) -> Iterator[bytes]:

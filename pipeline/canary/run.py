@@ -224,7 +224,7 @@ class CanaryExecution:
                     add_to(table, line)
                 if (self._is_over(sessions) or len(self._seen[0]) in stops) and (report_files := self._look(sessions)):
                     return report_files
-        raise InputError("the traffic gives no request within this duration; give a longer one")
+        raise InputError("the traffic has no request within this duration; give a longer one")
 
     def _is_over(self, sessions: Sessions) -> bool:
         """Whether the candidate's process ended and the baseline's did not, which nothing that comes later changes."""

@@ -179,7 +179,7 @@ def roll_back(store: Store, report: CanaryReport, channel: str, person: str) -> 
         except (ConflictError, UnknownNameError) as error:
             if position_of(read_channel(store, model, channel)) == decided_on:
                 return f"{error}; no channel was moved"
-    return f"channel {model}:{channel} serves version {live_channel.version} by now; no channel was moved"
+    return f"channel {model}:{channel} now serves version {live_channel.version}; no channel was moved"
 
 
 def canary_passes(

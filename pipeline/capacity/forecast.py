@@ -179,12 +179,12 @@ class Forecaster:
         times, _ = self._times_of(kind)
         fastest_s = max(float(np.quantile(bucket_times.curves, self.limit.p, axis=1).min()) for bucket_times in times)
         p99_text = seconds_text(fastest_s)
-        reason = f"keeps {1e3 * self.limit.seconds:g} ms at no rate: p99 of its fastest run is {p99_text}"
+        reason = f"misses {1e3 * self.limit.seconds:g} ms at every rate: p99 of its fastest run is {p99_text}"
         if len(times) > 1:
             reason += ", at the slowest of the sizes"
         if fastest_s > self.limit.seconds:
             return reason
-        return f"{reason}, and requests wait: for others (--wait), or as several arrive at once"
+        return f"{reason}, and requests also wait to be batched (--wait) or because several arrive at once"
 
     def cost_curves(self, forecast: CapacityForecast) -> list[CostCurve]:
         """For each price the cost of a million requests against the limit, without rounding to whole machines, with the

@@ -131,7 +131,7 @@ def _why_no_machine(name: str) -> str:
     except UnknownNameError as error:
         return str(error)
     target_text = ", ".join(target.name for target in targets)
-    return f"{name} is several: {target_text}; give each its price" if len(targets) > 1 else ""
+    return f"{name} stands for several: {target_text}; give a price for each" if len(targets) > 1 else ""
 
 
 @dataclass(frozen=True)

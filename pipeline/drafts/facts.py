@@ -297,7 +297,7 @@ def begin_empty(facts: FoundModel, outputs: Sequence[TensorSpec]) -> FoundModel:
     grown_dims = {
         dim for pairs in axis_pairs for dim, output_dim in pairs if isinstance(dim, str) and output_dim != dim
     } - input_dims
-    reason = "what calls have left; none before the first"
+    reason = "the length that earlier calls left; 0 before the first call"
     dims = {name: replace(dim, min=0, multiple=1, why=reason) for name, dim in facts.dims.items() if name in grown_dims}
     return replace(facts, dims={**facts.dims, **dims})
 

@@ -236,9 +236,10 @@ def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str
     other_types = data_types & {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
     reason = ""
     if quantized_ops := counts.keys() & (_INTEGER | {"DynamicQuantizeLSTM"}):
-        reason = f"it came quantized ({', '.join(sorted(quantized_ops))}), and other precisions would quantize twice"
+        op_text = ", ".join(sorted(quantized_ops))
+        reason = f"the source model is quantized ({op_text}), and other precisions would quantize twice"
     elif "DequantizeLinear" in counts:
-        reason = "it computes in float with weights that came in 8 or 4 bits"
+        reason = "it computes in float with weights that are stored in 8 or 4 bits"
     elif counts.keys() & _TREES:
         reason = "decision trees have no weights that 16 or 8 bits would make smaller"
     elif other_types and onnx.TensorProto.FLOAT not in data_types:
@@ -321,12 +322,12 @@ def _find_dropped(config: ProtoMessage, model: Path) -> Iterator[str]:
     kept_counts = policy.message("latest").numbers("num_versions")
     if (count := max(1, len({*policy.message("specific").numbers("versions")}), *kept_counts)) > 1:
         path_text = f"{model.parent.name}/{model.name}"
-        yield f"version_policy: serves {count} versions, and a spec builds one: {path_text} is taken"
+        yield f"version_policy: serves {count} versions, but a spec builds one: {path_text} is used"
     for name, field_names in _KEPT.items():
         messages = config.messages(name) if name else [config]
         fields = dict.fromkeys(field for message in messages for field in message.fields)
         for field in (field for field in fields if field not in field_names.split()):
-            yield f"{f'{name}.' if name else ''}{field}: not taken, since no spec has it"
+            yield f"{f'{name}.' if name else ''}{field}: ignored, because specs have no such key"
 
 
 def _read_serving(config: ProtoMessage, place: Path, folder: Path) -> dict[str, object]:
@@ -358,14 +359,14 @@ def _is_batched(config: ProtoMessage) -> bool:
 
 
 def _find_unfit(facts: FoundModel, config: ProtoMessage) -> Iterator[str]:
-    """What the configuration says of inputs that the model does not have so, and that is not taken."""
+    """The configuration's inputs that do not fit the model, and are ignored."""
     ranks = {spec.name: len(spec.shape) - _is_batched(config) for spec in facts.inputs}
     for message in config.messages("input"):
         name, served_rank = message.text("name"), len(_served_shape(message))
         if name not in ranks:
             yield f"input {name!r}, which the model does not have; it has {', '.join(ranks)}"
         elif served_rank != ranks[name]:
-            yield f"input {name!r} has {pluralize(served_rank, 'size')}, and the model takes {ranks[name]}: not taken"
+            yield f"input {name!r} has {pluralize(served_rank, 'size')}, but the model takes {ranks[name]}: ignored"
 
 
 def _take_sizes(facts: FoundModel, config: ProtoMessage) -> FoundModel:

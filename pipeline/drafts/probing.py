@@ -153,7 +153,7 @@ def _hold_edges(
             )
         else:
             high = usual_size
-        reason = f"with all sizes of the others the graph ran at {low} and {high}"
+        reason = f"the graph ran at {low} and {high} with all sizes of the other dims"
         narrow_dims[name] = replace(dim, min=low, opt=min(max(dim.opt, low), high), max=high, why=reason)
 
 

@@ -144,7 +144,7 @@ def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
             shared_input = _find_shared(spec, graphs[:index])
             if shared_input is not None:
                 name = re.sub(r"[^A-Za-z0-9_-]+", "_", shared_input[1])[:64]
-                reason = "an input of the whole that goes to several"
+                reason = "an input of the ensemble that goes to several graphs"
                 connections.append(FoundConnection(".".join(shared_input), name, reason))
                 connections.append(FoundConnection(key, name, "the same, by name and shape"))
             elif source_match is not None:
@@ -296,17 +296,17 @@ def _sections_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: 
         }
         outputs = [f"{graph.key}.{output.name}" for graph in graphs for output in graph.gives]
         names_text = ", ".join(quote(output) for output in outputs if output not in inner)
-        yield f"outputs: [{names_text}]   # of graphs side by side, too: no output fits an input of theirs"
+        yield f"outputs: [{names_text}]   # also of graphs that do not feed each other"
     yield ""
     steps_text = ", sequence: sequence" if any(graph.model.states for graph in graphs) else ""
-    comment = "real inputs of the whole, with which it and its graphs are proven; arrays:"
+    comment = "real inputs of the ensemble, which prove it and its graphs; arrays:"
     yield f"golden: {{data: golden.npz{steps_text}}}    # {comment}"
     yield from (f"#   {line}" for line in _wanted(graphs, sources))
     if steps_text:
         yield "#   sequence: int64; of each sample, which is a step, the number of its sequence (docs/guides/state.md)"
     if suggestion := graphs[-1].model.metric:
         metric = {key: f"{graphs[-1].key}.{text}" if key in _OUTPUTS else text for key, text in suggestion.items()}
-        yield "# in golden, with right answers, which alone show a connection to a wrong output:"
+        yield "# in golden, with right answers: only these show that a connection uses the wrong output:"
         yield f"#   labels: ARRAY, metric: {quote(metric)}"
     yield f"# calibration: {{data: calibration.npz{steps_text}}}   # the same arrays of other samples, for int8"
     yield "publication: {channel: candidate}"

@@ -63,7 +63,7 @@ def bundle_of(spec: Spec, digest: Callable[[Path], str] = digest_of_file, most_b
         if size > most_bytes:
             raise InputError(
                 f"{spec.path}: its files have {size} bytes together; a bundle holds at most {most_bytes}: keep fewer "
-                "samples, or build it by its path on a machine that sees it"
+                "samples, or build it by its path on a machine that can read it"
             )
         return SpecBundle(spec.model, spec.path.resolve().name, {name: digest(path) for name, path in files.items()})
 

@@ -330,7 +330,7 @@ def _reason(best: EngineFacts, ties: Sequence[str], pairs: Sequence[PairedCompar
 
 def _times_as_long(ratio: float, low: float | None, high: float | None) -> str:
     if low is None or high is None:
-        return f"{format_plain(ratio)} times as long (by the times that each had alone)"
+        return f"{format_plain(ratio)} times as long (by the times of each engine alone)"
     return f"{format_plain(ratio)} times as long (95 %: {format_plain(low)} to {format_plain(high)})"
 
 
@@ -397,7 +397,7 @@ def describe_pair(pair: PairedComparison) -> str:
     if pair.ratio is None:
         return f"{pair.verdict}: {title}; too few runs, or they could not be run side by side"
     if pair.low is None or pair.high is None or pair.detectable is None:
-        return f"{pair.verdict}: {title}, by the times that each had alone ({format_plain(1 / pair.ratio)} times)"
+        return f"{pair.verdict}: {title}, by the times of each alone ({format_plain(1 / pair.ratio)} times)"
     digits = 0 if pair.detectable >= 0.1 else 1
     verdict = "too noisy to tell" if pair.too_noisy else pair.verdict
     ratio_text = f"{pair.ratio:.3f} times the time (95 %: {pair.low:.3f} to {pair.high:.3f})"

@@ -194,8 +194,7 @@ def wanted_of(base: Manifest, source: Manifest) -> tuple[list[WantedRefit], list
         old_request, donor = request_of(entry), best_donor and replace(best_donor, report=reports[best_donor.graph])
         if donor is None:
             reason = (
-                f"{source.reference} has no graph in {entry.precision} as {entry.backend} wants it; "
-                "build a unit of it there"
+                f"{source.reference} has no graph in {entry.precision} for {entry.backend}; build a unit of it there"
             )
             refused_refits.append(Refit(old_request, entry.digest, reason=reason))
             continue

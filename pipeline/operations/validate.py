@@ -285,7 +285,7 @@ def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemb
         spec = EnsembleSpec.model_validate({**manifest.spec, "graphs": graph_files})
         digest = manifest.sources[GOLDEN]
     except (ValidationError, KeyError) as error:
-        raise IntegrityError(f"{manifest.reference} is not a whole ensemble: {error}; build it") from error
+        raise IntegrityError(f"{manifest.reference} is incomplete: {error}; build it again") from error
     manifests = {graph.name: load_pinned(store, graph) for graph in manifest.graphs}
     ensemble = LoadedEnsemble(spec, {name: spec_of(pinned_manifest) for name, pinned_manifest in manifests.items()})
     chain = {function.name: ChainedGraph.of_function(function) for function in functions_of(manifest)}
@@ -390,4 +390,4 @@ def _why_not(store: Store, manifest: Manifest, entry: EngineEntry, on: Target | 
     hardware = entry.hardware
     if hardware.compute_capability == on.compute_capability and hardware.product in (None, on.product):
         return None
-    return f"an unproven engine is for {entry.target}, and these workers have {on.name}"
+    return f"an unproven engine is for {entry.target}, but these workers have {on.name}"

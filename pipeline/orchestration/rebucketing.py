@@ -132,8 +132,8 @@ def _too_small(advice: BucketAdvice) -> str:
         return ""
     interval = f"{100 * saving.low:.1f} to {100 * saving.high:.1f} %"
     return (
-        f"the present buckets stay: others would save {100 * saving.value:.1f} % of the engine time ({interval}), and "
-        f"{100 * LEAST_SAVING:g} % is the least that is acted on"
+        f"the present buckets stay: others would save {100 * saving.value:.1f} % of the engine time ({interval}); a "
+        f"change needs {100 * LEAST_SAVING:g} % or more, and an interval above 0"
     )
 
 

@@ -298,7 +298,7 @@ def _select(option: str, text: str | None, spec_names: tuple[str, ...], possible
     names = _require_names(option, text)
     for name in names:
         if name not in spec_names:
-            remedy = f"there is none; take of the spec's: {', '.join(spec_names)}"
+            remedy = f"there is no such name; choose from the spec's: {', '.join(spec_names)}"
             if name in possible:
                 remedy = f"not in the spec, which has {', '.join(spec_names)}; add it there"
             raise UnknownNameError(f"{option} {name}: {remedy}")

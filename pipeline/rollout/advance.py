@@ -238,7 +238,7 @@ def _decide(store: Store, rollout: Rollout, now: datetime, who: str) -> Advance:
     try:
         manifest = lookup.load(store, rollout.model, rollout.version)
         if manifest.digest != rollout.manifest:
-            raise IntegrityError(f"{rollout.model}@{rollout.version} is another version by now")
+            raise IntegrityError(f"{rollout.model}@{rollout.version} has another manifest now")
         gates = judge_gates(rollout, node_reports, canaries(store, manifest), now)
     except (IntegrityError, UnknownNameError) as error:
         return _halt(rollout, now, who, f"what it brings cannot be read: {error}", (), node_reports)

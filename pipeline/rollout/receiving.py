@@ -122,7 +122,7 @@ def find_objection(channel: Channel, rollout: Rollout | None, node: ServingNode,
         expected_text = f"neither {rollout.version}, which comes, nor {rollout.base}" if rollout else "no version"
         return f"version {report.version[:80]!r} is {expected_text}"
     if (length := max(map(len, (report.detail, report.unit, report.machine)))) > MOST_DETAIL:
-        return f"one of its texts has {length} characters; {MOST_DETAIL} are the most"
+        return f"one of its texts has {length} characters; at most {MOST_DETAIL} are allowed"
     return ""
 
 

@@ -187,7 +187,7 @@ def _list_notes(golden: GoldenSet, random: bool) -> Iterator[str]:
             "normal, integers and booleans 0 or 1, the first of a row 1); add golden.data, real inputs show more"
         )
     if golden.noise and (reason := golden.noise.reason):
-        yield f"the noise floor of float32 is not known ({reason}): the documented limits count"
+        yield f"the noise floor of float32 is not known ({reason}): the documented limits apply"
 
 
 def _with_states(

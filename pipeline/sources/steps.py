@@ -75,8 +75,8 @@ class StateModel:
             sum(bool(sample.get(BEGINS, True)) for sample in sequence) < 2 for sequence in sequence_steps
         ):
             raise DataError(
-                f"{samples.name}: the sequences have one step each, so that no state is handed on; store sequences of "
-                "several steps, and in the array that golden.sequence names one number for all steps of a sequence"
+                f"{samples.name}: every sequence has one step, so no state is passed on; store sequences of several "
+                "steps, which have the same number in the array that golden.sequence names"
             )
         cases = [self._case(f"sequence {index}", sequence) for index, sequence in enumerate(sequence_steps)]
         if samples and (streams := self._side_by_side(sequence_steps)):
@@ -165,8 +165,8 @@ def check_states(states: Sequence[State], model: ModelProto) -> None:
             )
         if find_source(model.graph, state.output) == state.input:
             raise ModelError(
-                f"{label}: output {state.output!r} is the input itself, handed on, so that the state would stay as it "
-                "began; take it out of state, and give it as an input"
+                f"{label}: output {state.output!r} is the input itself, so the state would never change; remove it "
+                "from state, and declare it as an input"
             )
         if not can_be_equal(spec.shape, output_spec.shape):
             shapes_text = f"{format_shape(spec.shape)}, and {state.output!r} is {format_shape(output_spec.shape)}"

@@ -91,7 +91,7 @@ def recorded_report(engine: ChosenEngine, context: RunContext) -> LatencyReport:
     if not reports:
         name = manifest.reference
         raise InputError(
-            f"{name}: no latency report of {entry.unit} is on record; ask for one with validation.latency in the spec, "
+            f"{name}: no latency report of {entry.unit} is recorded; request one with validation.latency in the spec, "
             f"or time the engine now: --engine {name}"
         )
     return reports[0]

@@ -191,7 +191,7 @@ def test_invalid_connections_are_reported_with_their_key(path: str, value: Any, 
             "image[None]",
             "gave 'x' as float32 [1, 16, 32]; the spec says float32 [rows, 1, 16, 32]",
         ),
-        ("spots[0, 0] > 0.5", "spots[0, 0] > 2", "functions before the graph gave no row for any"),
+        ("spots[0, 0] > 0.5", "spots[0, 0] > 2", "functions before the graph returned no row for any"),
         ("def crop(image, spots):", "def crop(image):", "function 'crops' failed"),
         (
             "def crop(image, spots):",

@@ -142,7 +142,7 @@ def test_mismatches_are_reported_with_their_key(spec, path, value, message, tmp_
     [
         ("wide = Cast <to = 11> (hn)", 16, "state.h is float32, and 'wide' is float64"),
         ("twice = Concat <axis = 2> (hn, hn)", 32, "'twice' is [1, batch, 32]"),
-        ("same = Identity(h)", 16, "output 'same' is the input itself, handed on"),
+        ("same = Identity(h)", 16, "output 'same' is the input itself, so the state would never change"),
     ],
 )
 def test_an_output_that_does_not_fit_its_input_is_refused(node: str, width: int, message: str, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_spec_without_state_keeps_its_json(tmp_path: Path) -> None:
     ("clip", "message"),
     [
         (np.arange(36) % 3, "'clip' has 0 from step 0 and again from step 3"),
-        (np.arange(36), "the sequences have one step each"),
+        (np.arange(36), "every sequence has one step"),
         (np.zeros((36, 2), int), "array 'clip' has the shape (36, 2)"),
     ],
 )

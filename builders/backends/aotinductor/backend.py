@@ -118,12 +118,12 @@ class AotInductor:
             if spec.dtype in _NO_DTYPE:
                 return f"{spec.name!r} is {spec.dtype}, which torch has no operators for; cast it to int64 or float32"
         if versions["cpu"] not in _INSTRUCTIONS:
-            return f"{_AVX2}, and this machine is {versions['cpu']}; use onnxruntime"
+            return f"{_AVX2}, but this machine is {versions['cpu']}; use onnxruntime"
         if "c++" not in versions:
             remedy = "apt-get install g++, or set backends.aotinductor.compiler"
             return f"there is no C++ compiler {self.compiler!r}; {remedy}"
         if request.target.is_cpu and level_of(request) not in _INSTRUCTIONS:
-            return f"{_AVX2}, and {request.target.name} has not; use onnxruntime"
+            return f"{_AVX2}, but the target {request.target.name} lacks it; use onnxruntime"
         return cpu_kinds.refusal(request, "AOTInductor") or request_checks.refusal(request, "AOTInductor")
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:

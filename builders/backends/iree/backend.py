@@ -132,5 +132,5 @@ def _target_refusal(request: BuildRequest) -> str | None:
     if request.precision == "fp8":
         return "IREE compiles no conversion from FP8; use int8"
     if request.precision in IN_BLOCKS:
-        return f"IREE compiles no DequantizeLinear in blocks, which {request.precision} weights come in; use int8"
+        return f"IREE does not compile blockwise DequantizeLinear, which {request.precision} weights need; use int8"
     return None

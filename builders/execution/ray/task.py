@@ -223,9 +223,9 @@ def none_fits(needs: Needs, nodes: Iterable[RayNode], waited_s: float = 0.0) -> 
     wait_text = "wait longer for it" if waited_s else "wait for it"
     return (
         f"no node with {_describe_needs(needs)}{arrival_text}; the cluster's nodes: {nodes_text}; start one with "
-        f"`ray start --address HEAD{label_text}{gpu_option}`, or {wait_text} where nodes come by themselves "
-        "(`--wait-for-nodes 15m` of `build` and `validate`; from the chart's `gpuGroups`: a group of that "
-        "generation and product)"
+        f"`ray start --address HEAD{label_text}{gpu_option}`, or {wait_text} if an autoscaler adds nodes "
+        "(`--wait-for-nodes 15m` of `build` and `validate`; the chart needs a group of that generation and product "
+        "in `gpuGroups`)"
     )
 
 
@@ -410,7 +410,7 @@ class RayTask:
 
         name, message = self.job.name, str(error)
         if isinstance(error, said.OutOfMemoryError):
-            reason = "killed by Ray, its node ran out of memory"
+            reason = "killed by Ray, because its node ran out of memory"
             memory_note = f"; it held {self.peak_mib:.0f} MiB" if self.peak_mib else ""
             return StepError(f"{name}: {reason}{memory_note}", "node-memory", message, self.peak_mib)
         if isinstance(error, said.LocalRayletDiedError | said.RaySystemError):

@@ -202,9 +202,9 @@ def _judge_installation(setup: requirements.Installation, machine: Machine) -> R
 
 
 def _describe_difference(name: str, built_value: str, present_value: str) -> str:
-    """'made with Python 3.11.6, and 3.11.7 is here'; for instructions, only those that differ."""
+    """'made with Python 3.11.6, but this machine has 3.11.7'; for instructions, only those that differ."""
     if name != INSTRUCTIONS:
-        return f"made with {name} {built_value}, and {present_value} is here"
+        return f"made with {name} {built_value}, but this machine has {present_value}"
     missing_flags = sorted({*built_value.split()} - {*present_value.split()})
     extra_flags = sorted({*present_value.split()} - {*built_value.split()})
     phrases = [f"lacks {', '.join(missing_flags)}"] if missing_flags else []

@@ -276,7 +276,7 @@ class HttpBucket(api.ByMd5):
         while pending:
             folder = pending.pop()
             if folder.count("/") > _MOST_FOLDERS:
-                raise IntegrityError(f"{self.place.uri} lists folders in folders without an end; is it a registry?")
+                raise IntegrityError(f"{self.place.uri} lists folders inside folders without end; is it a registry?")
             for name, is_folder in api.ask(self, "listing", lambda folder=folder: self._entries(folder)):  # type: ignore[misc]
                 if is_folder:
                     folders.append(f"{folder}{name}/")
@@ -284,7 +284,9 @@ class HttpBucket(api.ByMd5):
                 else:
                     objects.append(ListedObject(f"{folder}{name}", 0, "", _SOME_TIME))
             if (key_count := len(objects) + len(folders)) > MAX_KEYS:
-                raise IntegrityError(f"{self.place.locator(prefix)} is listed without end: {key_count} keys so far")
+                raise IntegrityError(
+                    f"{self.place.locator(prefix)}: the list of its keys does not end ({key_count} so far)"
+                )
         return ListedPage(tuple(objects), () if deep else tuple(folders), "")
 
     def _entries(self, folder: str) -> set[tuple[str, bool]]:

@@ -139,7 +139,7 @@ def _sign(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
     store, name = open_store(registry), f"{outcome.model}@{outcome.version}"
     manifest = locate(store, parse_reference(name)).manifest
     if manifest.digest != outcome.manifest:
-        problem = f"{name} was published as manifest {outcome.manifest}, and is now {manifest.digest}; not signed"
+        problem = f"{name} was published as manifest {outcome.manifest}, but is now {manifest.digest}; not signed"
         raise IntegrityError(problem)
     for signature in add_signatures(store, manifest, SigningKey(sign_key)):
         say(str(signature))

@@ -162,7 +162,7 @@ class ProveEnsemble:
                         Case(f"golden {len(cases)}", "golden", {**batch_inputs, **inner_values}, chain_outputs)
                     )
         if not cases:
-            raise DataError("no sample of golden.data gives each graph a row: functions between them gave none")
+            raise DataError("no sample of golden.data gives each graph a row: functions between them returned none")
         return GoldenSet(tuple(cases))
 
     def _freeze_steps(self, context: WorkerContext) -> "GoldenSet":

@@ -133,7 +133,7 @@ def _draw_or_explain(document: VersionDocument) -> str:
         text = escape(f"{type(error).__name__}: {error}")
         return (
             f"<!doctype html><meta charset=utf-8><title>{escape(document.reference)}</title><p>The page of "
-            f"{escape(document.reference)} could not be drawn ({text}). What it is about lies beside it in report.json."
+            f"{escape(document.reference)} could not be drawn ({text}). Its data is beside it in report.json."
         )
 
 

@@ -258,7 +258,7 @@ def _find_entry(manifest: Manifest, trial: OfflineTrial) -> EngineEntry:
     for fact_name, (trial_value, own_text) in value_pairs.items():
         if trial_value != own_text:
             raise _Refused(
-                f"its {fact_name} is {trial_value[:80]}, but this version's is {own_text}; carry the version again"
+                f"its {fact_name} is {trial_value[:80]}, but this version's is {own_text}; write the folder again"
             )
     return entry
 
@@ -268,10 +268,10 @@ def _check_device(entry: EngineEntry, device: KitDevice) -> None:
     if capability != entry.compute_capability:
         hardware = "a CPU" if capability is None else "sm_{}".format("".join(map(str, capability)))
         raise _Refused(
-            f"it ran on {hardware}, and the engine is for {entry.target}; run the kit on a node that has one"
+            f"it ran on {hardware}, but the engine is for {entry.target}; run the kit on a node that has one"
         )
     if capability is not None and entry.product and product_of(capability, device.label) != entry.product:
-        raise _Refused(f"it ran on {device.name[:80]}, and the engine is tuned for {entry.product}")
+        raise _Refused(f"it ran on {device.name[:80]}, but the engine is tuned for {entry.product}")
 
 
 def _check_time(manifest: Manifest, made_at: str) -> None:

@@ -196,10 +196,12 @@ def apply(
         free_pods = idle_pods(old_pods, load) if load else []
         resource, old_names = plan_change(live_cluster, manifest, pods, reference, free_pods)
         if not cluster.replace(resource):
-            problem = f"{name} changes faster than it is written; run again"
+            problem = f"{name} keeps changing while it is written; run again"
         elif old_names:
             ended_names += [old_name for old_name in old_names if old_name not in ended_names]
-            problem = f"{name}: KubeRay does not end {', '.join(old_names)}; see that its operator runs, and run again"
+            problem = (
+                f"{name}: KubeRay does not end {', '.join(old_names)}; check that its operator runs, and run again"
+            )
         else:
             status_text = describe_suspension(resource) or "up to date"
             status_text += f"; ended {', '.join(ended_names)}" if ended_names else ""
@@ -215,7 +217,7 @@ def finish(cluster: Kubernetes, manifest: Object, owner: str, head: RayHead) -> 
     """
     live_cluster = cluster.find()
     if live_cluster is None or images_of(live_cluster) != images_of(manifest):
-        return "nothing to finish: the RayCluster has not the images of this release"
+        return "nothing to finish: the RayCluster does not have the images of this release"
     if SUSPENDED not in annotations_of(live_cluster) and not outdated_pods(cluster.pods(), manifest):
         return "nothing to finish: no pod has another image"
     return apply(cluster, manifest, owner, head)
@@ -227,9 +229,9 @@ def _leave(head: RayHead, old_pods: Sequence[Pod], load: Load | None) -> str:
         return ""
     names = ", ".join(pod.name for pod in old_pods)
     if load is None:
-        return f"; left with another image, as Ray's head does not say what they do: {names}; run again"
+        return f"; pods with another image stay, because Ray's head does not say what they do: {names}; run again"
     head.drain([load.busy[pod.name] for pod in old_pods if pod.name in load.busy])
-    message = f"; left with another image, since builds run or wait: {names}; workers end after their unit"
+    message = f"; pods with another image stay, because builds run or wait: {names}; workers end after their unit"
     return message + ("; the head stays until nothing builds" if any(pod.group is None for pod in old_pods) else "")
 
 

@@ -118,24 +118,23 @@ def describe_stopped(pods: Sequence[Pod], live: Object, manifest: Object) -> Ite
     old_pods, orphans = pods_of_other_versions(pods, manifest), find_orphans(pods, manifest)
     for pod in pods:
         if pod in orphans:
-            yield f"{pod.name}: its group {pod.group} is not wanted any more"
+            yield f"{pod.name}: its group {pod.group} is removed"
         elif pod in old_pods:
-            yield f"{pod.name}: has Ray {pod.version}, and {wanted_version} is wanted"
+            yield f"{pod.name}: has Ray {pod.version}, not {wanted_version}"
         elif old_head:
-            version_text = f"{old_head.version}, and {wanted_version} is wanted"
-            yield f"{pod.name}: ends with {old_head.name}, which has Ray {version_text}"
+            yield f"{pod.name}: ends with {old_head.name}, which has Ray {old_head.version}, not {wanted_version}"
     worker_counts = Counter(pod.group for pod in pods)
     groups = groups_of(live)
     for name in find_unwanted_groups(live, manifest):
         if (replica_count := replicas_of(groups[name])) > worker_counts[name]:
             yield (
-                f"group {name}: {replica_count} workers are asked for, {worker_counts[name]} run, and it "
-                f"is not wanted any more"
+                f"group {name}: it is removed; {replica_count} workers were requested, and {worker_counts[name]} run"
             )
     pod_counts = Counter(pod.group for pod in pods if pod not in old_pods)
     for name, group in groups_of(manifest).items():
         if pod_counts[name] > (max_replicas := read(group, "maxReplicas", int)):
-            yield f"group {name}: {pod_counts[name]} run, max is {max_replicas}: Ray's autoscaler would stop the others"
+            worker_text = f"{pod_counts[name]} workers run, and max is {max_replicas}"
+            yield f"group {name}: {worker_text}: Ray's autoscaler would stop the others"
 
 
 # On the RayCluster, with the value "true": this one change may stop workers. It is taken away with that change.

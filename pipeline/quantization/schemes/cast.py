@@ -255,7 +255,7 @@ def _obstacle(
     if list_bodies(node):
         return "control flow"
     if node.op_type in ("ScatterElements", "ScatterND") and attribute_of(node, "reduction", b"none") != b"none":
-        return "it adds up or compares what falls together, which onnxruntime's CPU does in no 16 bits"
+        return "it reduces values at equal indices, which onnxruntime's CPU kernels cannot do in 16 bits"
     if any(name and name not in types for name in (*node.input, *node.output)):
         return "a tensor's type cannot be inferred"
     if not can_narrow(node, half, types, opset):

@@ -240,7 +240,7 @@ def _check_measured(name: str, half: HalfFormat, ranges: Ranges | None, headroom
     if amax * headroom <= half.largest:
         return ""
     growth_text = "" if headroom == HEADROOM else " and grows with the square of the inputs"
-    return f"tensor {name!r} reached {amax:g} in calibration{growth_text}, {half.name} ends at {half.largest:g}"
+    return f"tensor {name!r} reached {amax:g} in calibration{growth_text}; {half.name} ends at {half.largest:g}"
 
 
 def _find_inherited(node: NodeProto, reasons: Mapping[str, str], half: HalfFormat) -> str | None:

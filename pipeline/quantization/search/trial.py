@@ -126,10 +126,10 @@ class MixedPrecisionChoice:
 
     model: in float, prepared: outliers moved, weights rounded.  ranges: of its activations.  left: node that stays in
     float or in a wider format -> reason; formats: of these nodes.  rows: the groups, most damage per multiplication
-    first.  frontier: from all groups in `precision` down.  point: the chosen one.  smoothed: name in `model` of a smoothed
-    activation -> its statistics.  weight_db: node -> SQNR of its rounded weight.  ended: how far the search got in its
-    time; '' if it was completed.  table: points that were run and whose cost is known, fastest first.  latency: source
-    of the times.  rule: how `point` was chosen."""
+    first.  frontier: from all groups in `precision` down.  point: the chosen one.  smoothed: name in `model` of a
+    smoothed activation -> its statistics.  weight_db: node -> SQNR of its rounded weight.  ended: how far the search
+    got in its time; '' if it was completed.  table: points that were run and whose cost is known, fastest first.
+    latency: source of the times.  rule: how `point` was chosen."""
 
     model: ModelProto
     ranges: Ranges

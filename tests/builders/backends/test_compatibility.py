@@ -76,7 +76,7 @@ def test_open_engine_opens_with_the_backend_and_the_options_of_the_request(engin
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"backend": "tensorrt-rtx"}, "built by tensorrt-rtx, and this is onnxruntime"),
+        ({"backend": "tensorrt-rtx"}, "built by tensorrt-rtx, not by onnxruntime"),
         ({"toolchain": (("onnxruntime", "99.0"),)}, "saved by onnxruntime 99.0"),
         ({"target": graphs.request("sm_89").target}, "cannot run here"),
     ],

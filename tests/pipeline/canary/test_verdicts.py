@@ -155,7 +155,7 @@ def test_a_rollback_that_loses_a_race_changes_nothing(store, versions, monkeypat
     # A rollout that began meanwhile changes nothing of what is served.
     assert verdicts.roll_back(store, failed, "stable", "ada") == "rolled back: digits:stable -> 1"
     next(changes)()
-    assert "serves version 3 by now; no channel was moved" in verdicts.roll_back(store, failed, "stable", "ada")
+    assert "now serves version 3; no channel was moved" in verdicts.roll_back(store, failed, "stable", "ada")
     assert "eve moved it to 2 meanwhile" in str(run("rollback", "digits").exception)
 
 

@@ -173,8 +173,8 @@ def test_a_gpu_worker_is_requested_only_for_a_waiting_engine(store, monkeypatch)
     assert run(on="l4").message == "1 engine pending for l4, 1 proven"
     assert requests == [f"digits@{version} ['l4 fp32 tensorrt-rtx'] on l4" for version in "13"]
     others = {
-        "sm_90": "digits@1: an unproven engine is for l4, and these workers have sm_90",
-        "sm_89": "digits@1: an unproven engine is for l4, and these workers have sm_89",
+        "sm_90": "digits@1: an unproven engine is for l4, but these workers have sm_90",
+        "sm_89": "digits@1: an unproven engine is for l4, but these workers have sm_89",
     }
     for on, output in others.items():
         skipped = run("digits", "1", "l4", on=on)
