@@ -96,7 +96,7 @@ class FunctionSession(Session):
         self._function: Callable[[list[np.ndarray]], list[np.ndarray]] | None = function
 
     def close(self) -> None:
-        """Let go of the function; `run` refuses from now on."""
+        """Release the function; later calls of `run` fail."""
         self._function = None
 
     def run(self, inputs: Tensors) -> "dict[str, np.ndarray]":

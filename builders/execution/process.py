@@ -124,7 +124,8 @@ FOLDER_VARIABLE = "ENGINESMITH_JOB_FOLDER"
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended. status: as `Popen.returncode`.  cpu_s: its CPU time, with that of those it waited for."""
+    """How a process ended. status: as `Popen.returncode`.  cpu_s: its CPU time, and that of the processes it waited
+    for."""
 
     status: int
     cpu_s: float
@@ -175,7 +176,7 @@ def environment(python: Path | None = None) -> dict[str, str]:
 
 
 def variables_of(workdir: Path) -> dict[str, str]:
-    """The environment variables that a job in `workdir` has beside its parent's."""
+    """The environment variables that a job in `workdir` has in addition to its parent's."""
     return {"TMPDIR": str(workdir), FOLDER_VARIABLE: str(workdir)}
 
 

@@ -122,7 +122,8 @@ def _cut_file(path: Path, least_bytes: int, cut: Callable[[mmap.mmap, Field], _P
 
 
 def _cut_weights(data: mmap.mmap, places: list[Field | None]) -> Callable[[Field], _Parts]:
-    """What gives a weight's bytes, of a large one without values. places: gets where each one's lie; None: inside."""
+    """A function that returns a weight's bytes, without the values of a large one. places: receives where each weight's
+    values lie; None: inside."""
 
     def cut(tensor: Field) -> _Parts:
         tensor_fields = list(fields(data, tensor.begin, tensor.end))
@@ -136,7 +137,7 @@ def _cut_weights(data: mmap.mmap, places: list[Field | None]) -> Callable[[Field
 
 
 def _lists(data: mmap.mmap, path: Path) -> Mapping[int, Callable[[Field], _Parts]]:
-    """What changes the nodes of a graph: an attribute with a long list gives way to one that says where it lies."""
+    """A function that replaces each long list in a node's attributes by the place where it lies."""
 
     def cut(attribute: Field) -> _Parts:
         attribute_name = _first_text(data, attribute)

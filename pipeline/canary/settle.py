@@ -1,7 +1,7 @@
 """Automatic actions of canary verdicts on a channel: promote, roll back, or no change.
 
 A version is promoted once it has a PASS, against what the channel serves, on each target that counts for the channel.
-Where the channel's policy has versions come in waves, a rollout of it is started, once.
+If the channel's policy requires waves, a rollout of it is started, once.
 """
 
 import tempfile

@@ -74,7 +74,8 @@ class ServingTerms:
 
 @dataclass(frozen=True)
 class FleetCost:
-    """Cost of a million requests on the machines that a rate takes; high: None where perhaps no number is enough."""
+    """Cost of a million requests on the machines that a rate needs; high: None if possibly no number of machines is
+    enough."""
 
     value: float
     low: float
@@ -85,10 +86,9 @@ class FleetCost:
 class EngineCapacity:
     """Capacity of one engine on one kind of machine. price: the name of its price, None without one.
 
-    greatest: None where it was not timed or keeps the limit at no rate: `reason` says which.  server: what was counted
-    for the server, None: nothing.
-    unit: the engine's name.  machines: how many are needed.  per_million: cost of a million requests.  busy: whether it
-    was timed while other work ran.
+    greatest: None where it was not timed or misses the limit at every rate: `reason` says which.  server: what was
+    counted for the server, None: nothing.  unit: the engine's name.  machines: how many are needed.  per_million: cost
+    of a million requests.  busy: whether it was timed while other work ran.
     """
 
     unit: str
@@ -175,7 +175,7 @@ class Forecaster:
         return find_greatest_rate(self.asked.workloads, times, limit, policies)
 
     def _why_no_rate(self, kind: TimedEngineKind) -> str:
-        """Why an engine keeps the limit at no rate: its fastest runs at the sizes that are asked for, or waiting."""
+        """Why an engine misses the limit at every rate: its fastest runs at the requested sizes, or waiting."""
         times, _ = self._times_of(kind)
         fastest_s = max(float(np.quantile(bucket_times.curves, self.limit.p, axis=1).min()) for bucket_times in times)
         p99_text = seconds_text(fastest_s)
@@ -317,8 +317,8 @@ class Forecaster:
 
 
 def best_engines(rows: Sequence[EngineCapacity]) -> dict[str, EngineCapacity]:
-    """For each price the engine that carries most; of an engine on several kinds of machine
-    of that price, the least."""
+    """For each price the engine with the highest rate; an engine on several kinds of machine of that price counts with
+    its lowest one."""
     slowest_rows: dict[tuple[str, str], EngineCapacity] = {}
     for row in rows:
         if row.price and row.greatest:

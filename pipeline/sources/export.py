@@ -146,7 +146,7 @@ def export(
                 if samples:
                     raise
                 raise ModelError(
-                    f"{error}; its inputs were random, of the sizes in dims: correct these, or add golden.data"
+                    f"{error}; the inputs were random, with the sizes in dims: correct the dims, or add golden.data"
                 ) from error
         noise = measure_noise(model_file, golden, request.inputs, request.dims, workdir, start_process)
         if sequences:

@@ -47,7 +47,7 @@ def test_an_output_that_no_graph_gives_is_reported() -> None:
     with pytest.raises(DataError, match=r"returned the ensemble's output 'first\.gone'"):
         Ensemble({"first": graph}, [X], [TensorSpec("first.gone", "float32", ())]).run({"x": np.ones(2)})
     chained = Ensemble({"first": graph, "second": EnsembleGraph(dict, [X], {"x": "first.gone"})}, [X], [])
-    with pytest.raises(DataError, match=r"nothing gives 'first\.gone', which input 'x' takes"):
+    with pytest.raises(DataError, match=r"there is no 'first\.gone', which input 'x' reads"):
         chained.run({"x": np.ones(2)})
 
 

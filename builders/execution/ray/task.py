@@ -122,7 +122,7 @@ def disconnect() -> None:
 
 
 def _let_raylets_print(is_allowed: bool) -> None:
-    """Whether raylets print of lost workers on stdout, which is for results; `RayTask` makes errors of these.
+    """Whether raylets report lost workers on stdout, which is for results; `RayTask` makes errors of these.
 
     Ray 2.60 has no public switch for it: `log_to_driver` is about the workers' own output.
     """
@@ -314,7 +314,8 @@ def work_through(job: Job[object], modules: tuple[str, ...]) -> list[Event]:
 
 
 def work_here(job: Job[object]) -> list[Event]:
-    """All events of a job that is run in this worker itself: without limits, and seeing what earlier ones left."""
+    """All events of a job that is run in this worker itself: without limits, and with the state that earlier jobs
+    left."""
 
     def call() -> Untyped:
         with workdir() as folder:
@@ -405,7 +406,7 @@ class RayTask:
         ray.cancel(self.ref, force=force)
 
     def _failure(self, error: Exception) -> Exception:
-        """The StepError or UnavailableError for what Ray raised of a task."""
+        """The StepError or UnavailableError for an error that Ray raised for a task."""
         import ray.exceptions as said
 
         name, message = self.job.name, str(error)

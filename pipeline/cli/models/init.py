@@ -195,7 +195,7 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
 
 
 def _split_name(text: str) -> tuple[str, Path]:
-    """A graph's name, '' where NAME= does not stand before its file, and that; a file may have '=' in its name."""
+    """A graph's name ('' without NAME=), and its file, whose name may contain '='."""
     name, separator, file = text.partition("=")
     return ("", Path(text)) if Path(text).exists() or not separator else (name, Path(file))
 

@@ -165,8 +165,8 @@ class Stages:
     def _engine_limits(
         self, graphs: Session, golden: "GoldenSet", sequences: "GoldenSequences | None" = None
     ) -> "StagedLimits":
-        """The limits of the engines against those graphs: those of fp32, which most keep in any precision and no fault
-        does; where they do not, what honest rounding of the chain adds."""
+        """The limits of the engines against those graphs: those of fp32, which sound engines mostly meet in any
+        precision and faulty ones do not; if they are missed, the limits of honest rounding of the chain."""
         from validation.limits.budget import Budgets, OutputLimits, StagedLimits, default_budget
 
         limits = self.limits.get("engine", {})

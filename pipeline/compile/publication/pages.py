@@ -58,7 +58,7 @@ class Measured:
 
 
 def write_document(document: VersionDocument) -> bytes:
-    """A version's document as JSON, in the order that it has, which is the page's."""
+    """A version's document as JSON, with its keys in the page's order."""
     return json.dumps(encode_document(document), ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -153,7 +153,8 @@ def _parse(data: bytes, document_name: str) -> dict[str, object]:
 
 
 def version_page(manifest: Manifest, results: Measured, store: Store) -> str:
-    """The version's HTML report, beside its manifest, with the JSON it is drawn from; written once. Its address."""
+    """Write the version's HTML report beside its manifest, with the JSON it is drawn from, unless it exists. Returns
+    its address."""
     key, data_key = (key_of(manifest.model, manifest.version) for key_of in (page_key, page_data_key))
     if store.read(key) is None or store.read(data_key) is None:
         node_attributions = tuple(attributions(store, manifest).values())
@@ -334,7 +335,7 @@ def _purl(name: str, version: str) -> str:
 
 
 def _component(distribution: importlib.metadata.Distribution) -> Json:
-    """A distribution as a component; {} for a folder that is none any more."""
+    """A distribution as a component; {} for a folder that no longer is one."""
     metadata = distribution.metadata  # is read again each time
     name, version = (str(metadata[field] or "") if metadata else "" for field in ("Name", "Version"))
     if not (name and version):

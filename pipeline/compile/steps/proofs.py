@@ -380,8 +380,8 @@ def prove_engine(check: CheckEngine, work: Work, afresh: bool = False) -> Proof:
     """The proof of an engine: it is run against the graph it was built from; of one that cannot be opened or run, the
     one check `CRASHED`, which failed.
 
-    afresh: also when the same proof is on record. Raises UnavailableError and IntegrityError, which say nothing about
-    the engine, and StepError when cancelled.
+    afresh: prove it even if the same proof is recorded. Raises UnavailableError and IntegrityError, which say nothing
+    about the engine, and StepError when cancelled.
     """
     request = check.engine.request
     key = {

@@ -43,7 +43,7 @@ def request(built: str = "1.2.3", target: str = "cpu", backend: str = "plain"):
         (Plain(), request("1.2.4"), "needs plain 1.2.4, found 1.2.3; install that version, or build it again here"),
         (Plain(), request("1.2.3+cpu"), "needs plain 1.2.3+cpu, found 1.2.3"),
         (Plain(), request(target="sm_89"), "built for sm_89, and cannot run here: no sm_89 GPU"),
-        (Plain(), request(backend="other"), "built by other, and this is plain; open it with other"),
+        (Plain(), request(backend="other"), "built by other, not by plain; open it with other"),
         (Plain(""), request(), "built by plain, which is not installed here: pip install plain"),
         (Plain(), replace(request(), toolchain=()), None),
     ],

@@ -60,9 +60,9 @@ def test_a_loop_that_may_stop_early_is_refused(begins, again):
     ("size", "more", "words"),
     [
         (4, "", None),
-        ("n", "", "of a dynamic size"),
-        (3, ", scan_input_directions = [1]", "whatever scan_"),
-        (3, ", scan_output_axes = [1]", "whatever scan_"),
+        ("n", "", "whose dynamic size"),
+        (3, ", scan_input_directions = [1]", "ignores scan_"),
+        (3, ", scan_output_axes = [1]", "ignores scan_"),
     ],
 )
 def test_only_a_forward_scan_of_fixed_sizes_is_accepted(size, more, words):
@@ -108,8 +108,8 @@ GRU = 'GRU <hidden_size = 3, activations = ["{}", "{}"]> (x, w, r)'
         (pool(7, 2, 2, ", count_include_pad = 1"), "too much"),
         (pool("s", 3, 3), "too much"),
         (pool(7, 2, 2, PADS), "begin behind"),
-        (inferred("(uint8[4] a, uint8[4] b) => (uint8[4] y) { y = Div(a, b) }"), "takes uint8 for signed"),
-        (inferred("(uint8[1,1,4,4] a) => (uint8[1,1,k,l] y) { y = MaxPool <kernel_shape=[2,2]> (a) }"), "takes uint8"),
+        (inferred("(uint8[4] a, uint8[4] b) => (uint8[4] y) { y = Div(a, b) }"), "reads uint8 as signed"),
+        (inferred("(uint8[1,1,4,4] a) => (uint8[1,1,k,l] y) { y = MaxPool <kernel_shape=[2,2]> (a) }"), "reads uint8"),
         (cells(12, LENGTHS, lengths=np.array([5, 3], "int32")), "ignores sequence_lens"),
         (cells(12, PEEPHOLE, ", float[1, 9] p"), "peephole"),
         (cells(9, GRU.format("HardSigmoid", "Tanh")), "than HardSigmoid; use Sigmoid"),
@@ -257,7 +257,7 @@ def test_the_error_names_the_node_and_comes_before_the_compiler(backend, tmp_pat
     loop_model = loop("c", "Identity(go)")
     loop_model.graph.node[-1].name = "decoder/steps"
     onnx.save(loop_model, tmp_path / "m.onnx")
-    with pytest.raises(ModelError, match=r"node 'decoder/steps' \(Loop\) runs .* says stop; .* or use onnxr"):
+    with pytest.raises(ModelError, match=r"node 'decoder/steps' \(Loop\) runs .* became false; .* or use onnxr"):
         iree.compile_model(tmp_path / "m.onnx", tmp_path, [])
 
 

@@ -127,7 +127,7 @@ def test_other_bytes_than_were_published_are_refused(store: Store, tmp_path: Pat
 def stale_facts() -> Iterator[tuple[str, str, str]]:
     for name, text in FACTS:
         if name != "CPU instructions":
-            yield name, "another", f"made with {name} another, and {text} is here"
+            yield name, "another", f"made with {name} another, but this machine has {text}"
     flags = dict(FACTS)["CPU instructions"]
     yield "CPU instructions", f"{flags} avx9000".strip(), "this one lacks avx9000"
 
@@ -150,7 +150,7 @@ def test_a_machine_change_after_the_pull_is_detected(store, tmp_path, mark, monk
     result = pulled(store, tmp_path / "dest")
     monkeypatch.setenv("CXX", "no-such-compiler")
     for inputs in (result, result.attachments[0].description):
-        with pytest.raises(StaleCacheError, match=r"made with C\+\+ compiler .*, and absent is here; pull the one"):
+        with pytest.raises(StaleCacheError, match=r"made with C\+\+ compiler .*, but it is absent here; pull the one"):
             warm_start(inputs, allow_unsigned=True)
 
 

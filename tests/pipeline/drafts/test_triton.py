@@ -143,7 +143,7 @@ def test_a_manual_configuration_is_kept_and_its_rest_reported(tmp_path: Path) ->
 def test_of_several_versions_that_are_served_one_is_taken_and_the_others_are_reported(
     tmp_path: Path, policy: str, count: int
 ) -> None:
-    text = "config.pbtxt: version_policy: serves 2 versions, and a spec builds one: 1/model.onnx is taken"
+    text = "config.pbtxt: version_policy: serves 2 versions, but a spec builds one: 1/model.onnx is used"
     assert (text in sized(tmp_path, f"version_policy {{ {policy} }}").notes) == (count > 1)
 
 

@@ -117,7 +117,8 @@ class TestGolden:
     def test_inputs_that_the_model_does_not_take_are_named_with_the_remedy(self, tmp_path):
         request = torch_request(tmp_path, net("return torch.zeros(1, 4)[x.to(torch.int64) + 7]"), inputs=(X,))
         fails(
-            request, "out of bounds.*; its inputs were random, of the sizes in dims: correct these, or add golden.data"
+            request,
+            "out of bounds.*; the inputs were random, with the sizes in dims: correct the dims, or add golden.data",
         )
 
     def test_without_samples_random_ones_are_used_with_a_note(self, tmp_path):

@@ -101,7 +101,7 @@ def test_another_writers_document_is_not_mistaken_for_ones_own(store: ObjectStor
     with pytest.raises(UndecidedError):
         store.replace("models/a.json", b"mine", b"same")
     assert store.read("models/a.json") == b"theirs"
-    overtaken(store, proxy, "lost answer", lambda other: other.delete("models/a.json"))
+    overtaken(store, proxy, "lost answer", lambda other: other.remove("models/a.json"))
     with pytest.raises(UndecidedError, match="the key now has no object"):
         store.replace("models/a.json", b"mine", b"theirs")
 

@@ -135,7 +135,7 @@ def test_listings_of_a_server_are_validated(behind: HttpStore, site: Site, monke
     site.listed = b"[%b, %b, %b]" % (b'{"name": "a/b", "type": "file"}', *[b'{"name": "c", "type": "file"}'] * 2)
     assert list(behind.children("models/")) == ["c"]
     site.fault, site.listed = ["listed"] * 99, b'[{"name": "a", "type": "directory"}]'
-    with pytest.raises(IntegrityError, match="without an end"):
+    with pytest.raises(IntegrityError, match="without end"):
         list(behind.list("models/"))
     monkeypatch.setattr(http_store, "MAX_KEYS", 3)
     site.fault, site.listed = ["listed"] * 99, b'[{"name": "a", "type": "file"}, {"name": "b", "type": "directory"}]'

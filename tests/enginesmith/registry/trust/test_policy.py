@@ -30,7 +30,7 @@ def test_the_documented_policy_is_read(tmp_path: Path) -> None:
         ("public_key: a.pub", "public_key: a.pub, identity: x", "no field 'identity'"),
         ("signers: [a]", "signers: [b]", "names 'b'"),
         ("signers: [a]", "signers: []", "needs 1 of 0"),
-        ("signers: [a]", "signers: [a, a], needed: 2", "each once"),
+        ("signers: [a]", "signers: [a, a], needed: 2", "each signer once"),
         ("signers: [a]", "signers: [a], needed: 0", "needs 0 of 1"),
         ("signers: [a]", "signers: [a], needed: 2", "needs 2 of 1"),
         ("signers: [a]", "signers: [a], required: 'no'", "true or false"),
