@@ -119,8 +119,8 @@ class EngineBlob:
 
 @dataclass(frozen=True)
 class Observed:
-    """What calibration samples showed. observations, inputs: blobs: statistics of each tensor, from which all methods
-    choose ranges, and a digest of each sample, by which golden samples are recognized.
+    """The observations of calibration samples.  observations, inputs: blobs: statistics of each tensor, from which all
+    methods choose ranges, and a digest of each sample, by which golden samples are recognized.
 
     seen: digest of the statistics.  samples: how many.
     """
@@ -133,7 +133,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class StepFailure:
-    """What a step failed of, in place of its result. kind, log: as in `StepError`."""
+    """The failure of a step, in place of its result. kind, log: as in `StepError`."""
 
     reason: str
     kind: str = "error"
@@ -142,11 +142,11 @@ class StepFailure:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search chose for one kind of int8. model, ranges, choice, smoothed: blobs: the float model, its ranges,
-    the choice with its reasons, and the statistics of smoothed activations.
+    """A search's choice for one kind of int8 or block format.  model, ranges, choice, smoothed: blobs: the float model,
+    its ranges, the choice with its reasons, and the statistics of smoothed activations.
 
-    left: nodes left in float, with the reason.  share: of the multiplications with weights, in int8.
-    summary: for people.  ended: how far it got when its time was over; '' where it was done.  formats: of `left`.
+    left: nodes left in float, with the reason.  share: of the multiplications with weights that are in it.  summary:
+    for people.  ended: how far it got when its time was over; '' where it was done.  formats: of `left`.
     """
 
     model: str
@@ -193,7 +193,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class ReducedWorkspace:
-    """What was built in place of a request that had run out of memory: the same with a smaller workspace."""
+    """The build in place of a request that had run out of memory: the same request with a smaller workspace."""
 
     request: BuildRequest
 
@@ -207,7 +207,7 @@ class LatestGolden:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was measured at one stage (export, quantization or engine). metrics: values of task metrics, by name.
+    """The measurements of one stage (export, quantization or engine). metrics: values of task metrics, by name.
     checks: with their limits.  free_running: drift along sequences."""
 
     checks: tuple[Check, ...] = ()
@@ -223,7 +223,8 @@ class Proof:
 
 @dataclass(frozen=True)
 class KeptAnswers:
-    """What a graph answered to a golden set, as it is written. blob: digest.  machine: where (`blobs.this_machine`)."""
+    """A graph's answers to a golden set, run as it is written.  blob: digest.  machine: that ran it
+    (`blobs.this_machine`)."""
 
     blob: str
     machine: str
@@ -279,7 +280,7 @@ class GraphVariant:
 
 
 class Searched(NamedTuple):
-    """What a search is made for: a kind of int8, whose fields are those of `QuantizationScheme`, or a block format."""
+    """The subject of a search: a kind of int8, whose fields are those of `QuantizationScheme`, or a block format."""
 
     activation: Activation
     weight_levels: WeightLevels = 127
@@ -414,8 +415,8 @@ class BuildPlan:
 
 @dataclass(frozen=True)
 class Built:
-    """A unit with what is on record of its engine, or with the failure that took its place; neither of one that was not
-    built, because its graph failed. cached: whether the engine was there before this run."""
+    """A unit with the record of its engine, or with the failure in its place; neither if it was not built because its
+    graph failed. cached: whether the engine was there before this run."""
 
     unit: Unit
     record: Recorded | None = None

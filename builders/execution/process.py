@@ -261,10 +261,9 @@ def run_job(
     """Run `job` in a fresh process under `workdir` (which must exist) and return the result of its request.
 
     `cancelled` is called every `TICK_S`. `watch` gets the events of phases, output, memory and usage; the executor
-    tells it the rest. start: how the process comes to be.
-    Raises the EnginesmithError that the request raised (class and message), or StepError: kind 'error' (any other
-    exception, or an exit without a result), 'crash' (a signal), 'timeout', 'memory', 'node-memory' (the kernel killed
-    it for that) or 'cancelled', with the end of the log.
+    tells it the rest. start: starts the process. Raises the EnginesmithError that the request raised (class and
+    message), or StepError: kind 'error' (any other exception, or an exit without a result), 'crash' (a signal),
+    'timeout', 'memory', 'node-memory' (the kernel killed it for that) or 'cancelled', with the end of the log.
     """
     workdir = workdir.resolve()
     kills_before = oom_kills()

@@ -284,8 +284,8 @@ def _infer_sizes(model: "onnx.ModelProto") -> dict[str, Dims]:
 
 
 def _shape(before: Dims | None, after: Dims | None) -> list[int] | None:
-    """The shape to write: sizes, 0 for one of the input's, -1 once; None where that is not enough, or nothing is left
-    to be told by -1 (sizes of 0)."""
+    """The shape to write: sizes, 0 for one of the input's, -1 once; None if more sizes are unknown, or -1 would be
+    ambiguous (sizes of 0)."""
     if before is None or after is None or 0 in before or 0 in after:
         return None
     copies = [isinstance(size, str) and i < len(before) and before[i] == size for i, size in enumerate(after)]

@@ -125,8 +125,7 @@ def _refusals(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, object]:
-    """The task metric that the shapes of these outputs make evident, of what a caller gives and gets; empty where
-    nothing is known of them."""
+    """The task metric that the shapes of a caller's inputs and outputs make evident; empty if they are unknown."""
     inputs = _inputs(model)
     output_values = [value for value in model.graph.output if value.name in outputs]
     if any(map(_is_unranked, (*inputs, *output_values))):
@@ -221,7 +220,7 @@ def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
 
 
 def _list_sources(model: onnx.ModelProto, names: Iterable[str]) -> set[str]:
-    """These names, and all that they are computed from otherwise than by the choice of a branch."""
+    """These names, and all that they are computed from except by the choice of a branch."""
     source_names = {*names}
     for node in reversed(model.graph.node):
         if not source_names.isdisjoint(node.output):
@@ -370,7 +369,7 @@ def _find_unfit(facts: FoundModel, config: ProtoMessage) -> Iterator[str]:
 
 
 def _take_sizes(facts: FoundModel, config: ProtoMessage) -> FoundModel:
-    """A dim that is served at one size, or at several of them by other inputs, has these in the spec."""
+    """Give a dim the sizes at which it is served: one, or several by different inputs."""
     shapes = {message.text("name"): _served_shape(message) for message in config.messages("input")}
     sizes: dict[str, set[int]] = {}
     for spec in facts.inputs:
@@ -390,7 +389,8 @@ def _take_sizes(facts: FoundModel, config: ProtoMessage) -> FoundModel:
 
 
 def _served_shape(message: ProtoMessage) -> tuple[int, ...]:
-    """What the model gets of an input, without the batch; -1 is any size, and so is what is no number."""
+    """The shape of an input as the model gets it, without the batch; -1 means any size, and so does a value that is not
+    a number."""
     reshape = message.message("reshape")
     texts = reshape.fields.get("shape", []) if "reshape" in message.fields else message.fields.get("dims", [])
     return tuple(int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 100 else -1 for text in texts)

@@ -135,7 +135,8 @@ def _steps(graph: FoundGraph) -> tuple[TensorSpec, ...]:
 
 
 def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
-    """What gives each input that takes an output of a graph before it, or shares an input of the whole with one."""
+    """The source of each input that takes an output of an earlier graph, or shares an input of the ensemble with
+    one."""
     connections = list[FoundConnection]()
     for index, graph in enumerate(graphs):
         for spec in _steps(graph):
@@ -167,10 +168,9 @@ def find_unconnected(graphs: Sequence[FoundGraph]) -> dict[str, bool]:
 
 
 def connect_states(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
-    """The graphs without the states that take what a graph before them gives: an input is one or the other.
-
-    The output's name says so, and it is no state of its own graph. Where it is one too (`hidden` and `hidden_out` in
-    both), it says so of graphs that nothing else connects; then it is no state of either.
+    """The graphs without the states that are connections: inputs that take an output of an earlier graph. The output
+    has the input's name, and is no state of its own graph. If it is a state there too (`hidden` and `hidden_out` in
+    both), it is a connection only between graphs that nothing else connects; then it is no state of either.
     """
     new_graphs = list(graphs)
     for index, graph in enumerate(new_graphs):
@@ -198,7 +198,7 @@ def _own_state(giver: tuple[FoundGraph, str]) -> bool:
 
 
 def _find_namesake(graph: FoundGraph, name: str, before: Sequence[FoundGraph]) -> tuple[FoundGraph, str] | None:
-    """The one output of a graph before it that an input of a graph has the name of."""
+    """The one output of an earlier graph that has the name of an input."""
     tensor = next(spec for spec in graph.model.inputs if spec.name == name)
     namesakes = [
         (source, output.name)
@@ -220,9 +220,8 @@ def _alike(graph: FoundGraph, out: HeaderTensor, spec: TensorSpec) -> bool:
 
 
 def _find_giver(graph: FoundGraph, spec: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str | None, str] | None:
-    """The output that an input of a graph takes, with the reason; None as the source where several could be it.
-
-    What another input of the graph takes by its name is none that type and shape alone say.
+    """The output that an input of a graph takes, with the reason; the source is None if several outputs are possible.
+    An output that another input takes by name is no candidate by type and shape.
     """
     tensor_text = f"{spec.dtype} {format_shape(spec.shape)}"
     if source_text := _find_named(spec, before):
@@ -319,7 +318,7 @@ def _list(tensors: Sequence[TensorSpec] | Sequence[HeaderTensor]) -> str:
 
 
 def _wanted(graphs: Sequence[FoundGraph], sources: Mapping[str, str]) -> list[str]:
-    """The inputs of the whole: name, type and shape, each once."""
+    """The inputs of the ensemble: name, type and shape, each once."""
     input_lines = dict[str, str]()
     for graph in graphs:
         for spec in _steps(graph):
@@ -330,7 +329,7 @@ def _wanted(graphs: Sequence[FoundGraph], sources: Mapping[str, str]) -> list[st
 
 
 def check_unknown(graphs: Sequence[FoundGraph]) -> None:
-    """Raise InputError for an input of which a file does not say what it is: its shape connects it."""
+    """Raise InputError for an input whose shape its file does not state: connections need shapes."""
     for graph in graphs:
         for name, reason in graph.model.unknown.items():
             raise InputError(f"{graph.key}: input {name!r}: {reason}; export it with shapes, or write the spec by hand")

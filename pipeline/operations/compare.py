@@ -2,7 +2,8 @@
 one.
 
 The steps are those of a build, with its records: what was built or proven before is not done again. Nothing is
-published and no channel moves. Engines are always timed anew, alone and in pairs: the recommendation rests on it.
+published and no channel moves. Engines are always timed anew, alone and in pairs: the recommendation is based on these
+times.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -275,7 +276,7 @@ class _Measuring:
 
 
 def compare_alone(lead: EngineFacts, rival: EngineFacts) -> PairedComparison:
-    """Two engines by the times that each had alone: what is left where a pair could not be run, or too few times."""
+    """Two engines by the times of each alone: for a pair that could not be run, or not often enough."""
     is_faster = lead.high_s is not None and rival.low_s is not None and lead.high_s < rival.low_s
     ratio = (lead.median_s or 0.0) / (rival.median_s or 1.0)
     return PairedComparison(lead.unit, rival.unit, "faster" if is_faster else "no difference shown", ratio or None)

@@ -123,7 +123,8 @@ def refit_units(requests: Iterable[BuildRequest], base: Manifest, work: Work) ->
 
 
 def foresee_refits(requests: Iterable[BuildRequest], base: Manifest) -> list[Refit]:
-    """What `refit_units` would try to refit, as far as the manifest tells, and why not the others; nothing is done."""
+    """The units that `refit_units` would try to refit according to the manifest, and the reasons against the others;
+    nothing is run."""
     entries, refits = {entry.unit: entry for entry in base.engines if entry.usable}, []
     for request in requests:
         entry = entries.get(request.unit)

@@ -120,7 +120,8 @@ def validate(
 
 @contextmanager
 def open_version(manifest: Manifest, store: Store) -> Iterator["PublishedModel | PublishedEnsemble"]:
-    """A version with what proves its engines. Raises IntegrityError for a spec that this installation cannot read."""
+    """A version with the data that proves its engines. Raises IntegrityError for a spec that this installation cannot
+    read."""
     if not manifest.graphs:
         yield PublishedModel(manifest, spec_of(manifest))
         return
@@ -268,7 +269,7 @@ def read_report(digest: str, store: Store) -> Report:
 
 
 def ensemble_not_here(store: Store, manifest: Manifest, entry: EngineEntry) -> str | None:
-    """Why an engine of an ensemble cannot be run here, which is why that of a graph cannot; None when it can."""
+    """Why an engine of an ensemble cannot be run here: the reason of one of its graphs' engines; None if it can."""
     for graph, _, engine in pinned_engines(store, manifest, entry):
         if reason := why_not_here(engine):
             return f"graph {graph.name!r}: {reason}"

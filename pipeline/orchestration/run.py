@@ -39,7 +39,7 @@ from pipeline.values import Selection
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run is asked for, as text and numbers. targets, precisions, backends: names with commas; None means all.
+    """The options of a run, as text and numbers. targets, precisions, backends: names with commas; None means all.
 
     jobs: processes at once, None for one per CPU.  ray_address: None for a Ray started for this run.
     wait_for_nodes_s: how long a unit waits for a suitable Ray node to come; 0: it fails at once.
@@ -146,9 +146,8 @@ def open_run(
 ) -> Iterator[Run]:
     """Read the spec, unless it is read already, open the registry, and start executors unless some are given.
 
-    keep_state: whether the registry keeps what becomes of this run (`enginesmith status`).
-    Raises what `spec_at` raises, SpecError, UnknownNameError (a selection that the spec does not have), InputError and
-    UnavailableError.
+    keep_state: whether the registry keeps this run's state (`enginesmith status`). Raises what `spec_at` raises,
+    SpecError, UnknownNameError (a selection that the spec does not have), InputError and UnavailableError.
     """
     with ExitStack() as exit_stack:
         if not isinstance(spec, ModelSpec):
@@ -174,7 +173,7 @@ def open_context(
     *,
     keep_state: bool = True,
 ) -> Iterator[RunContext]:
-    """What the steps of a run share, with a lease on the registry."""
+    """The context that the steps of a run share, with a lease on the registry."""
     model = spec.model
     with ExitStack() as exit_stack:
         lease = exit_stack.enter_context(hold_lease(store, f"building {model}", BUILDING))

@@ -114,7 +114,7 @@ class MetricPair:
 
 @dataclass(frozen=True)
 class EnginePair:
-    """A new engine beside the served one that it takes the place of. unit, against: their units.
+    """A new engine and the served one that it replaces. unit, against: their units.
 
     pulled: whether these two are what this machine is given by both versions.  same: equal bytes, of which nothing was
     measured.  remarks: why something was not measured.

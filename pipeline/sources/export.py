@@ -180,7 +180,7 @@ def _note_nan(checks: Sequence[Check], golden: GoldenSet) -> Iterator[Check]:
 
 
 def _list_notes(golden: GoldenSet, random: bool) -> Iterator[str]:
-    """What people should know of a golden set. random: whether its inputs are."""
+    """The notes for people on a golden set. random: whether its inputs are."""
     if random:
         yield (
             f"no golden data: {RANDOM_GROUPS} groups of random inputs stand in (seed {RANDOM_SEED}; floats standard "
@@ -235,7 +235,7 @@ def _name_axes(model: onnx.ModelProto, request: ExportRequest, run: Callable[[Te
     all at max.
 
     An output whose size may depend on values (`_SIZED_BY_VALUES`) stays as it is, and one behind custom operators gets
-    no fixed size; a dim with a run that fails names no axis, and then no axis has one size.
+    no fixed size; a dim with a failed run names no axis, and then no axis gets a fixed size.
     """
     open_axes = list(_find_open_axes(model.graph, {dim.name for dim in request.dims}))
     if not open_axes:

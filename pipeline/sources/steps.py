@@ -1,4 +1,4 @@
-"""What a golden set of a model with state is made of: steps with the states that the model itself hands on."""
+"""The contents of a golden set of a model with state: steps with the states that the model itself passes on."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -115,10 +115,10 @@ class StateModel:
         return list(samples[: late_rows[0] if late_rows else None])
 
     def _side_by_side(self, sequences: Sequence[Sequence[Tensors]]) -> list[Tensors]:
-        """Steps of several streams as one batch, up to the end of the shortest: engines that hand a state to another
-        row of the batch are found by nothing else. A step ends where one of any stream does. Of a single sequence its
-        halves; empty where no dim, which a state
-        has too, is an axis of each input of a step, or where it holds no two of them."""
+        """Steps of several streams as one batch, up to the end of the shortest: only this finds engines that pass a
+        state to another row of the batch. A step ends where one of any stream does. Of a single sequence its halves;
+        empty where no dim, which a state has too, is an axis of each input of a step, or where it holds no two of
+        them."""
         input_specs = step_inputs(self.inputs, self.states)
         state_axes = {axis for spec in self.inputs if spec not in input_specs for axis in spec.shape}
         shared_dims = [

@@ -1,4 +1,4 @@
-"""Recorded traffic at a place, and what buckets are chosen for."""
+"""Recorded traffic at a place, and the task of choosing buckets for it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -62,7 +62,7 @@ class SplitTrace:
 
 
 def model_of_place(place: Path) -> str:
-    """The model that traffic says it is of; '' where it does not. Raises DataError for a place without traffic."""
+    """The model that traffic names; '' if it names none. Raises DataError for a place without traffic."""
     return _said_model(_files_of(place)[0])
 
 
@@ -110,7 +110,7 @@ def check_model(file: Path, model: str) -> None:
 
 
 def split_beyond(trace: Trace, dims: Sequence[Dim]) -> SplitTrace:
-    """The requests that lie within all dims, and the sizes of the others. Raises DataError where all are others."""
+    """The requests that lie within all dims, and the sizes of the others. Raises DataError if none lies within."""
     is_within = np.ones(len(trace), bool)
     outlier_counts: dict[str, dict[int, int]] = {}
     for dim in dims:
@@ -181,8 +181,8 @@ class BucketOptions:
 
 @dataclass(frozen=True, eq=False)
 class BucketTask:
-    """What buckets are chosen for. dims: all of the spec.  chosen: those that get buckets.  batch: the dim of samples,
-    if it gets none.
+    """The task of choosing buckets.  dims: all of the spec.  chosen: those that get buckets.  batch: the dim of
+    samples, if it gets none.
 
     policy: None where each request runs alone.  remarks: what was decided, for people.
     """
@@ -215,7 +215,7 @@ def plan_task(
 ) -> BucketTask:
     """The task for traffic to a model.  within: its requests that lie within the dims.
 
-    Raises InputError for options that the model or its traffic has nothing for.
+    Raises InputError for options that do not apply to the model or its traffic.
     """
     batch = _batch_dim(inputs, dims, options)
     bucket_dims = _choose_dims(dims, batch, options)

@@ -95,7 +95,7 @@ def find_arrays(path: Path, inputs: Sequence[str], most_files: int | None = None
 
 
 def _describe_missing(path: Path, inputs: Sequence[str]) -> str:
-    """What was looked for in a folder, and what to do with what is there instead."""
+    """The files that a folder should have, and the remedy for those that it has instead."""
     files_text = join_first([f"{name}.npy" for name in inputs])
     remedy = f"{path} must hold {files_text}, or a folder of .npy files for each of "
     remedy += join_first(inputs) if len(inputs) > 1 else f"{inputs[0]}, or just .npy files, one for each sample"

@@ -1,4 +1,4 @@
-"""Golden sets, and what changed between two."""
+"""Golden sets, and the changes between two."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -113,8 +113,8 @@ class GoldenSet:
 
     @property
     def real_inputs(self) -> Tensors:
-        """The inputs of the first golden case of which none is empty, as states of first steps can be; of the first
-        case where all have an empty one. Raises DataError without any case."""
+        """The inputs of the first golden case without an empty input (states of first steps can be empty); if every
+        case has one, those of the first case. Raises DataError without any case."""
         first_inputs = None
         for case in self.of_kind("golden"):
             if all(array.size for array in case.inputs.values()):
@@ -158,7 +158,7 @@ class GoldenSet:
 
 @dataclass(frozen=True, eq=False)
 class GoldenSequences:
-    """Sequences of steps that a model with state is run through, handing its states on. ends: as in `Streams`.
+    """Sequences of steps that a model with state is run through, passing its states on. ends: as in `Streams`.
 
     golden: a case is a sequence: inputs of its steps, without states, along a new axis 0 (`FreeRunningSession`).
     places: for each golden case of single steps, in order, the places of its steps in their sequences.  dim: what

@@ -111,7 +111,7 @@ def open_session(store: Store, blob: EngineBlob, folder: Path) -> AbstractContex
 
 
 def golden_set(store: Store, digest: str, workdir: Path) -> "GoldenSet":
-    """The golden set of this digest. Raises as `fetch`, and DataError for a blob that is none."""
+    """The golden set of this digest. Raises as `fetch`, and DataError for a blob that is not a golden set."""
     from validation.golden.golden_set import GoldenSet
 
     return GoldenSet.load(fetch(store, digest, workdir / "golden.safetensors"))

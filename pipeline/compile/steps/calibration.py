@@ -233,7 +233,7 @@ def calibration_samples(spec: "ModelSpec") -> CalibrationSamples:
 
 
 def samples_key(samples: CalibrationSamples) -> Json:
-    """The samples as they enter a step's key: wherever they are."""
+    """The samples' part of a step's key, independent of their location."""
     return {name: value for name, value in encode(samples).items() if name != "root"}
 
 

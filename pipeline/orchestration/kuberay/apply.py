@@ -1,9 +1,9 @@
 """Update a RayCluster to a given state: `python -m pipeline.orchestration.kuberay.apply FILE --owner CONFIGMAP`.
 
 Helm does not apply it itself. Ray's autoscaler writes `replicas` into the same list that Helm would send, and the
-numbers that an upgrade or a rollback sends are those of another time; here they are read and written in one step that
-fails when the object changed in between. And KubeRay 1.7 does not write `status.observedGeneration` when nothing else
-of the status changed, for which `helm --wait` waits.
+numbers in an upgrade or a rollback are outdated; here they are read and written in one step that fails if the object
+changed in between. And KubeRay 1.7 does not write `status.observedGeneration` when nothing else of the status changed,
+for which `helm --wait` waits.
 """
 
 import argparse
@@ -211,7 +211,7 @@ def apply(
 
 
 def finish(cluster: Kubernetes, manifest: Object, owner: str, head: RayHead) -> str:
-    """What `apply` does, where pods of another image are left of the change that it made: they may be idle by now.
+    """Continue `apply` for the pods with another image that it left, which may be idle now.
 
     Nothing is changed while the RayCluster has other images than the wanted ones. Returns and raises as `apply`.
     """
@@ -224,7 +224,7 @@ def finish(cluster: Kubernetes, manifest: Object, owner: str, head: RayHead) -> 
 
 
 def _leave(head: RayHead, old_pods: Sequence[Pod], load: Load | None) -> str:
-    """What is left with another image and when it ends, in words; '' for nothing. Busy workers are drained."""
+    """The pods that keep another image, and when they end, as text; '' for none. Busy workers are drained."""
     if not old_pods:
         return ""
     names = ", ".join(pod.name for pod in old_pods)

@@ -115,7 +115,7 @@ class _UnderflowSearch:
             self.found[name] = f"tensor {name!r} reached only {amax:.3g} in calibration, {exact_text}"
 
     def judge_logarithms(self, nodes: Sequence[NodeProto]) -> None:
-        """Keep what a logarithm is taken of, unless it never came near zero: below the normal numbers a probability has
+        """Keep the argument of a logarithm, unless it never came near zero: below the normal numbers a probability has
         few digits or is 0, and its logarithm is an output of ordinary size, or infinite."""
         if self.half.tiny < 1e-10:  # bfloat16 reaches as far as float32
             return
@@ -125,7 +125,7 @@ class _UnderflowSearch:
                 self.found.setdefault(node.input[0], f"a logarithm is taken of {node.input[0]!r}: {exact_text}")
 
     def spread(self, nodes: Sequence[NodeProto]) -> None:
-        """Keep what is made of factors that vanish, as far as it was not measured."""
+        """Keep the unmeasured products of factors that vanish."""
         for node in nodes:
             reason = next((self.faded[name] for name in node.input if name in self.faded), None)
             divides_faded = node.op_type == "Div" and node.input[0] in self.faded

@@ -50,7 +50,8 @@ def deal(runs: Sequence[T]) -> list[T]:
 
 
 def with_margin(floor: SearchFloor) -> SearchFloor:
-    """The floor, with the SQNR of its graph's limits, which says where to search; one without such limits as it is."""
+    """The floor, with the SQNR of its graph's limits, which says where to search; a floor without such limits is
+    unchanged."""
     return replace(floor, sqnr_db=budget_of(floor.graph).sqnr_db) if floor.graph else floor
 
 
@@ -125,7 +126,7 @@ class GraphJudge:
         return index >= len(self.runs)
 
     def _holds_at_edge(self, output: str, inputs: Tensors, pair: tuple[Array, Array]) -> bool:
-        """Whether an output keeps the graph's limits at an edge; so it is said of one that is judged by its rows."""
+        """Whether an output keeps the graph's limits at an edge; True for an output that is judged by its rows."""
         if output in self.limits.selected:
             return True
         usual_drift = self._usual.get(output)

@@ -337,7 +337,7 @@ def leave_all(side: FloatSide, target: SearchTarget, reason: str) -> MixedPrecis
 
 
 def _find_kinds(side: FloatSide, target: SearchTarget) -> dict[Precision, FittedKind]:
-    """By format that groups may have, what is fitted for it. A group's nodes take the target's own format, or fp8 where
+    """The fitted data of each format that groups may have. A group's nodes take the target's own format, or fp8 where
     none that reads the same takes that."""
     kinds = {name: _find_kind(side, replace(target, precision=name)) for name in list_formats(target.precision)}
     first_kinds = [kinds[name] for name in ("fp8", target.precision) if name in kinds]
@@ -560,7 +560,7 @@ class SearchTrial:
         return reason or f"{rule}: quantized alone it leaves {describe_alone(self._list_alone(name), self.precision)}"
 
     def _list_alone(self, name: str) -> tuple[tuple[str, float | None], ...]:
-        """By format that a group may have, the decibels that it alone leaves."""
+        """The SQNR in decibels with only this group quantized, by the formats that it may have."""
         return tuple((form, in_json(_decibels(noise[name]))) for form, noise in self.noises.items() if name in noise)
 
     def _row(self, name: str, folds: bool, total: float, precision: str) -> GroupDamage:

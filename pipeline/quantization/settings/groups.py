@@ -347,7 +347,7 @@ def nearest(matrix: Floats, levels: Levels = LEVELS) -> Floats:
 def compensate(matrix: Floats, moments: Floats, levels: Levels = LEVELS) -> Floats:
     """The matrix rounded by GPTQ, for activations whose mean of x x' is `moments`. levels: the last one.
 
-    Moments of more values than `WIDEST_IN_DOUBLE` are of no use afterwards: they are decomposed where they lie.
+    Moments of more values than `WIDEST_IN_DOUBLE` are decomposed in place, and invalid afterwards.
 
     Each output channel keeps a value at its last level, so that quantizing the result finds the same steps. Falls back
     to `nearest` when the moments are degenerate.
