@@ -161,8 +161,8 @@ def find_unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
 
 
 def plan_builds(export: Exported, graphs: Sequence[Graph], work: Work) -> BuildPlan:
-    """Decide for every unit whose graph is known whether it is built, already there, refused, or has failed with its
-    graph, which no target's engine can put right; and say why."""
+    """Decide, with the reason, for every unit whose graph is known whether it is built, already exists, is refused, or
+    has failed because its graph failed."""
     spec = work.spec
     graphs_by_variant, causes = {graph.variant: graph for graph in graphs}, Causes(work)
     model, units = export.model, list[Unit]()

@@ -308,7 +308,7 @@ def _require_names(option: str, text: str | None) -> list[str]:
     """Names separated by commas or spaces; none for None. An empty text is a mistake: a variable that was not set."""
     names = split_names(text)
     if text is not None and not names:
-        raise InputError(f"{option} {text!r}: has no name; give one, or leave it out for all of the spec")
+        raise InputError(f"{option} {text!r} contains no name; give one, or leave the option out for the whole spec")
     return names
 
 

@@ -55,11 +55,11 @@ def test_a_stateful_engine_is_proven_step_by_step_and_free_running(built: tuple[
 
 def test_a_pulled_engine_answers_sequences_like_the_model(built: tuple[Path, Any], tmp_path: Path) -> None:
     folder, outcome = built
-    pulled = enginesmith.pull(
+    pulled_engine = enginesmith.pull(
         f"{outcome.model}@1", registry=folder.parent / "registry", dest=tmp_path, precision="fp32"
     )
     source = opens(folder / "model.onnx")
-    streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled), pulled.description)
+    streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled_engine), pulled_engine.description)
     (state,) = load_spec(folder / "model.yaml").states()
     x = arrays(folder / "golden.npz")["x"]
     states = np.zeros({"h": (1, 3, 16), "past": (3, 0, 8)}[state.input], np.float32)
@@ -92,8 +92,8 @@ def replayed_verdict(registry: Path, model: str, traffic: Path) -> str:
 def test_a_canary_compares_recorded_steps_with_their_states(built: tuple[Path, Any], tmp_path: Path) -> None:
     folder, outcome = built
     registry = folder.parent / "registry"
-    pulled = enginesmith.pull(f"{outcome.model}@1", registry=registry, dest=tmp_path, precision="fp32")
-    streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled), pulled.description)
+    pulled_engine = enginesmith.pull(f"{outcome.model}@1", registry=registry, dest=tmp_path, precision="fp32")
+    streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled_engine), pulled_engine.description)
     record_steps(tmp_path, streams, [{"x": row[None]} for row in arrays(folder / "golden.npz")["x"][:12]])
     (state,) = load_spec(folder / "model.yaml").states()
     message = rf"no array for input '{state.input}'.*is a state: record each step with the states"

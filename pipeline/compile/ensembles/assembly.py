@@ -267,8 +267,8 @@ class Assembly:
         return self._publish(golden, compiled_graphs)
 
     def plan(self, foresee_graph: ForeseeGraph, records: RunContext) -> EnsembleForecast:
-        """What `run` would do. Where the data of a graph is not on record, and this context runs nothing, it and those
-        after it are unknown.  records: of `open_records`. Raises as `run`."""
+        """A forecast of `run`. If a graph's data is not recorded, and this context runs nothing, this graph and the
+        later ones are unknown.  records: of `open_records`. Raises as `run`."""
         graph_forecasts, missing_step = dict[str, ForecastGraph](), None
         golden, calibration = self._open()
         if self.context is not records:

@@ -317,8 +317,8 @@ def _driver() -> str:
 def environment_sbom() -> Json:
     """Every installed distribution of this process's environment.
 
-    Without serial number and time, which CycloneDX leaves free: the same environment is the same bytes. Engines that
-    were built on other hosts name their toolchain in the manifest.
+    Without serial number and time, which are optional in CycloneDX: the same environment gives the same bytes. Engines
+    that were built on other hosts name their toolchain in the manifest.
     """
     components = {item["purl"]: item for item in map(_component, importlib.metadata.distributions()) if item}
     return {

@@ -291,7 +291,7 @@ def _read_recipe(store: Store, digest: str) -> GraphRecipe:
     try:
         return parse_as(store.read_blob(digest, MEASURED_BYTES), MEASURED_BYTES, GraphRecipe)
     except IntegrityError as error:
-        remedy = "build again, which writes it anew"
+        remedy = "build again to write a new one"
         raise document_error(f"recipe {digest} cannot be read", error, remedy) from error
 
 

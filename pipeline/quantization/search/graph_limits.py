@@ -110,7 +110,8 @@ class GraphJudge:
         ]
 
     def add(self, index: int, expected_outputs: Tensors, actual: Tensors) -> bool:
-        """Take the outputs of float model and trial for a run; whether a part of the runs, or an edge, fails here."""
+        """Take the outputs of float model and trial for a run; returns whether a part of the runs, or an edge, fails
+        here."""
         if self.is_edge(index):
             inputs = self._edges[index - len(self.runs)]
             pairs = {name: (values, actual[name]) for name, values in expected_outputs.items()}

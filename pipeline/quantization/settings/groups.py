@@ -397,7 +397,7 @@ def _factor(moments: Real) -> Real | None:
 
 
 def _damp(moments: Real) -> None:
-    """In place: more on the diagonal. How a group is rounded whose activations are always zero does not matter."""
+    """In place: add to the diagonal. If a group's activations are always zero, its rounding does not matter."""
     size = moments.shape[-1]
     power = np.trace(moments, axis1=1, axis2=2) / size
     moments[:, np.arange(size), np.arange(size)] += np.where(power > 0, DAMPING * power, 1)[:, None]

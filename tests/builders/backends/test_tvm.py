@@ -125,9 +125,9 @@ def test_counting_along_a_dynamic_dimension_keeps_its_size(compiler, tmp_path):
 def test_an_operator_it_lacks_is_named_with_its_node(compiler, tmp_path, graph, words):
     model = graph(tmp_path / "m.onnx")
     if b"Det" in model.read_bytes():
-        loaded = onnx.load(model)
-        del loaded.graph.output[0].type.tensor_type.shape.dim[:]
-        onnx.save(loaded, model)
+        loaded_model = onnx.load(model)
+        del loaded_model.graph.output[0].type.tensor_type.shape.dim[:]
+        onnx.save(loaded_model, model)
     with pytest.raises(ModelError, match=words):
         TVM.build(own_request(profiles=()), model, tmp_path)
 

@@ -131,8 +131,10 @@ def test_a_run_holds_one_wide_weight_at_a_time(tmp_path):
         "    before = held_mib(os.getpid()); session.run({'x': np.zeros((1, 2048), np.float32)})\n"
         "    print(held_mib(os.getpid()) - before)"
     )
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "g.onnx"], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 64 < 16 * count
+    result = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "g.onnx"], capture_output=True, text=True, check=True
+    )
+    assert float(result.stdout) < 64 < 16 * count
 
 
 def test_a_half_used_shard_stays(tmp_path):

@@ -203,7 +203,7 @@ EVERY: tuple[Requirement, ...] = (
 def test_every_kind_is_written_as_json_and_read_back() -> None:
     assert {item.kind for item in EVERY} == KINDS.keys()
     for item in EVERY:
-        written = json.loads(json.dumps(encode(item)))
-        assert written["kind"] == item.kind and codec.decode(written, type(item)) == item
-        assert codec.decode(written, Requirement) == item  # type: ignore[arg-type] # as a worker's result
+        document = json.loads(json.dumps(encode(item)))
+        assert document["kind"] == item.kind and codec.decode(document, type(item)) == item
+        assert codec.decode(document, Requirement) == item  # type: ignore[arg-type] # as a worker's result
     assert encode(Unknown("qubits", '{"kind":"qubits","count":9}')) == {"kind": "qubits", "count": 9}

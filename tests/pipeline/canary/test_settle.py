@@ -106,14 +106,14 @@ def test_a_pass_on_all_targets_promotes(store: Store, pair, settled: Settle) -> 
 
 
 def test_under_a_policy_with_waves_a_pass_starts_one_rollout(store: Store, pair, settled: Settle) -> None:
-    one, two = pair
+    baseline, candidate = pair
     policies.write(store, "digits", "stable", ChannelPolicy(canary=True, rollout=plan("5%", "100%", soak=0)))
-    settled("cpu", two, one)
-    assert settled("sm_89", two, one) == "rollout started: digits:stable -> 2, in 2 waves"
+    settled("cpu", candidate, baseline)
+    assert settled("sm_89", candidate, baseline) == "rollout started: digits:stable -> 2, in 2 waves"
     assert serving(store) == "1"
     operations.abort(store, "digits", "stable", operations.Operator("ada", at(0), "no"))
     assert "a rollout of 2 is aborted; start another one by hand" in hourly(store)
-    operations.start(store, two, "stable", plan("100%", soak=0), operations.Operator("ada", at(0)))
+    operations.start(store, candidate, "stable", plan("100%", soak=0), operations.Operator("ada", at(0)))
     result = advance(store, "digits", "stable")
     assert result is not None and result.action == "done" and serving(store) == "2"
     assert len(channel_state.read_channel(store, "digits", "stable").move.canary) == 2

@@ -232,8 +232,8 @@ class TestOnnx:
         inputs = "float[B,1,W] x"
         save_onnx(build(inputs, outputs, text, weights), tmp_path / "source.onnx")
         x, dims = TensorSpec("x", "float32", ("batch", 1, "width")), (BATCH, Dim("width", 4, 8, 16, multiple=multiple))
-        exported = run(replace(self.request(tmp_path), inputs=(x,), dims=dims))
-        y, n, t = specs_of(onnx.load(exported.onnx))[1]
+        export_result = run(replace(self.request(tmp_path), inputs=(x,), dims=dims))
+        y, n, t = specs_of(onnx.load(export_result.onnx))[1]
         assert [y.shape, n.shape] == [y_shape, (1, "v")] and t.shape[2] == "v"
         request = BuildRequest("", "fp32", Target("cpu"), "onnxruntime", (x,), (y,), tuple(profiles((x,), dims)))
         assert largest_batch(request) == BATCH.max  # Triton's max_batch_size
