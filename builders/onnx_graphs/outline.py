@@ -122,7 +122,8 @@ def _cut_file(path: Path, least_bytes: int, cut: Callable[[mmap.mmap, Field], _P
 
 
 def _cut_weights(data: mmap.mmap, places: list[Field | None]) -> Callable[[Field], _Parts]:
-    """What gives a weight's bytes, of a large one without values. places: gets where each one's lie; None: inside."""
+    """A function that returns a weight's bytes, without the values of a large one. places: receives where each weight's
+    values lie; None: inside."""
 
     def cut(tensor: Field) -> _Parts:
         tensor_fields = list(fields(data, tensor.begin, tensor.end))
@@ -136,7 +137,7 @@ def _cut_weights(data: mmap.mmap, places: list[Field | None]) -> Callable[[Field
 
 
 def _lists(data: mmap.mmap, path: Path) -> Mapping[int, Callable[[Field], _Parts]]:
-    """What changes the nodes of a graph: an attribute with a long list gives way to one that says where it lies."""
+    """A function that replaces each long list in a node's attributes by the place where it lies."""
 
     def cut(attribute: Field) -> _Parts:
         attribute_name = _first_text(data, attribute)
@@ -241,7 +242,7 @@ def put_constants_first(graph: GraphProto) -> None:
     ONNX Runtime orders nodes from the outputs back, and of a node's inputs it leaves for last those that stand first in
     the file. So weights are dequantized or widened one at a time, each just before the node that multiplies with it.
     Where these nodes stand beside that node, ONNX Runtime 1.31 widens all weights before it does anything else: an int8
-    graph of 2.6 GB in float32 took 3.9 GB to run, and takes 0.3 so.
+    graph of 2.6 GB in float32 took 3.9 GB to run, and takes 0.3 GB in this order.
     """
     constant_names = {tensor.name for tensor in graph.initializer}
     constant_nodes, other_nodes = list[NodeProto](), list[NodeProto]()

@@ -74,7 +74,7 @@ def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = M
     tidy_model = model if unknown_inputs else canonical(model)
     fixed_sizes = fixed_axes(tidy_model.graph)
     if not inputs:
-        raise ModelError("the model takes no inputs, so that what it computes is constant; there is nothing to build")
+        raise ModelError("the model has no inputs, so its outputs are constant; there is nothing to build")
     counts = Counter(node.op_type for node in all_nodes(tidy_model) if node.op_type != "Constant")
     model_facts = FoundModel(
         name=_name(path),
@@ -125,8 +125,7 @@ def _refusals(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, object]:
-    """The task metric that the shapes of these outputs make evident, of what a caller gives and gets; empty where
-    nothing is known of them."""
+    """The task metric that the shapes of a caller's inputs and outputs make evident; empty if they are unknown."""
     inputs = _inputs(model)
     output_values = [value for value in model.graph.output if value.name in outputs]
     if any(map(_is_unranked, (*inputs, *output_values))):
@@ -221,7 +220,7 @@ def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
 
 
 def _list_sources(model: onnx.ModelProto, names: Iterable[str]) -> set[str]:
-    """These names, and all that they are computed from otherwise than by the choice of a branch."""
+    """These names, and all that they are computed from except by the choice of a branch."""
     source_names = {*names}
     for node in reversed(model.graph.node):
         if not source_names.isdisjoint(node.output):
@@ -236,9 +235,10 @@ def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str
     other_types = data_types & {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
     reason = ""
     if quantized_ops := counts.keys() & (_INTEGER | {"DynamicQuantizeLSTM"}):
-        reason = f"it came quantized ({', '.join(sorted(quantized_ops))}), and other precisions would quantize twice"
+        op_text = ", ".join(sorted(quantized_ops))
+        reason = f"the source model is quantized ({op_text}), and other precisions would quantize twice"
     elif "DequantizeLinear" in counts:
-        reason = "it computes in float with weights that came in 8 or 4 bits"
+        reason = "it computes in float with weights that are stored in 8 or 4 bits"
     elif counts.keys() & _TREES:
         reason = "decision trees have no weights that 16 or 8 bits would make smaller"
     elif other_types and onnx.TensorProto.FLOAT not in data_types:
@@ -321,12 +321,12 @@ def _find_dropped(config: ProtoMessage, model: Path) -> Iterator[str]:
     kept_counts = policy.message("latest").numbers("num_versions")
     if (count := max(1, len({*policy.message("specific").numbers("versions")}), *kept_counts)) > 1:
         path_text = f"{model.parent.name}/{model.name}"
-        yield f"version_policy: serves {count} versions, and a spec builds one: {path_text} is taken"
+        yield f"version_policy: serves {count} versions, but a spec builds one: {path_text} is used"
     for name, field_names in _KEPT.items():
         messages = config.messages(name) if name else [config]
         fields = dict.fromkeys(field for message in messages for field in message.fields)
         for field in (field for field in fields if field not in field_names.split()):
-            yield f"{f'{name}.' if name else ''}{field}: not taken, since no spec has it"
+            yield f"{f'{name}.' if name else ''}{field}: ignored, because specs have no such key"
 
 
 def _read_serving(config: ProtoMessage, place: Path, folder: Path) -> dict[str, object]:
@@ -358,18 +358,18 @@ def _is_batched(config: ProtoMessage) -> bool:
 
 
 def _find_unfit(facts: FoundModel, config: ProtoMessage) -> Iterator[str]:
-    """What the configuration says of inputs that the model does not have so, and that is not taken."""
+    """The configuration's inputs that do not fit the model, and are ignored."""
     ranks = {spec.name: len(spec.shape) - _is_batched(config) for spec in facts.inputs}
     for message in config.messages("input"):
         name, served_rank = message.text("name"), len(_served_shape(message))
         if name not in ranks:
             yield f"input {name!r}, which the model does not have; it has {', '.join(ranks)}"
         elif served_rank != ranks[name]:
-            yield f"input {name!r} has {pluralize(served_rank, 'size')}, and the model takes {ranks[name]}: not taken"
+            yield f"input {name!r} has {pluralize(served_rank, 'size')}, but the model takes {ranks[name]}: ignored"
 
 
 def _take_sizes(facts: FoundModel, config: ProtoMessage) -> FoundModel:
-    """A dim that is served at one size, or at several of them by other inputs, has these in the spec."""
+    """Give a dim the sizes at which it is served: one, or several by different inputs."""
     shapes = {message.text("name"): _served_shape(message) for message in config.messages("input")}
     sizes: dict[str, set[int]] = {}
     for spec in facts.inputs:
@@ -389,7 +389,8 @@ def _take_sizes(facts: FoundModel, config: ProtoMessage) -> FoundModel:
 
 
 def _served_shape(message: ProtoMessage) -> tuple[int, ...]:
-    """What the model gets of an input, without the batch; -1 is any size, and so is what is no number."""
+    """The shape of an input as the model gets it, without the batch; -1 means any size, and so does a value that is not
+    a number."""
     reshape = message.message("reshape")
     texts = reshape.fields.get("shape", []) if "reshape" in message.fields else message.fields.get("dims", [])
     return tuple(int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 100 else -1 for text in texts)

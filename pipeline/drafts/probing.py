@@ -68,9 +68,9 @@ def find_dims(
 ) -> FoundModel:
     """The model with the sizes that its dims may have, and with one name for dims that must be equal.
 
-    open_model: gives what runs it, or raises ModelError.  known_sizes: at which it is said to run, which are tried
-    first.  likely_sizes: of any dim, which are tried beside the usual ones. Where the graph does not load, or runs at
-    no size that is tried, sizes are guessed and the reason says so.
+    open_model: returns a function that runs it, or raises ModelError.  known_sizes: at which it should run; tried
+    first.  likely_sizes: of any dim; tried beside the usual ones. If the graph does not load, or runs at no tried size,
+    sizes are guessed and the reason says so.
     """
     shapes = (spec.shape for spec in facts.inputs)
     names = list(dict.fromkeys(dim for dim in chain(*shapes) if isinstance(dim, str) and PLUS not in dim))
@@ -153,7 +153,7 @@ def _hold_edges(
             )
         else:
             high = usual_size
-        reason = f"with all sizes of the others the graph ran at {low} and {high}"
+        reason = f"the graph ran at {low} and {high} with all sizes of the other dims"
         narrow_dims[name] = replace(dim, min=low, opt=min(max(dim.opt, low), high), max=high, why=reason)
 
 
@@ -280,7 +280,8 @@ class _Probe:
 
 
 def _candidates(names: Sequence[str], likely_sizes: Sequence[int]) -> Iterator[dict[str, int]]:
-    """Sizes to try: 1 for batches and for ever more of the other dims, one size for all that are left; then others.
+    """Sizes to try: 1 for batches and for a growing number of the other dims, one common size for the rest; then
+    others.
 
     likely_sizes: tried after the usual ones where free dims have one size, before them where their sizes differ."""
     batch_names = [name for name in names if is_batch(name)]

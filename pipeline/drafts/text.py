@@ -135,7 +135,8 @@ def _steps(graph: FoundGraph) -> tuple[TensorSpec, ...]:
 
 
 def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
-    """What gives each input that takes an output of a graph before it, or shares an input of the whole with one."""
+    """The source of each input that takes an output of an earlier graph, or shares an input of the ensemble with
+    one."""
     connections = list[FoundConnection]()
     for index, graph in enumerate(graphs):
         for spec in _steps(graph):
@@ -144,7 +145,7 @@ def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
             shared_input = _find_shared(spec, graphs[:index])
             if shared_input is not None:
                 name = re.sub(r"[^A-Za-z0-9_-]+", "_", shared_input[1])[:64]
-                reason = "an input of the whole that goes to several"
+                reason = "an input of the ensemble that goes to several graphs"
                 connections.append(FoundConnection(".".join(shared_input), name, reason))
                 connections.append(FoundConnection(key, name, "the same, by name and shape"))
             elif source_match is not None:
@@ -167,10 +168,9 @@ def find_unconnected(graphs: Sequence[FoundGraph]) -> dict[str, bool]:
 
 
 def connect_states(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
-    """The graphs without the states that take what a graph before them gives: an input is one or the other.
-
-    The output's name says so, and it is no state of its own graph. Where it is one too (`hidden` and `hidden_out` in
-    both), it says so of graphs that nothing else connects; then it is no state of either.
+    """The graphs without the states that are connections: inputs that take an output of an earlier graph. The output
+    has the input's name, and is no state of its own graph. If it is a state there too (`hidden` and `hidden_out` in
+    both), it is a connection only between graphs that nothing else connects; then it is no state of either.
     """
     new_graphs = list(graphs)
     for index, graph in enumerate(new_graphs):
@@ -198,7 +198,7 @@ def _own_state(giver: tuple[FoundGraph, str]) -> bool:
 
 
 def _find_namesake(graph: FoundGraph, name: str, before: Sequence[FoundGraph]) -> tuple[FoundGraph, str] | None:
-    """The one output of a graph before it that an input of a graph has the name of."""
+    """The one output of an earlier graph that has the name of an input."""
     tensor = next(spec for spec in graph.model.inputs if spec.name == name)
     namesakes = [
         (source, output.name)
@@ -220,9 +220,8 @@ def _alike(graph: FoundGraph, out: HeaderTensor, spec: TensorSpec) -> bool:
 
 
 def _find_giver(graph: FoundGraph, spec: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str | None, str] | None:
-    """The output that an input of a graph takes, with the reason; None as the source where several could be it.
-
-    What another input of the graph takes by its name is none that type and shape alone say.
+    """The output that an input of a graph takes, with the reason; the source is None if several outputs are possible.
+    An output that another input takes by name is no candidate by type and shape.
     """
     tensor_text = f"{spec.dtype} {format_shape(spec.shape)}"
     if source_text := _find_named(spec, before):
@@ -296,17 +295,17 @@ def _sections_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: 
         }
         outputs = [f"{graph.key}.{output.name}" for graph in graphs for output in graph.gives]
         names_text = ", ".join(quote(output) for output in outputs if output not in inner)
-        yield f"outputs: [{names_text}]   # of graphs side by side, too: no output fits an input of theirs"
+        yield f"outputs: [{names_text}]   # also of graphs that do not feed each other"
     yield ""
     steps_text = ", sequence: sequence" if any(graph.model.states for graph in graphs) else ""
-    comment = "real inputs of the whole, with which it and its graphs are proven; arrays:"
+    comment = "real inputs of the ensemble, which prove it and its graphs; arrays:"
     yield f"golden: {{data: golden.npz{steps_text}}}    # {comment}"
     yield from (f"#   {line}" for line in _wanted(graphs, sources))
     if steps_text:
         yield "#   sequence: int64; of each sample, which is a step, the number of its sequence (docs/guides/state.md)"
     if suggestion := graphs[-1].model.metric:
         metric = {key: f"{graphs[-1].key}.{text}" if key in _OUTPUTS else text for key, text in suggestion.items()}
-        yield "# in golden, with right answers, which alone show a connection to a wrong output:"
+        yield "# in golden, with right answers: only these show that a connection uses the wrong output:"
         yield f"#   labels: ARRAY, metric: {quote(metric)}"
     yield f"# calibration: {{data: calibration.npz{steps_text}}}   # the same arrays of other samples, for int8"
     yield "publication: {channel: candidate}"
@@ -319,7 +318,7 @@ def _list(tensors: Sequence[TensorSpec] | Sequence[HeaderTensor]) -> str:
 
 
 def _wanted(graphs: Sequence[FoundGraph], sources: Mapping[str, str]) -> list[str]:
-    """The inputs of the whole: name, type and shape, each once."""
+    """The inputs of the ensemble: name, type and shape, each once."""
     input_lines = dict[str, str]()
     for graph in graphs:
         for spec in _steps(graph):
@@ -330,7 +329,7 @@ def _wanted(graphs: Sequence[FoundGraph], sources: Mapping[str, str]) -> list[st
 
 
 def check_unknown(graphs: Sequence[FoundGraph]) -> None:
-    """Raise InputError for an input of which a file does not say what it is: its shape connects it."""
+    """Raise InputError for an input whose shape its file does not state: connections need shapes."""
     for graph in graphs:
         for name, reason in graph.model.unknown.items():
             raise InputError(f"{graph.key}: input {name!r}: {reason}; export it with shapes, or write the spec by hand")

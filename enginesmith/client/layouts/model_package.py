@@ -55,7 +55,7 @@ class ModelPackage:
         if entry.is_stripped:
             return "its file has no weights, and ONNX Runtime does not add them"
         if any(isinstance(requirement, Library) for requirement in entry.requires):
-            return "its operators are in a library, and a package names none"
+            return "its operators are in a library, which a model package cannot contain"
         if any(isinstance(requirement, WideSums) for requirement in entry.requires):
             return "its int8 sums saturate on CPUs without VNNI, and ONNX Runtime would run it there"
         return None

@@ -201,10 +201,10 @@ def find_unservable(entry: EngineEntry) -> str | None:
     if entry.backend not in _OPENED_BY:
         return f"Triton does not load {entry.backend} engines; it loads engines of {', '.join(_OPENED_BY)}"
     if entry.is_stripped:
-        return "its file has no weights, and Triton puts none in"
+        return "its file has no weights, and Triton does not add them"
     request = with_int8_states(make_request(entry))
     if not request.inputs or not request.outputs:
-        return "its inputs and outputs are not on record, and Triton's configuration states them"
+        return "its inputs and outputs are not recorded, and Triton's configuration needs them"
     if unservable_spec := next(
         (spec for spec in (*request.inputs, *request.outputs) if spec.dtype not in _TRITON_TYPES), None
     ):

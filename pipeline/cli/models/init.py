@@ -195,7 +195,7 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
 
 
 def _split_name(text: str) -> tuple[str, Path]:
-    """A graph's name, '' where NAME= does not stand before its file, and that; a file may have '=' in its name."""
+    """A graph's name ('' without NAME=), and its file, whose name may contain '='."""
     name, separator, file = text.partition("=")
     return ("", Path(text)) if Path(text).exists() or not separator else (name, Path(file))
 
@@ -249,7 +249,7 @@ def _look_in_cache(model: Path, hub_file: "HubFile", out: Path | None) -> tuple[
 
     folder = (out.parent if out else Path()).resolve()
     if not hub_file.file.endswith(".onnx"):
-        problem = "is in the cache of the Hugging Face Hub, and no .onnx file; copy it out of the cache"
+        problem = "is in the cache of the Hugging Face Hub, and is not an .onnx file; copy it out of the cache"
         raise InputError(f"{model} {_OTHERS.get(model.suffix.lower(), problem)}")
     if find_cached(folder / "spec.yaml"):
         remedy = "run in another folder, or give `enginesmith init` an --out outside of the cache"

@@ -49,7 +49,7 @@ def sized(folder: Path, config: str, shape: str = "n,3,h,w") -> FoundModel:
 def test_configuration_that_contradicts_the_model_is_reported(tmp_path: Path) -> None:
     result = sized(tmp_path, "max_batch_size: 4 input {name: 'z' dims: [3, 5, 5]} input {name: 'x' dims: [192]}")
     assert "config.pbtxt: input 'z', which the model does not have; it has x" in result.notes
-    assert "config.pbtxt: input 'x' has 1 size, and the model takes 3: not taken" in result.notes
+    assert "config.pbtxt: input 'x' has 1 size, but the model takes 3: ignored" in result.notes
     right = sized(tmp_path / "right", "max_batch_size: 4 input {name: 'x' dims: [3, -1, 192]}").notes
     assert not any("input" in note for note in right)
 
@@ -127,7 +127,7 @@ def test_a_manual_configuration_is_kept_and_its_rest_reported(tmp_path: Path) ->
         "max_queue_delay_us": 100,
         "labels": {"y": "names.txt"},
     }
-    dropped = {note.split(": ")[1] for note in result.notes if "since no spec has it" in note}
+    dropped = {note.split(": ")[1] for note in result.notes if "because specs have no such key" in note}
     assert dropped == {"response_cache", "dynamic_batching.preserve_ordering", "instance_group.gpus"}
 
 
@@ -143,7 +143,7 @@ def test_a_manual_configuration_is_kept_and_its_rest_reported(tmp_path: Path) ->
 def test_of_several_versions_that_are_served_one_is_taken_and_the_others_are_reported(
     tmp_path: Path, policy: str, count: int
 ) -> None:
-    text = "config.pbtxt: version_policy: serves 2 versions, and a spec builds one: 1/model.onnx is taken"
+    text = "config.pbtxt: version_policy: serves 2 versions, but a spec builds one: 1/model.onnx is used"
     assert (text in sized(tmp_path, f"version_policy {{ {policy} }}").notes) == (count > 1)
 
 

@@ -80,9 +80,10 @@ def test_the_headline_says_blamed_spread_or_nothing() -> None:
 
 def test_the_result_always_says_whether_tapping_changed_the_outputs() -> None:
     assert "changed no bit" in describe_taps(FOUND) and describe_taps(FOUND) in describe_attribution(FOUND)
-    changed = replace(FOUND, taps=Taps(4, {"logits": TensorError(91.04, 1e-6)}))
+    changed_value = replace(FOUND, taps=Taps(4, {"logits": TensorError(91.04, 1e-6)}))
     assert (
-        describe_taps(changed) == "tapping changed the outputs (logits by 91.0 dB): the ranking is of the tapped model"
+        describe_taps(changed_value)
+        == "tapping changed the outputs (logits by 91.0 dB): the ranking is of the tapped model"
     )
     assert "not known" in describe_taps(replace(FOUND, taps=Taps()))
 

@@ -37,7 +37,7 @@ from enginesmith.registry.store.objects.place import BucketPlace
 def write(bucket: api.BucketApi, key: str, data: bytes, expected: str | None) -> bool:
     """Put an object if it has the tag `expected` (None: is absent), and return whether this call did.
 
-    Raises UnavailableError, and UndecidedError if the response was lost and another object is stored by now.
+    Raises UnavailableError, and UndecidedError if the response was lost and the object is now absent or another one.
     """
     token, is_uncertain = secrets.token_hex(16), False
     for pause in api.pauses():
@@ -57,13 +57,13 @@ def write(bucket: api.BucketApi, key: str, data: bytes, expected: str | None) ->
 
 
 def _was_done(bucket: api.BucketApi, key: str, token: str) -> bool:
-    """True if the stored object has this token. Raises UndecidedError."""
+    """True if the stored object has this token. Raises UndecidedError if it has another one, or is absent."""
     attributes = reading.head(bucket, key)
     if attributes is not None and attributes.metadata.get(api.TOKEN) == token:
         return True
     raise UndecidedError(
-        f"writing {key} in {bucket.place.locator('')}: the answer was lost, and another writer's object is there now; "
-        "look at it, then run again"
+        f"writing {key} in {bucket.place.locator('')}: the response was lost, and the key now has "
+        f"{'no object' if attributes is None else 'the object of another writer'}; look at it, then run again"
     )
 
 
