@@ -101,7 +101,7 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors | object) -> dict[
         _check(spec, inputs[spec.name], sizes)
     for spec, axis, sum_dim in list_sums(specs):
         if (size := inputs[spec.name].shape[axis]) != (expected_size := size_of(sum_dim, sizes)):
-            raise DataError(f"input {spec.name!r} has size {size} on axis {axis}; {sum_dim!r} is {expected_size}")
+            raise DataError(f"input {spec.name!r} has size {size} on axis {axis}, but {sum_dim!r} is {expected_size}")
     return sizes
 
 
