@@ -23,7 +23,15 @@ from enginesmith.core.errors import InputError, IntegrityError, digest_of_bytes,
 from enginesmith.core.hardware.evaluation import evaluate
 from enginesmith.core.names import Reference
 from enginesmith.core.parsing import parse_json
-from enginesmith.core.state import DESCRIPTION_FORMAT, padding_of, parts_folder, state_ends, states_of, with_int8_states
+from enginesmith.core.state import (
+    DESCRIPTION_FORMAT,
+    PinnedGraph,
+    padding_of,
+    parts_folder,
+    state_ends,
+    states_of,
+    with_int8_states,
+)
 from enginesmith.registry.manifest import MAX_BYTES, EngineEntry, Manifest, functions_of, make_request, pinned_engines
 from enginesmith.registry.store import files
 from enginesmith.registry.store.base import Store
@@ -431,6 +439,17 @@ def download_engine(
     return Pulled(path, description_path, located, resolution, origin, weights_path)
 
 
+def pinned_versions(
+    store: Store, located: Located, ensemble: EngineEntry
+) -> Iterator[tuple[PinnedGraph, Located, EngineEntry]]:
+    """Each graph of an ensemble's engine with its version and engine. Raises IntegrityError if one is missing."""
+    for graph, manifest, entry in pinned_engines(store, located.manifest, ensemble):
+        reference = Reference(graph.model, graph.version)
+        # It gets the status of the ensemble, which is never better.
+        engine = replace(entry, status=ensemble.status, reason=ensemble.reason)
+        yield graph, replace(located, reference=reference, manifest=manifest, channel=None), engine
+
+
 def _download_graphs(
     store: Store, located: Located, resolution: Resolution, dest: Path, fetcher: BlobFetcher
 ) -> Pulled:
@@ -439,19 +458,14 @@ def _download_graphs(
     path = dest / f"{stem_of(located.manifest, ensemble)}.json"
     _check_owner(path, located.manifest)
     parts_prefix = parts_folder(located.manifest.model, located.manifest.version)
-    for graph, manifest, entry in pinned_engines(store, located.manifest, ensemble):
-        # It gets the status of the ensemble, which is never better.
-        engine = replace(entry, status=ensemble.status, reason=ensemble.reason)
-        graph_version = replace(
-            located, reference=Reference(graph.model, graph.version), manifest=manifest, channel=None
-        )
+    for graph, graph_version, engine in pinned_versions(store, located, ensemble):
         graph_resolution = replace(resolution, chosen=engine, ranked=(engine,))
         pulled_engine = download_engine(
             store, graph_version, graph_resolution, dest / parts_prefix / graph.name, fetcher
         )
         origins.add(pulled_engine.origin)
         file = f"{parts_prefix}/{graph.name}/{pulled_engine.description.name}"
-        graph_fields = {"name": graph.name, "description": file, "digest": entry.digest}
+        graph_fields = {"name": graph.name, "description": file, "digest": engine.digest}
         graphs.append({**graph_fields, "sources": dict(graph.sources)})
     for function in functions:
         for file, digest in function.files.items():

@@ -180,6 +180,17 @@ def model_name(text: str) -> str:
     return re.sub(r"\.{2,}", ".", slug)[:63].rstrip("-._") or "model"
 
 
+def graph_key(stem: str, keys: Sequence[str]) -> str:
+    """A graph's name out of its file's; with a number where another has it."""
+    slug = re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-_")[:28] or "graph"
+    return next(name for name in (slug, *(f"{slug}-{number}" for number in range(2, 99))) if name not in keys)
+
+
+def input_name(text: str) -> str:
+    """A name for an input of an ensemble out of a tensor's."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", text)[:64]
+
+
 def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
     """Inputs whose dims have names that a spec can have, equal ones for equal names of the model.
 

@@ -10,7 +10,7 @@ import yaml
 from enginesmith.core.errors import InputError
 from enginesmith.core.state import State, step_inputs
 from enginesmith.core.types import TensorSpec
-from pipeline.drafts.facts import FoundModel, as_inputs, stem_of
+from pipeline.drafts.facts import FoundModel, as_inputs, input_name, stem_of
 from pipeline.sources.onnx_header import HeaderTensor, can_be_equal, format_shape
 from pipeline.spec.source import FILL_IN
 
@@ -123,12 +123,6 @@ class FoundConnection:
     why: str
 
 
-def graph_key(stem: str, keys: Sequence[str]) -> str:
-    """A graph's name out of its file's; with a number where another has it."""
-    slug = re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-_")[:28] or "graph"
-    return next(name for name in (slug, *(f"{slug}-{number}" for number in range(2, 99))) if name not in keys)
-
-
 def _steps(graph: FoundGraph) -> tuple[TensorSpec, ...]:
     """Inputs of a graph in each step: all but its states."""
     return step_inputs(graph.model.inputs, graph.model.states)
@@ -143,7 +137,7 @@ def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
             source_match = _find_giver(graph, spec, graphs[:index])
             shared_input = _find_shared(spec, graphs[:index])
             if shared_input is not None:
-                name = re.sub(r"[^A-Za-z0-9_-]+", "_", shared_input[1])[:64]
+                name = input_name(shared_input[1])
                 reason = "an input of the whole that goes to several"
                 connections.append(FoundConnection(".".join(shared_input), name, reason))
                 connections.append(FoundConnection(key, name, "the same, by name and shape"))
@@ -266,17 +260,31 @@ def _find_shared(spec: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, s
     return None
 
 
-def write_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> str:
-    """The text of the ensemble's spec. files: of the specs of its graphs, by their names."""
-    return _ENSEMBLE_HEAD + "\n" + "\n".join(_sections_ensemble(ensemble_name, graphs, files)) + "\n"
+def write_ensemble(
+    ensemble_name: str,
+    graphs: Sequence[FoundGraph],
+    files: Mapping[str, str],
+    connections: Sequence[FoundConnection],
+    loose_graphs: Mapping[str, bool],
+    outputs: Sequence[str] = (),
+) -> str:
+    """The text of the ensemble's spec. files: of the specs of its graphs, by their names.  loose_graphs: as of
+    `find_unconnected`.  outputs: 'GRAPH.OUTPUT' of those that are named."""
+    sections = _sections_ensemble(ensemble_name, graphs, files, connections, loose_graphs, outputs)
+    return _ENSEMBLE_HEAD + "\n" + "\n".join(sections) + "\n"
 
 
-def _sections_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> Iterator[str]:
-    connections = find_connections(graphs)
+def _sections_ensemble(
+    ensemble_name: str,
+    graphs: Sequence[FoundGraph],
+    files: Mapping[str, str],
+    connections: Sequence[FoundConnection],
+    loose_graphs: Mapping[str, bool],
+    named_outputs: Sequence[str],
+) -> Iterator[str]:
     yield f"model: {quote(ensemble_name)}"
     yield "graphs:                       # in the order of the data flow"
     yield from (f"  {graph.key}: {quote(files[graph.key])}" for graph in graphs)
-    loose_graphs = find_unconnected(graphs)
     has_lines = bool(connections) or not all(loose_graphs.values())
     yield f"connections:{'   ' if has_lines else ' {}'}               # GRAPH.INPUT: what gives it"
     for connection in connections:
@@ -289,7 +297,9 @@ def _sections_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: 
         if not loose_graphs.get(graph.key, True):
             yield f"  # {FILL_IN}: nothing shows what connects {graph.key}; it takes {_list(graph.model.inputs)}"
             yield f"  #   and gives {_list(graph.gives)}"
-    if any(loose_graphs.values()):
+    if named_outputs:
+        yield f"outputs: [{', '.join(map(quote, named_outputs))}]"
+    elif any(loose_graphs.values()):
         inner = {
             *sources.values(),
             *(f"{graph.key}.{state.output}" for graph in graphs for state in graph.model.states),

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
 from enginesmith.client.locate import judge_located, rank_located
-from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download_engine, folder_name, with_attachments
+from enginesmith.client.pull import (
+    BlobFetcher,
+    Pulled,
+    download_best,
+    download_engine,
+    folder_name,
+    pinned_versions,
+    with_attachments,
+)
 from enginesmith.client.resolve import EngineRanking, Policy, Resolution
 from enginesmith.core.errors import InputError, UnavailableError, UnknownNameError
 from enginesmith.core.hardware.machine import Machine
@@ -285,4 +293,13 @@ def rank_each(
         raise InputError("this layout holds the engine of one target; give --layout triton, or name one target")
     rankings = [rank_located(store, located, machine, policy, sure=sure) for machine in machines]
     ranked_version, _ = rankings[0]
-    return ranked_version, [ranking.rejecting(layout.reject, layout.remedy) for _, ranking in rankings]
+
+    def reject(entry: EngineEntry) -> str | None:
+        if (reason := layout.reject(entry)) or not (layout.remedy and ranked_version.manifest.graphs):
+            return reason
+        engines = ((graph.name, engine) for graph, _, engine in pinned_versions(store, ranked_version, entry))
+        return next(
+            (f"graph {name!r}: {reason}" for name, engine in engines if (reason := layout.reject(engine))), None
+        )
+
+    return ranked_version, [ranking.rejecting(reject, layout.remedy) for _, ranking in rankings]

@@ -32,21 +32,29 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from enginesmith.client.layouts import triton_config
 from enginesmith.client.layouts.base import Placed, SharedFolder
 from enginesmith.client.layouts.protobuf_text import parse
-from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download_engine
-from enginesmith.client.resolve import EngineRanking, Resolution
+from enginesmith.client.pull import (
+    BlobFetcher,
+    Pulled,
+    as_json,
+    describe,
+    download_best,
+    download_engine,
+    pinned_versions,
+)
+from enginesmith.client.resolve import EngineCandidate, EngineRanking, Resolution
 from enginesmith.core.errors import InputError, IntegrityError, digest_of
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.requirements import Library, numbers
-from enginesmith.core.state import with_int8_states
-from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
+from enginesmith.core.state import states_of, with_int8_states
+from enginesmith.registry.manifest import EngineEntry, Manifest, functions_of, make_request
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import (
     BlobDigest,
@@ -89,7 +97,15 @@ class Triton:
         return triton_config.find_unservable(entry)
 
     def check(self, manifest: Manifest, entries: Sequence[EngineEntry]) -> None:
-        """See `Layout`: raises the errors of `write_config` before any file is written."""
+        """See `Layout`: raises the errors of `write_config` before any file is written, and InputError for an ensemble
+        with functions."""
+        if functions := functions_of(manifest):
+            raise InputError(
+                f"{manifest.reference} has the function {functions[0].name!r} between its graphs, and Triton would not "
+                "call it; pull without --layout, and serve it with enginesmith.Ensemble"
+            )
+        if manifest.graphs:  # each is checked when it is written
+            return
         files = [triton_config.TritonFile(entry, triton_config.file_suffix(entry)) for entry in entries]
         triton_config.write_config(
             manifest.model, 1, "", files, hints=triton_config.ServingHints.of(manifest), batching=self.batching
@@ -113,16 +129,20 @@ class TritonPlace(SharedFolder):
 
     def served(self) -> str:
         """The version number in our own configuration; '' without one. Raises InputError for another program's."""
+        return str(next(iter(self._list_served()), ""))
+
+    def _list_served(self) -> tuple[int, ...]:
+        """As `served`, with the version that an ensemble still uses."""
         with suppress(FileNotFoundError):
             config_text = (self.root / CONFIG).read_text(encoding="utf-8")
             try:
                 version_numbers = parse(config_text).message("version_policy").message("specific").numbers("versions")
             except ValueError:
                 version_numbers = ()
-            if not config_text.startswith(triton_config.HEADER) or len(version_numbers) != 1:
+            if not config_text.startswith(triton_config.HEADER) or not version_numbers:
                 raise InputError(f"{self.root / CONFIG} was not written by enginesmith; give another --dest")
-            return str(version_numbers[0])
-        return ""
+            return version_numbers
+        return ()
 
     def description(self) -> Path | None:
         """The JSON of the served version."""
@@ -133,6 +153,70 @@ class TritonPlace(SharedFolder):
         self, store: Store, located: Located, rankings: Sequence[EngineRanking], fetcher: BlobFetcher, keep: int
     ) -> Placed:
         """See `Place`. Each ranking gives the engine of another compute capability."""
+        swap_version = self._swap_ensemble if located.manifest.graphs else self._swap
+        return swap_version(store, located, rankings, fetcher, keep)
+
+    def _swap_ensemble(
+        self, store: Store, located: Located, rankings: Sequence[EngineRanking], fetcher: BlobFetcher, keep: int
+    ) -> Placed:
+        """Write each graph as the model MODEL@GRAPH, and then the ensemble. The graphs' models also serve the versions
+        of the earlier ensemble, which answers until Triton has loaded this one: it loads models before ensembles."""
+        manifest, chosen = located.manifest, [ranking.resolution() for ranking in rankings]
+        self.layout.check(manifest, [resolution.chosen for resolution in chosen])
+        version_number, served_number = triton_version(manifest.version), self.served()
+        graphs = [*zip(*(pinned_versions(store, located, resolution.chosen) for resolution in chosen), strict=True)]
+        for versions in graphs:  # before any folder is made
+            self.layout.check(versions[0][1].manifest, [engine for _, _, engine in versions])
+        composed_graphs = list[triton_config.ComposedGraph]()
+        for versions in graphs:
+            graph, graph_version, _ = versions[0]
+            place = replace(self, model=f"{self.model}@{graph.name}")
+            graph_rankings = [
+                replace(ranking, candidates=(EngineCandidate(engine, "of the ensemble"),), rejected=())
+                for ranking, (_, _, engine) in zip(rankings, versions, strict=True)
+            ]
+            number, numbers = triton_version(graph.version), place._list_served()
+            numbers = numbers[1:] if served_number == str(version_number) else numbers[:1]
+            beside = [earlier_number for earlier_number in numbers if earlier_number != number]
+            place._swap(store, graph_version, graph_rankings, fetcher, max(keep, 1), beside)
+            config = parse((place.root / CONFIG).read_text(encoding="utf-8"))
+            states = states_of(graph_version.manifest.spec)
+            composed_graphs.append(triton_config.ComposedGraph(graph, place.model, number, config, states))
+        config_text = triton_config.write_ensemble(
+            self.model, version_number, manifest.version, composed_graphs, chosen[0].chosen.outputs
+        )
+        folder, staging_folder = self.root / str(version_number), self.root / STAGING / str(version_number)
+        is_kept = nullcontext() if served_number else self._leaving_nothing(version_number)
+        with is_kept, reachable(f"writing {self.root}"):
+            for path in (self.root, self.root / STAGING):
+                make_folder(path)
+            pulled_engines = list[Pulled]()
+            for resolution in chosen:
+                name = f"{_stem_of(resolution.chosen, len(rankings) == 1)}.json"
+                description, path = as_json(describe(located, resolution.chosen, name)), folder / name
+                is_there = path.is_file() and path.read_bytes() == description
+                if not is_there:
+                    make_folder(staging_folder)
+                    write_whole(staging_folder / name, description)
+                pulled_engines.append(Pulled(path, path, located, resolution, "there" if is_there else "registry"))
+            is_swapped = self._switch(version_number, served_number, config_text, chosen[0].chosen, None, keep)
+            for path in self.dest.glob(f"{self.model}@*"):
+                if path.name not in {graph.model for graph in composed_graphs}:
+                    shutil.rmtree(path, ignore_errors=True)
+        identity = digest_of([config_text, *(str(resolution.chosen.digest) for resolution in chosen)])
+        previous_number = served_number if served_number != str(version_number) else ""
+        return Placed(tuple(pulled_engines), folder, self.root, previous_number, is_swapped, identity, whole=True)
+
+    def _swap(
+        self,
+        store: Store,
+        located: Located,
+        rankings: Sequence[EngineRanking],
+        fetcher: BlobFetcher,
+        keep: int,
+        beside: Sequence[int] = (),
+    ) -> Placed:
+        """As `swap`, for a version of one graph. beside: other versions that are served too."""
         self.layout.check(located.manifest, [ranking.resolution().chosen for ranking in rankings])
         version_number, served_number = triton_version(located.manifest.version), self.served()
         with self._leaving_nothing(version_number) if not served_number else nullcontext():
@@ -158,6 +242,7 @@ class TritonPlace(SharedFolder):
                     batching=self.layout.batching,
                     warmup=warmup,
                     libraries=_list_libraries(pulled_engines[0].engine, rankings[0].machine, folder),
+                    beside=beside,
                 )
                 is_swapped = self._switch(version_number, served_number, config, pulled_engines[0].engine, warmup, keep)
             identity = digest_of([config, *(str(engine.engine.digest) for engine in pulled_engines)])
@@ -188,7 +273,7 @@ class TritonPlace(SharedFolder):
 
         def download(resolution: Resolution) -> Pulled:
             engine = resolution.chosen
-            stem = _STEM if alone else f"{engine.hardware.sm}-{engine.precision}"
+            stem = _stem_of(engine, alone)
             version_number = str(triton_version(located.manifest.version))
             folder = self.root / version_number
             is_described = _read_json(folder / f"{stem}.json").get("digest") == str(engine.digest)
@@ -290,6 +375,11 @@ class TritonPlace(SharedFolder):
         for path in own_folders[keep:]:
             for folder in (path, self.root / WARMUP / path.name):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stem_of(engine: EngineEntry, alone: bool) -> str:
+    """The name of an engine's files, without suffixes. alone: whether the version has no other engine here."""
+    return _STEM if alone else f"{engine.hardware.sm}-{engine.precision}"
 
 
 def _list_libraries(engine: EngineEntry, machine: Machine, folder: Path) -> list[str]:

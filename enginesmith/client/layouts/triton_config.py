@@ -8,13 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
-from enginesmith.client.layouts.protobuf_text import Field, Fields, Word, entries, write_message
+from enginesmith.client.layouts.protobuf_text import Field, Fields, ProtoMessage, Word, entries, write_message
 from enginesmith.core.codec import Excerpt, decode
 from enginesmith.core.errors import InputError, IntegrityError
 from enginesmith.core.golden import golden_prefix
 from enginesmith.core.parsing import parse_json
 from enginesmith.core.requirements import Count
-from enginesmith.core.state import ENSEMBLE, with_int8_states
+from enginesmith.core.state import ENSEMBLE, PinnedGraph, State, split_source, with_int8_states
 from enginesmith.core.types import PLUS, BuildRequest, TensorSpec
 from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
 
@@ -195,9 +195,9 @@ def label_file(number: int, output: str, hints: ServingHints) -> str:
 
 
 def find_unservable(entry: EngineEntry) -> str | None:
-    """The reason why Triton cannot serve an engine; None if it can."""
+    """The reason why Triton cannot serve an engine; None if it can, and for an ensemble."""
     if entry.backend == ENSEMBLE:
-        return "an ensemble is several models of Triton's, which this layout does not write; pull its graphs one by one"
+        return None  # its graphs decide
     if entry.backend not in _OPENED_BY:
         return f"Triton does not load {entry.backend} engines; it loads engines of {', '.join(_OPENED_BY)}"
     if entry.is_stripped:
@@ -227,10 +227,12 @@ def write_config(
     batching: DynamicBatching | None = None,
     warmup: Mapping[str, WarmupInput] | None = None,
     libraries: Sequence[str] = (),
+    beside: Sequence[int] = (),
 ) -> str:
-    """The configuration that serves version `number`, and no other, from these files.
+    """The configuration that serves version `number` from these files.
 
-    version: its name in the registry.  warmup: inputs of a request; their files are `warmup_files`.
+    version: its name in the registry.  beside: other versions that are served too.
+    warmup: inputs of a request; their files are `warmup_files`.
     libraries: paths of the engines' libraries with operators, which ONNX Runtime's backend passes to the loader.
     hints: the section `triton` of the version's spec.
     batching: how Triton joins requests; None: it does not.
@@ -247,8 +249,7 @@ def write_config(
                 "configuration must describe both; pull them into two folders"
             )
     config_fields: dict[str, Fields] = {"name": name, **config}
-    config_fields |= {"version_policy": {"specific": {"versions": [number]}}, **_name_files(files)}
-    config_fields["parameters"] = entries({"enginesmith_version": {"string_value": version}})
+    config_fields |= {**_name_version(version, number, *beside), **_name_files(files)}
     if libraries:
         config_fields["model_operations"] = {"op_library_filename": list(libraries)}
     if warmup:
@@ -257,6 +258,67 @@ def write_config(
         if isinstance(max_batch, int) and max_batch:  # one sample, and the sizes that each profile is tuned for
             sizes = sorted({1, *(min(size, max_batch) for size in _tuned_sizes(requests[0]))})
         config_fields["model_warmup"] = [_write_warmup(number, requests[0].inputs, warmup, size) for size in sizes]
+    return f"{HEADER}\n{write_message(config_fields)}"
+
+
+def _name_version(version: str, *numbers: int) -> dict[str, Fields]:
+    """The fields with the served versions. version: name of the first in the registry."""
+    parameters = entries({"enginesmith_version": {"string_value": version}})
+    return {"version_policy": {"specific": {"versions": list(numbers)}}, "parameters": parameters}
+
+
+@dataclass(frozen=True)
+class ComposedGraph:
+    """A graph of an ensemble as a model of the repository. model, number: its name and version there.
+
+    config: of the model.  states: of the graph.
+    """
+
+    graph: PinnedGraph
+    model: str
+    number: int
+    config: ProtoMessage
+    states: Sequence[State]
+
+
+def write_ensemble(
+    name: str, number: int, version: str, graphs: Sequence[ComposedGraph], outputs: Sequence[TensorSpec]
+) -> str:
+    """The configuration of an ensemble. number, version: as in `write_config`.  outputs: of the whole.
+
+    A state is an input and an output of the ensemble, whose client returns it. If a graph has no batch axis for Triton,
+    the ensemble has none, and the batch of the others is an ordinary axis.
+    """
+    max_batches = [sum(graph.config.numbers("max_batch_size")) for graph in graphs]
+    max_batch, earlier_graphs = min(max_batches), list[str]()
+    output_names = {spec.name for spec in outputs}
+    output_names |= {f"{graph.graph.name}.{state.output}" for graph in graphs for state in graph.states}
+    used_names = output_names.union(*(graph.graph.sources.values() for graph in graphs))
+    inputs, output_fields, steps = dict[str, Field](), list[Field](), list[Field]()
+    for graph, graph_batch in zip(graphs, max_batches, strict=True):
+        batch_dims = [-1] if graph_batch > max_batch == 0 else []
+
+        def describe(name: str, tensor: ProtoMessage, batch_dims: Sequence[int] = batch_dims) -> Field:
+            dims = [*batch_dims, *(int(str(size)) for size in tensor.fields["dims"])]
+            return {"name": name, "data_type": Word(tensor.text("data_type")), "dims": dims}
+
+        prefix, input_map, output_map = f"{graph.graph.name}.", dict[str, Field](), dict[str, Field]()
+        for tensor in graph.config.messages("input"):
+            source = graph.graph.sources.get(tensor.text("name"), prefix + tensor.text("name"))
+            input_map[tensor.text("name")] = source
+            if split_source(source, earlier_graphs) is None:
+                inputs.setdefault(source, describe(source, tensor))
+        for tensor in graph.config.messages("output"):
+            if (output := prefix + tensor.text("name")) in used_names:
+                output_map[tensor.text("name")] = output
+            if output in output_names:
+                output_fields.append(describe(output, tensor))
+        step = {"model_name": graph.model, "model_version": graph.number}
+        steps.append({**step, "input_map": entries(input_map), "output_map": entries(output_map)})
+        earlier_graphs.append(graph.graph.name)
+    config_fields: dict[str, Fields] = {"name": name, "platform": ENSEMBLE, "max_batch_size": max_batch}
+    config_fields |= {"input": list(inputs.values()), "output": output_fields}
+    config_fields |= {**_name_version(version, number), "ensemble_scheduling": {"step": steps}}
     return f"{HEADER}\n{write_message(config_fields)}"
 
 

@@ -9,10 +9,11 @@ from enginesmith.client.watching.server import Post
 from enginesmith.core.errors import EnginesmithError
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions import channels
-from tests.enginesmith.client.layouts.engines import cpu_engine, publish_with_golden
+from tests.enginesmith.client.layouts.engines import cpu_engine, publish_pair, publish_with_golden
 from tests.enginesmith.client.layouts.swap_load import SwapLoad, wait_for
 from tests.enginesmith.client.layouts.triton_server import VARIABLE, TritonServer, find_triton, triton
 from tests.enginesmith.registries import engine, publish_engines
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(
     find_triton() is None, reason=f"{VARIABLE} names no unpacked wheel of nvidia-pytriton (triton_server.py says how)"
@@ -50,6 +51,26 @@ def test_triton_polls_the_repository_and_is_swapped_under_load(store: Store, tmp
         time.sleep(2.5)
         assert loads(server) == before, "it loads what nobody changed"
     assert load.failed == [] and load.given == set(range(SWAPS + 1))
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_an_ensemble_is_served_and_swapped_under_load(store: Store, tmp_path: Path, least: int) -> None:
+    def pull(first: int, second: int) -> None:
+        publish_pair(store, first, second, least)
+        Client(store.uri).place("pair:candidate", tmp_path / "models", Triton(), target="cpu")
+
+    pull(0, 0)
+    with triton(find_triton(), tmp_path / "models", tmp_path, *POLL) as server:
+        with SwapLoad(server.port, "pair") as load:
+            for first, second in ((1, 100), (2, 100), (2, 300)):
+                pull(first, second)
+                wait_for(server.port, "pair", first + second)
+                load.least = first + second
+        assert load.failed == [] and load.given == {0, 101, 102, 302}, "an answer of graphs of two versions"
+        until(
+            lambda: not server.is_ready("/v2/models/pair@encoder/versions/1/ready"), "graphs of the last but one stay"
+        )
+        assert server.is_ready("/v2/models/pair@decoder/versions/2/ready")
 
 
 def test_incomplete_downloads_load_nothing(store: Store, tmp_path: Path) -> None:
