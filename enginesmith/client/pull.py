@@ -23,15 +23,7 @@ from enginesmith.core.errors import InputError, IntegrityError, digest_of_bytes,
 from enginesmith.core.hardware.evaluation import evaluate
 from enginesmith.core.names import Reference
 from enginesmith.core.parsing import parse_json
-from enginesmith.core.state import (
-    DESCRIPTION_FORMAT,
-    PinnedGraph,
-    padding_of,
-    parts_folder,
-    state_ends,
-    states_of,
-    with_int8_states,
-)
+from enginesmith.core.state import DESCRIPTION_FORMAT, padding_of, parts_folder, state_ends, states_of, with_int8_states
 from enginesmith.registry.manifest import MAX_BYTES, EngineEntry, Manifest, functions_of, make_request, pinned_engines
 from enginesmith.registry.store import files
 from enginesmith.registry.store.base import Store
@@ -41,6 +33,7 @@ from enginesmith.registry.versions.lookup import Located
 
 if TYPE_CHECKING:
     from enginesmith.core.reports.latency import LatencyReport
+    from enginesmith.core.state import PinnedGraph
     from enginesmith.registry.evidence.attachments import Attachment
     from enginesmith.registry.store.cache import BlobCache, VerificationCache
 
@@ -439,10 +432,10 @@ def download_engine(
     return Pulled(path, description_path, located, resolution, origin, weights_path)
 
 
-def pinned_versions(
+def pinned_graphs(
     store: Store, located: Located, ensemble: EngineEntry
-) -> Iterator[tuple[PinnedGraph, Located, EngineEntry]]:
-    """Each graph of an ensemble's engine with its version and engine. Raises IntegrityError if one is missing."""
+) -> "Iterator[tuple[PinnedGraph, Located, EngineEntry]]":
+    """Each graph of an ensemble's engine with its version and engine. Raises as `pinned_engines`."""
     for graph, manifest, entry in pinned_engines(store, located.manifest, ensemble):
         reference = Reference(graph.model, graph.version)
         # It gets the status of the ensemble, which is never better.
@@ -458,7 +451,7 @@ def _download_graphs(
     path = dest / f"{stem_of(located.manifest, ensemble)}.json"
     _check_owner(path, located.manifest)
     parts_prefix = parts_folder(located.manifest.model, located.manifest.version)
-    for graph, graph_version, engine in pinned_versions(store, located, ensemble):
+    for graph, graph_version, engine in pinned_graphs(store, located, ensemble):
         graph_resolution = replace(resolution, chosen=engine, ranked=(engine,))
         pulled_engine = download_engine(
             store, graph_version, graph_resolution, dest / parts_prefix / graph.name, fetcher

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 
 import onnx
@@ -167,6 +168,19 @@ class FoundModel:
                 reason += f", and {low} is half of the least" if low > dim.min else ""
                 dims[name] = replace(dim, min=low, opt=size, max=max(dim.max, greatest), why=reason)
         return replace(self, dims=dims)
+
+
+@dataclass(frozen=True)
+class FoundEnsemble:
+    """An ensemble of Triton's. graphs: configurations of its models by the graph's name, in the order of the data flow.
+
+    connections: 'GRAPH.INPUT' -> its source.  outputs: as 'GRAPH.OUTPUT'.
+    """
+
+    name: str
+    graphs: Mapping[str, Path]
+    connections: Mapping[str, str]
+    outputs: tuple[str, ...]
 
 
 def is_batch(name: str) -> bool:

@@ -4,7 +4,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,6 +21,7 @@ from enginesmith.core.text import pluralize
 from enginesmith.core.types import Scalar, TensorSpec
 from pipeline.drafts.facts import (
     FoundDim,
+    FoundEnsemble,
     FoundModel,
     begin_empty,
     find_sizes,
@@ -311,24 +312,11 @@ def _read_config(config: Path) -> ProtoMessage:
         raise InputError(f"{config} is not protobuf text: {error}") from error
 
 
-@dataclass(frozen=True)
-class FoundEnsemble:
-    """The ensemble of a configuration. graphs: configurations of its steps by name, in the order of the data flow.
-
-    connections: 'GRAPH.INPUT' -> its source.  outputs: as 'GRAPH.OUTPUT'.
-    """
-
-    name: str
-    graphs: Mapping[str, Path]
-    connections: Mapping[str, str]
-    outputs: tuple[str, ...]
-
-
 def look_at_ensemble(config: Path) -> FoundEnsemble | None:
     """The ensemble of a configuration in a model repository; None for another. Raises InputError for steps in a circle
     and for an output that no step has."""
     message = _read_config(config)
-    if ENSEMBLE not in (message.text("platform"), message.text("backend")):
+    if message.text("platform") != ENSEMBLE:
         return None
     steps, sources = dict[str, ProtoMessage](), dict[str, str]()
     for step in message.message("ensemble_scheduling").messages("step"):
@@ -338,19 +326,17 @@ def look_at_ensemble(config: Path) -> FoundEnsemble | None:
     graphs, connections = dict[str, Path](), dict[str, str]()
     while waiting := {key: _read_map(step, "input_map") for key, step in steps.items() if key not in graphs}:
         givers = {tensor for key in waiting for tensor in _read_map(steps[key], "output_map").values()}
-        key = next((key for key, tensors in waiting.items() if givers.isdisjoint(tensors.values())), None)
-        if key is None:
+        key = next((key for key, tensors in waiting.items() if givers.isdisjoint(tensors.values())), "")
+        if not key:
             raise InputError(f"{config}: each of the steps {', '.join(waiting)} takes what another gives; correct it")
         graphs[key] = config.resolve().parents[1] / steps[key].text("model_name") / config.name
-        named_inputs = ((f"{key}.{name}", tensor) for name, tensor in waiting[key].items())
-        connections |= {
-            name: sources.get(tensor, input_name(tensor)) for name, tensor in named_inputs if name != tensor
-        }
+        tensors = {f"{key}.{name}": tensor for name, tensor in waiting[key].items() if tensor != f"{key}.{name}"}
+        connections |= {name: sources.get(tensor, input_name(tensor)) for name, tensor in tensors.items()}
     output_names = [output.text("name") for output in message.messages("output")]
-    if lost_output := next((name for name in output_names if name not in sources), None):
-        raise InputError(f"{config}: no step gives the output {lost_output!r}; correct it")
-    name = message.text("name") or config.resolve().parent.name
-    return FoundEnsemble(model_name(name), graphs, connections, tuple(sources[name] for name in output_names))
+    if lost_outputs := [name for name in output_names if name not in sources]:
+        raise InputError(f"{config}: no step gives the output {lost_outputs[0]!r}; correct it")
+    name = model_name(message.text("name") or config.resolve().parent.name)
+    return FoundEnsemble(name, graphs, connections, tuple(sources[name] for name in output_names))
 
 
 def _read_map(step: ProtoMessage, name: str) -> dict[str, str]:

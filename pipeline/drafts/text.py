@@ -10,7 +10,7 @@ import yaml
 from enginesmith.core.errors import InputError
 from enginesmith.core.state import State, step_inputs
 from enginesmith.core.types import TensorSpec
-from pipeline.drafts.facts import FoundModel, as_inputs, input_name, stem_of
+from pipeline.drafts.facts import FoundEnsemble, FoundModel, as_inputs, input_name, stem_of
 from pipeline.sources.onnx_header import HeaderTensor, can_be_equal, format_shape
 from pipeline.spec.source import FILL_IN
 
@@ -128,8 +128,11 @@ def _steps(graph: FoundGraph) -> tuple[TensorSpec, ...]:
     return step_inputs(graph.model.inputs, graph.model.states)
 
 
-def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
-    """What gives each input that takes an output of a graph before it, or shares an input of the whole with one."""
+def find_connections(graphs: Sequence[FoundGraph], ensemble: FoundEnsemble | None = None) -> list[FoundConnection]:
+    """What gives each input that takes an output of a graph before it, or shares an input of the whole with one.
+    ensemble: that says so."""
+    if ensemble:
+        return [FoundConnection(key, source, "as in config.pbtxt") for key, source in ensemble.connections.items()]
     connections = list[FoundConnection]()
     for index, graph in enumerate(graphs):
         for spec in _steps(graph):
@@ -261,30 +264,20 @@ def _find_shared(spec: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, s
 
 
 def write_ensemble(
-    ensemble_name: str,
-    graphs: Sequence[FoundGraph],
-    files: Mapping[str, str],
-    connections: Sequence[FoundConnection],
-    loose_graphs: Mapping[str, bool],
-    outputs: Sequence[str] = (),
+    name: str, graphs: Sequence[FoundGraph], files: Mapping[str, str], ensemble: FoundEnsemble | None = None
 ) -> str:
-    """The text of the ensemble's spec. files: of the specs of its graphs, by their names.  loose_graphs: as of
-    `find_unconnected`.  outputs: 'GRAPH.OUTPUT' of those that are named."""
-    sections = _sections_ensemble(ensemble_name, graphs, files, connections, loose_graphs, outputs)
-    return _ENSEMBLE_HEAD + "\n" + "\n".join(sections) + "\n"
+    """The text of an ensemble's spec. files: of the specs of its graphs, by their names.  ensemble: that it was."""
+    return _ENSEMBLE_HEAD + "\n" + "\n".join(_sections_ensemble(name, graphs, files, ensemble)) + "\n"
 
 
 def _sections_ensemble(
-    ensemble_name: str,
-    graphs: Sequence[FoundGraph],
-    files: Mapping[str, str],
-    connections: Sequence[FoundConnection],
-    loose_graphs: Mapping[str, bool],
-    named_outputs: Sequence[str],
+    name: str, graphs: Sequence[FoundGraph], files: Mapping[str, str], ensemble: FoundEnsemble | None
 ) -> Iterator[str]:
-    yield f"model: {quote(ensemble_name)}"
+    connections = find_connections(graphs, ensemble)
+    yield f"model: {quote(name)}"
     yield "graphs:                       # in the order of the data flow"
     yield from (f"  {graph.key}: {quote(files[graph.key])}" for graph in graphs)
+    loose_graphs = {} if ensemble else find_unconnected(graphs)
     has_lines = bool(connections) or not all(loose_graphs.values())
     yield f"connections:{'   ' if has_lines else ' {}'}               # GRAPH.INPUT: what gives it"
     for connection in connections:
@@ -297,9 +290,9 @@ def _sections_ensemble(
         if not loose_graphs.get(graph.key, True):
             yield f"  # {FILL_IN}: nothing shows what connects {graph.key}; it takes {_list(graph.model.inputs)}"
             yield f"  #   and gives {_list(graph.gives)}"
-    if named_outputs:
-        yield f"outputs: [{', '.join(map(quote, named_outputs))}]"
-    elif any(loose_graphs.values()):
+    if ensemble:
+        yield f"outputs: [{', '.join(map(quote, ensemble.outputs))}]"
+    if any(loose_graphs.values()):
         inner = {
             *sources.values(),
             *(f"{graph.key}.{state.output}" for graph in graphs for state in graph.model.states),

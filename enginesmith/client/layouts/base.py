@@ -13,19 +13,11 @@ from pathlib import Path
 from typing import ClassVar, Literal, Protocol
 
 from enginesmith.client.locate import judge_located, rank_located
-from enginesmith.client.pull import (
-    BlobFetcher,
-    Pulled,
-    download_best,
-    download_engine,
-    folder_name,
-    pinned_versions,
-    with_attachments,
-)
+from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download_engine, folder_name, with_attachments
 from enginesmith.client.resolve import EngineRanking, Policy, Resolution
 from enginesmith.core.errors import InputError, UnavailableError, UnknownNameError
 from enginesmith.core.hardware.machine import Machine
-from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.manifest import EngineEntry, Manifest, pinned_engines
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import make_folder, reachable, sync_folder
 from enginesmith.registry.versions.lookup import Located
@@ -292,14 +284,13 @@ def rank_each(
     if len(machines) > 1 and not layout.several:
         raise InputError("this layout holds the engine of one target; give --layout triton, or name one target")
     rankings = [rank_located(store, located, machine, policy, sure=sure) for machine in machines]
-    ranked_version, _ = rankings[0]
+    manifest = rankings[0][0].manifest
 
     def reject(entry: EngineEntry) -> str | None:
-        if (reason := layout.reject(entry)) or not (layout.remedy and ranked_version.manifest.graphs):
-            return reason
-        engines = ((graph.name, engine) for graph, _, engine in pinned_versions(store, ranked_version, entry))
-        return next(
-            (f"graph {name!r}: {reason}" for name, engine in engines if (reason := layout.reject(engine))), None
+        graphs = pinned_engines(store, manifest, entry) if manifest.graphs and layout.remedy else ()
+        reasons = (
+            f"graph {graph.name!r}: {reason}" for graph, _, engine in graphs if (reason := layout.reject(engine))
         )
+        return layout.reject(entry) or next(reasons, None)
 
-    return ranked_version, [ranking.rejecting(reject, layout.remedy) for _, ranking in rankings]
+    return rankings[0][0], [ranking.rejecting(reject, layout.remedy) for _, ranking in rankings]

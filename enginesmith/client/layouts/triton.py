@@ -38,22 +38,23 @@ from typing import ClassVar
 
 from enginesmith.client.layouts import triton_config
 from enginesmith.client.layouts.base import Placed, SharedFolder
-from enginesmith.client.layouts.protobuf_text import parse
+from enginesmith.client.layouts.protobuf_text import ProtoMessage, parse
 from enginesmith.client.pull import (
     BlobFetcher,
+    Origin,
     Pulled,
     as_json,
     describe,
     download_best,
     download_engine,
-    pinned_versions,
+    pinned_graphs,
 )
 from enginesmith.client.resolve import EngineCandidate, EngineRanking, Resolution
 from enginesmith.core.errors import InputError, IntegrityError, digest_of
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.machine import Machine
 from enginesmith.core.requirements import Library, numbers
-from enginesmith.core.state import states_of, with_int8_states
+from enginesmith.core.state import PinnedGraph, states_of, with_int8_states
 from enginesmith.registry.manifest import EngineEntry, Manifest, functions_of, make_request
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import (
@@ -164,48 +165,41 @@ class TritonPlace(SharedFolder):
         manifest, chosen = located.manifest, [ranking.resolution() for ranking in rankings]
         self.layout.check(manifest, [resolution.chosen for resolution in chosen])
         version_number, served_number = triton_version(manifest.version), self.served()
-        graphs = [*zip(*(pinned_versions(store, located, resolution.chosen) for resolution in chosen), strict=True)]
+        graphs = [*zip(*(pinned_graphs(store, located, resolution.chosen) for resolution in chosen), strict=True)]
         for versions in graphs:  # before any folder is made
             self.layout.check(versions[0][1].manifest, [engine for _, _, engine in versions])
-        composed_graphs = list[triton_config.ComposedGraph]()
+        outputs, configs = {spec.name for spec in chosen[0].chosen.outputs}, list[tuple[PinnedGraph, ProtoMessage]]()
         for versions in graphs:
             graph, graph_version, _ = versions[0]
             place = replace(self, model=f"{self.model}@{graph.name}")
-            graph_rankings = [
-                replace(ranking, candidates=(EngineCandidate(engine, "of the ensemble"),), rejected=())
-                for ranking, (_, _, engine) in zip(rankings, versions, strict=True)
-            ]
-            number, numbers = triton_version(graph.version), place._list_served()
+            candidates = [(EngineCandidate(engine, "of the ensemble"),) for _, _, engine in versions]
+            pairs = zip(rankings, candidates, strict=True)
+            graph_rankings = [replace(ranking, candidates=only, rejected=()) for ranking, only in pairs]
+            numbers = place._list_served()
             numbers = numbers[1:] if served_number == str(version_number) else numbers[:1]
-            beside = [earlier_number for earlier_number in numbers if earlier_number != number]
+            beside = [number for number in numbers if number != triton_version(graph.version)]
             place._swap(store, graph_version, graph_rankings, fetcher, max(keep, 1), beside)
-            config = parse((place.root / CONFIG).read_text(encoding="utf-8"))
-            states = states_of(graph_version.manifest.spec)
-            composed_graphs.append(triton_config.ComposedGraph(graph, place.model, number, config, states))
-        config_text = triton_config.write_ensemble(
-            self.model, version_number, manifest.version, composed_graphs, chosen[0].chosen.outputs
-        )
-        folder, staging_folder = self.root / str(version_number), self.root / STAGING / str(version_number)
-        is_kept = nullcontext() if served_number else self._leaving_nothing(version_number)
-        with is_kept, reachable(f"writing {self.root}"):
-            for path in (self.root, self.root / STAGING):
-                make_folder(path)
-            pulled_engines = list[Pulled]()
-            for resolution in chosen:
-                name = f"{_stem_of(resolution.chosen, len(rankings) == 1)}.json"
-                description, path = as_json(describe(located, resolution.chosen, name)), folder / name
-                is_there = path.is_file() and path.read_bytes() == description
-                if not is_there:
-                    make_folder(staging_folder)
-                    write_whole(staging_folder / name, description)
-                pulled_engines.append(Pulled(path, path, located, resolution, "there" if is_there else "registry"))
-            is_swapped = self._switch(version_number, served_number, config_text, chosen[0].chosen, None, keep)
-            for path in self.dest.glob(f"{self.model}@*"):
-                if path.name not in {graph.model for graph in composed_graphs}:
-                    shutil.rmtree(path, ignore_errors=True)
-        identity = digest_of([config_text, *(str(resolution.chosen.digest) for resolution in chosen)])
+            configs.append((graph, parse((place.root / CONFIG).read_text(encoding="utf-8"))))
+            # A state is an input and an output, which the client passes on.
+            outputs |= {f"{graph.name}.{state.output}" for state in states_of(graph_version.manifest.spec)}
+        config = triton_config.write_ensemble(self.model, version_number, manifest.version, configs, outputs)
+        path = self.root / str(version_number) / f"{_STEM}.json"
+        description = as_json(describe(located, chosen[0].chosen, path.name))
+        is_there = path.is_file() and path.read_bytes() == description
+        with nullcontext() if served_number else self._leaving_nothing(version_number), reachable(f"writing {path}"):
+            staging_folder = self.root / STAGING / ("" if is_there else str(version_number))
+            staging_folder.mkdir(parents=True, exist_ok=True)
+            if not is_there:
+                write_whole(staging_folder / path.name, description)
+            is_swapped = self._switch(version_number, served_number, config, chosen[0].chosen, None, keep)
+            for folder in self.dest.glob(f"{self.model}@*"):
+                if folder.name.rpartition("@")[2] not in {graph.name for graph, _ in configs}:
+                    shutil.rmtree(folder, ignore_errors=True)
+        origin: Origin = "there" if is_there else "registry"
+        pulled_engines = tuple(Pulled(path, path, located, resolution, origin) for resolution in chosen)
+        identity = digest_of([config, *(str(resolution.chosen.digest) for resolution in chosen)])
         previous_number = served_number if served_number != str(version_number) else ""
-        return Placed(tuple(pulled_engines), folder, self.root, previous_number, is_swapped, identity, whole=True)
+        return Placed(pulled_engines, path.parent, self.root, previous_number, is_swapped, identity, whole=True)
 
     def _swap(
         self,
@@ -273,7 +267,7 @@ class TritonPlace(SharedFolder):
 
         def download(resolution: Resolution) -> Pulled:
             engine = resolution.chosen
-            stem = _stem_of(engine, alone)
+            stem = _STEM if alone else f"{engine.hardware.sm}-{engine.precision}"
             version_number = str(triton_version(located.manifest.version))
             folder = self.root / version_number
             is_described = _read_json(folder / f"{stem}.json").get("digest") == str(engine.digest)
@@ -375,11 +369,6 @@ class TritonPlace(SharedFolder):
         for path in own_folders[keep:]:
             for folder in (path, self.root / WARMUP / path.name):
                 shutil.rmtree(folder, ignore_errors=True)
-
-
-def _stem_of(engine: EngineEntry, alone: bool) -> str:
-    """The name of an engine's files, without suffixes. alone: whether the version has no other engine here."""
-    return _STEM if alone else f"{engine.hardware.sm}-{engine.precision}"
 
 
 def _list_libraries(engine: EngineEntry, machine: Machine, folder: Path) -> list[str]:

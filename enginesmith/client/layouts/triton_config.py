@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,7 @@ from enginesmith.core.errors import InputError, IntegrityError
 from enginesmith.core.golden import golden_prefix
 from enginesmith.core.parsing import parse_json
 from enginesmith.core.requirements import Count
-from enginesmith.core.state import ENSEMBLE, PinnedGraph, State, split_source, with_int8_states
+from enginesmith.core.state import ENSEMBLE, PinnedGraph, split_source, with_int8_states
 from enginesmith.core.types import PLUS, BuildRequest, TensorSpec
 from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
 
@@ -195,10 +195,8 @@ def label_file(number: int, output: str, hints: ServingHints) -> str:
 
 
 def find_unservable(entry: EngineEntry) -> str | None:
-    """The reason why Triton cannot serve an engine; None if it can, and for an ensemble."""
-    if entry.backend == ENSEMBLE:
-        return None  # its graphs decide
-    if entry.backend not in _OPENED_BY:
+    """The reason why Triton cannot serve an engine; None if it can."""
+    if entry.backend not in {*_OPENED_BY, ENSEMBLE}:  # of an ensemble the graphs decide
         return f"Triton does not load {entry.backend} engines; it loads engines of {', '.join(_OPENED_BY)}"
     if entry.is_stripped:
         return "its file has no weights, and Triton puts none in"
@@ -267,59 +265,42 @@ def _name_version(version: str, *numbers: int) -> dict[str, Fields]:
     return {"version_policy": {"specific": {"versions": list(numbers)}}, "parameters": parameters}
 
 
-@dataclass(frozen=True)
-class ComposedGraph:
-    """A graph of an ensemble as a model of the repository. model, number: its name and version there.
-
-    config: of the model.  states: of the graph.
-    """
-
-    graph: PinnedGraph
-    model: str
-    number: int
-    config: ProtoMessage
-    states: Sequence[State]
-
-
 def write_ensemble(
-    name: str, number: int, version: str, graphs: Sequence[ComposedGraph], outputs: Sequence[TensorSpec]
+    name: str,
+    number: int,
+    version: str,
+    graphs: Sequence[tuple[PinnedGraph, ProtoMessage]],
+    outputs: Collection[str],
 ) -> str:
-    """The configuration of an ensemble. number, version: as in `write_config`.  outputs: of the whole.
+    """The configuration of an ensemble. number, version: as in `write_config`.  graphs: with their configurations.
+    outputs: of the ensemble, as 'GRAPH.OUTPUT'.
 
-    A state is an input and an output of the ensemble, whose client returns it. If a graph has no batch axis for Triton,
-    the ensemble has none, and the batch of the others is an ordinary axis.
+    If a graph has no batch axis for Triton, the ensemble has none, and the batch of the others is an ordinary axis.
     """
-    max_batches = [sum(graph.config.numbers("max_batch_size")) for graph in graphs]
-    max_batch, earlier_graphs = min(max_batches), list[str]()
-    output_names = {spec.name for spec in outputs}
-    output_names |= {f"{graph.graph.name}.{state.output}" for graph in graphs for state in graph.states}
-    used_names = output_names.union(*(graph.graph.sources.values() for graph in graphs))
+    max_batches = [sum(config.numbers("max_batch_size")) for _, config in graphs]
+    config_fields: dict[str, Fields] = {"name": name, "platform": ENSEMBLE, "max_batch_size": min(max_batches)}
+    used_names = {*outputs}.union(*(graph.sources.values() for graph, _ in graphs))
     inputs, output_fields, steps = dict[str, Field](), list[Field](), list[Field]()
-    for graph, graph_batch in zip(graphs, max_batches, strict=True):
-        batch_dims = [-1] if graph_batch > max_batch == 0 else []
-
-        def describe(name: str, tensor: ProtoMessage, batch_dims: Sequence[int] = batch_dims) -> Field:
+    for (graph, config), max_batch in zip(graphs, max_batches, strict=True):
+        batch_dims = [-1] if max_batch > min(max_batches) == 0 else []
+        input_map, output_map = dict[str, Field](), dict[str, Field]()
+        for tensor in (*config.messages("input"), *config.messages("output")):
+            tensor_name, own_name = tensor.text("name"), f"{graph.name}.{tensor.text('name')}"
+            source, is_input = graph.sources.get(tensor_name, own_name), tensor in config.messages("input")
             dims = [*batch_dims, *(int(str(size)) for size in tensor.fields["dims"])]
-            return {"name": name, "data_type": Word(tensor.text("data_type")), "dims": dims}
-
-        prefix, input_map, output_map = f"{graph.graph.name}.", dict[str, Field](), dict[str, Field]()
-        for tensor in graph.config.messages("input"):
-            source = graph.graph.sources.get(tensor.text("name"), prefix + tensor.text("name"))
-            input_map[tensor.text("name")] = source
-            if split_source(source, earlier_graphs) is None:
-                inputs.setdefault(source, describe(source, tensor))
-        for tensor in graph.config.messages("output"):
-            if (output := prefix + tensor.text("name")) in used_names:
-                output_map[tensor.text("name")] = output
-            if output in output_names:
-                output_fields.append(describe(output, tensor))
-        step = {"model_name": graph.model, "model_version": graph.number}
+            tensor_fields: dict[str, Fields] = {"data_type": Word(tensor.text("data_type")), "dims": dims}
+            if is_input:
+                input_map[tensor_name] = source
+                if split_source(source, [earlier.name for earlier, _ in graphs[: len(steps)]]) is None:
+                    inputs.setdefault(source, {"name": source, **tensor_fields})
+            elif own_name in used_names:
+                output_map[tensor_name] = own_name
+                output_fields += [{"name": own_name, **tensor_fields}] if own_name in outputs else []
+        versions = config.message("version_policy").message("specific").numbers("versions")
+        step = {"model_name": config.text("name"), "model_version": versions[0]}
         steps.append({**step, "input_map": entries(input_map), "output_map": entries(output_map)})
-        earlier_graphs.append(graph.graph.name)
-    config_fields: dict[str, Fields] = {"name": name, "platform": ENSEMBLE, "max_batch_size": max_batch}
-    config_fields |= {"input": list(inputs.values()), "output": output_fields}
-    config_fields |= {**_name_version(version, number), "ensemble_scheduling": {"step": steps}}
-    return f"{HEADER}\n{write_message(config_fields)}"
+    config_fields |= {"input": [*inputs.values()], "output": output_fields, **_name_version(version, number)}
+    return f"{HEADER}\n{write_message({**config_fields, 'ensemble_scheduling': {'step': steps}})}"
 
 
 def warmup_files(inputs: Sequence[TensorSpec], warmup: Mapping[str, WarmupInput], batched: bool) -> dict[str, bytes]:

@@ -22,8 +22,7 @@ from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import start_atomic_write
 
 if TYPE_CHECKING:
-    from pipeline.drafts.facts import FoundModel
-    from pipeline.drafts.onnx_model import FoundEnsemble
+    from pipeline.drafts.facts import FoundEnsemble, FoundModel
     from pipeline.drafts.requests import Scaling, SplitRequests
     from pipeline.orchestration.watch import WatchedSpec
     from pipeline.sources.hub import HubFile
@@ -78,7 +77,7 @@ def init(models: tuple[str, ...], out: Path | None, requests: Path | None, scali
     Several ONNX files, in the order of the data flow, become an ensemble: init writes a spec for each file, and a
     spec that connects outputs to inputs whose names and shapes match. NAME=FILE sets the name of a graph.
     """
-    ensemble = _look_at_ensemble(models[0]) if len(models) == 1 else None
+    ensemble = _look_at_ensemble(*map(Path, models))
     if len(models) > 1 or ensemble:
         if requests:
             raise InputError("--from-requests accepts one MODEL; for several, the ensemble's spec names the data")
@@ -153,13 +152,13 @@ def draft_spec(model: Path, targets: str | None) -> tuple[Path, bool]:
     return path, True
 
 
-def _look_at_ensemble(model: str) -> "FoundEnsemble | None":
-    """The ensemble of Triton's that a file describes; None if it is something else."""
-    if not model.endswith(".pbtxt") or not Path(model).is_file():
+def _look_at_ensemble(*models: Path) -> "FoundEnsemble | None":
+    """The ensemble of Triton's that the only file describes; None if it is something else."""
+    if len(models) != 1 or models[0].suffix != ".pbtxt" or not models[0].is_file():
         return None
     from pipeline.drafts.onnx_model import look_at_ensemble
 
-    return look_at_ensemble(Path(model))
+    return look_at_ensemble(models[0])
 
 
 def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool, ensemble: "FoundEnsemble | None") -> None:
@@ -195,22 +194,15 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool, ensem
     files = {graph.key: f"{graph.model.name if graph.key == path.stem else graph.key}.yaml" for graph in graphs}
     if len({path.name, *files.values()}) <= len(files):
         raise InputError(f"{path} and {', '.join(files.values())} must be different files; name graphs with NAME=FILE")
-    if ensemble:
-        items = ensemble.connections.items()
-        connections = [drafts.FoundConnection(key, source, "as in config.pbtxt") for key, source in items]
-        loose_graphs, outputs = dict[str, bool](), ensemble.outputs
-    else:
-        connections, loose_graphs, outputs = drafts.find_connections(graphs), drafts.find_unconnected(graphs), ()
-    text = drafts.write_ensemble(ensemble_name, graphs, files, connections, loose_graphs, outputs)
-    texts = {path: text.encode()}
+    texts = {path: drafts.write_ensemble(ensemble_name, graphs, files, ensemble).encode()}
     texts |= {path.parent / files[graph.key]: drafts.write_spec(graph.model).encode() for graph in graphs}
     _write(texts, force)
     say(f"wrote {path}, and {', '.join(files.values())} for its graphs")
     for key, state in ((graph.key, state) for graph in graphs for state in graph.model.states):
         say(f"  {key}.{state.input} is a state: it takes {state.output} of the previous call")
-    for connection in connections:
+    for connection in drafts.find_connections(graphs, ensemble):
         say(f"  {connection.key}: {connection.source or 'FILL_IN'}: {connection.why}")
-    for key, is_apart in loose_graphs.items():
+    for key, is_apart in ({} if ensemble else drafts.find_unconnected(graphs)).items():
         unclear_text = "FILL_IN: nothing shows what connects it; if nothing does, name its outputs in outputs"
         say(f"  {key}: {'side by side: no output fits an input' if is_apart else unclear_text}")
     say(f"read them, write the data that golden names, then: enginesmith plan {path}")
