@@ -51,8 +51,8 @@ sm_80 without a GPU, so its engines are unproven. An empty cell was not tried.
 _REHEARSED_TEXT = """\
 What one `enginesmith rehearse --toolchain NAME==VERSION` says of graphs that one registry serves, each in the first
 precision of its spec (`python -m benchmarks.zoo --rehearse NAME==VERSION`). SQNR: the engine against its graph on
-golden inputs, old -> new toolchain. The table has {rehearsed} of {known} graphs. The others were not
-run or did not build.
+golden inputs, old -> new toolchain. The table has {rehearsed} of {known} graphs. The others were not run or did not
+build. The cores were busy, so most timings decide nothing.
 """
 
 

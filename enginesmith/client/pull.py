@@ -33,7 +33,6 @@ from enginesmith.registry.versions.lookup import Located
 
 if TYPE_CHECKING:
     from enginesmith.core.reports.latency import LatencyReport
-    from enginesmith.core.state import PinnedGraph
     from enginesmith.registry.evidence.attachments import Attachment
     from enginesmith.registry.store.cache import BlobCache, VerificationCache
 
@@ -432,17 +431,6 @@ def download_engine(
     return Pulled(path, description_path, located, resolution, origin, weights_path)
 
 
-def pinned_graphs(
-    store: Store, located: Located, ensemble: EngineEntry
-) -> "Iterator[tuple[PinnedGraph, Located, EngineEntry]]":
-    """Each graph of an ensemble's engine with its version and engine. Raises as `pinned_engines`."""
-    for graph, manifest, entry in pinned_engines(store, located.manifest, ensemble):
-        reference = Reference(graph.model, graph.version)
-        # It gets the status of the ensemble, which is never better.
-        engine = replace(entry, status=ensemble.status, reason=ensemble.reason)
-        yield graph, replace(located, reference=reference, manifest=manifest, channel=None), engine
-
-
 def _download_graphs(
     store: Store, located: Located, resolution: Resolution, dest: Path, fetcher: BlobFetcher
 ) -> Pulled:
@@ -451,14 +439,19 @@ def _download_graphs(
     path = dest / f"{stem_of(located.manifest, ensemble)}.json"
     _check_owner(path, located.manifest)
     parts_prefix = parts_folder(located.manifest.model, located.manifest.version)
-    for graph, graph_version, engine in pinned_graphs(store, located, ensemble):
+    for graph, manifest, entry in pinned_engines(store, located.manifest, ensemble):
+        # It gets the status of the ensemble, which is never better.
+        engine = replace(entry, status=ensemble.status, reason=ensemble.reason)
+        graph_version = replace(
+            located, reference=Reference(graph.model, graph.version), manifest=manifest, channel=None
+        )
         graph_resolution = replace(resolution, chosen=engine, ranked=(engine,))
         pulled_engine = download_engine(
             store, graph_version, graph_resolution, dest / parts_prefix / graph.name, fetcher
         )
         origins.add(pulled_engine.origin)
         file = f"{parts_prefix}/{graph.name}/{pulled_engine.description.name}"
-        graph_fields = {"name": graph.name, "description": file, "digest": engine.digest}
+        graph_fields = {"name": graph.name, "description": file, "digest": entry.digest}
         graphs.append({**graph_fields, "sources": dict(graph.sources)})
     for function in functions:
         for file, digest in function.files.items():

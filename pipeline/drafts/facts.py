@@ -172,10 +172,8 @@ class FoundModel:
 
 @dataclass(frozen=True)
 class FoundEnsemble:
-    """An ensemble of Triton's. graphs: configurations of its models by the graph's name, in the order of the data flow.
-
-    connections: 'GRAPH.INPUT' -> its source.  outputs: as 'GRAPH.OUTPUT'.
-    """
+    """An ensemble of Triton's. graphs: configurations by the graphs' names, in the order of the data flow.
+    connections: 'GRAPH.INPUT' -> its source.  outputs: as 'GRAPH.OUTPUT'."""
 
     name: str
     graphs: Mapping[str, Path]

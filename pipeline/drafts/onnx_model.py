@@ -315,7 +315,7 @@ def _read_config(config: Path) -> ProtoMessage:
 def look_at_ensemble(config: Path) -> FoundEnsemble | None:
     """The ensemble of a configuration in a model repository; None for another. Raises InputError for steps in a circle
     and for an output that no step has."""
-    message = _read_config(config)
+    message = _read_config(config) if config.is_file() else ProtoMessage()
     if message.text("platform") != ENSEMBLE:
         return None
     steps, sources = dict[str, ProtoMessage](), dict[str, str]()

@@ -198,10 +198,7 @@ def _find_namesake(graph: FoundGraph, name: str, before: Sequence[FoundGraph]) -
     """The one output of a graph before it that an input of a graph has the name of."""
     tensor = next(spec for spec in graph.model.inputs if spec.name == name)
     namesakes = [
-        (source, output.name)
-        for source in before
-        for output in source.gives
-        if _fits(output, tensor) and _alike(source, output, tensor)
+        (source, output.name) for source, output in _list_fitting(tensor, before) if _alike(source, output, tensor)
     ]
     return namesakes[0] if len(namesakes) == 1 else None
 
@@ -229,7 +226,7 @@ def _find_giver(graph: FoundGraph, spec: TensorSpec, before: Sequence[FoundGraph
         hint = f"; it could be a state that takes {graph.key}.{state}" if state else ""
         return source_text, f"by name and shape, {tensor_text}{hint}"
     named_sources = {_find_named(step, before) for step in _steps(graph)}
-    pairs = [f"{source.key}.{output.name}" for source in before for output in source.gives if _fits(output, spec)]
+    pairs = [f"{source.key}.{output.name}" for source, output in _list_fitting(spec, before)]
     # Floats with a fixed size behind axis 0: an equal type and shape is then unlikely to be a coincidence.
     is_specific = spec.dtype.startswith("float") and any(isinstance(dim, int) and dim > 1 for dim in spec.shape[1:])
     fitting_pairs = [pair for pair in pairs if pair not in named_sources] if is_specific else []
@@ -240,11 +237,15 @@ def _find_giver(graph: FoundGraph, spec: TensorSpec, before: Sequence[FoundGraph
 
 def _find_named(spec: TensorSpec, before: Sequence[FoundGraph]) -> str | None:
     """The one output that has an input's name, else the one with a name like it."""
-    fitting_pairs = [(graph, output) for graph in before for output in graph.gives if _fits(output, spec)]
+    fitting_pairs = _list_fitting(spec, before)
     namesakes = [pair for pair in fitting_pairs if pair[1].name == spec.name]
     alike_pairs = [(graph, output) for graph, output in fitting_pairs if _alike(graph, output, spec)]
     candidates = next((pairs for pairs in (namesakes, alike_pairs) if len(pairs) == 1), ())
     return next((f"{graph.key}.{output.name}" for graph, output in candidates), None)
+
+
+def _list_fitting(spec: TensorSpec, before: Sequence[FoundGraph]) -> list[tuple[FoundGraph, HeaderTensor]]:
+    return [(graph, output) for graph in before for output in graph.gives if _fits(output, spec)]
 
 
 def _fits(out: HeaderTensor, spec: TensorSpec) -> bool:

@@ -146,13 +146,7 @@ class SharedFolder:
         return self.dest / f".enginesmith-{self.model}.{kind}"
 
 
-# The plain layout: the link `current` leads to a folder with one engine and its description.
-#
-# ::
-#
-#     engines/
-#       3-8a41c0b2d9e7f631/        one folder a description: digits-3-l4-int8.engine and digits-3-l4-int8.json
-#       current -> 3-8a41c0b2d9e7f631
+# The plain layout: the link `current` leads to a folder with one engine and its description, '3-8a41c0b2d9e7f631'.
 #
 # A swap is one rename over the link. A server that opens `current/...` gets the old engine or the new one; the old
 # folder stays for servers that have it open.

@@ -1,13 +1,4 @@
-"""A model repository of Triton's: a folder a model, in it a folder a version, and `config.pbtxt`.
-
-::
-
-    models/
-      digits/
-        config.pbtxt               serves version 4 and no other
-        3/, 4/                     model.onnx or model.plan, and model.json that says what it is
-        warmup/4/                  golden inputs that Triton runs before it serves
-        00/                        what is on its way
+"""A model repository of Triton's: a folder a model, in it a folder a version, `warmup/`, and `config.pbtxt`.
 
 **A swap is one rename, of `config.pbtxt`.** The version's folder comes first, by a rename of its own, and the
 configuration last: its `version_policy` names the one version that is served. Triton reads that file once, and only
@@ -47,15 +38,15 @@ from enginesmith.client.pull import (
     describe,
     download_best,
     download_engine,
-    pinned_graphs,
 )
 from enginesmith.client.resolve import EngineCandidate, EngineRanking, Resolution
 from enginesmith.core.errors import InputError, IntegrityError, digest_of
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.names import Reference
 from enginesmith.core.requirements import Library, numbers
 from enginesmith.core.state import PinnedGraph, states_of, with_int8_states
-from enginesmith.registry.manifest import EngineEntry, Manifest, functions_of, make_request
+from enginesmith.registry.manifest import EngineEntry, Manifest, functions_of, make_request, pinned_engines
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import (
     BlobDigest,
@@ -165,13 +156,13 @@ class TritonPlace(SharedFolder):
         manifest, chosen = located.manifest, [ranking.resolution() for ranking in rankings]
         self.layout.check(manifest, [resolution.chosen for resolution in chosen])
         version_number, served_number = triton_version(manifest.version), self.served()
-        graphs = [*zip(*(pinned_graphs(store, located, resolution.chosen) for resolution in chosen), strict=True)]
+        graphs = [*zip(*(pinned_engines(store, manifest, resolution.chosen) for resolution in chosen), strict=True)]
         for versions in graphs:  # before any folder is made
-            self.layout.check(versions[0][1].manifest, [engine for _, _, engine in versions])
+            self.layout.check(versions[0][1], [engine for _, _, engine in versions])
         outputs, configs = {spec.name for spec in chosen[0].chosen.outputs}, list[tuple[PinnedGraph, ProtoMessage]]()
         for versions in graphs:
-            graph, graph_version, _ = versions[0]
-            place = replace(self, model=f"{self.model}@{graph.name}")
+            (graph, graph_manifest, _), place = versions[0], replace(self, model=f"{self.model}@{versions[0][0].name}")
+            graph_version = Located(Reference(graph.model, graph.version), graph_manifest)
             candidates = [(EngineCandidate(engine, "of the ensemble"),) for _, _, engine in versions]
             pairs = zip(rankings, candidates, strict=True)
             graph_rankings = [replace(ranking, candidates=only, rejected=()) for ranking, only in pairs]
@@ -181,7 +172,7 @@ class TritonPlace(SharedFolder):
             place._swap(store, graph_version, graph_rankings, fetcher, max(keep, 1), beside)
             configs.append((graph, parse((place.root / CONFIG).read_text(encoding="utf-8"))))
             # A state is an input and an output, which the client passes on.
-            outputs |= {f"{graph.name}.{state.output}" for state in states_of(graph_version.manifest.spec)}
+            outputs |= {f"{graph.name}.{state.output}" for state in states_of(graph_manifest.spec)}
         config = triton_config.write_ensemble(self.model, version_number, manifest.version, configs, outputs)
         path = self.root / str(version_number) / f"{_STEM}.json"
         description = as_json(describe(located, chosen[0].chosen, path.name))
@@ -199,7 +190,8 @@ class TritonPlace(SharedFolder):
         pulled_engines = tuple(Pulled(path, path, located, resolution, origin) for resolution in chosen)
         identity = digest_of([config, *(str(resolution.chosen.digest) for resolution in chosen)])
         previous_number = served_number if served_number != str(version_number) else ""
-        return Placed(pulled_engines, path.parent, self.root, previous_number, is_swapped, identity, whole=True)
+        is_best = not any(resolution.lost for resolution in chosen)
+        return Placed(pulled_engines, path.parent, self.root, previous_number, is_swapped, identity, is_best)
 
     def _swap(
         self,

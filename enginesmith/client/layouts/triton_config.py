@@ -297,7 +297,7 @@ def write_ensemble(
                 output_map[tensor_name] = own_name
                 output_fields += [{"name": own_name, **tensor_fields}] if own_name in outputs else []
         versions = config.message("version_policy").message("specific").numbers("versions")
-        step = {"model_name": config.text("name"), "model_version": versions[0]}
+        step: dict[str, Fields] = {"model_name": config.text("name"), "model_version": versions[0]}
         steps.append({**step, "input_map": entries(input_map), "output_map": entries(output_map)})
     config_fields |= {"input": [*inputs.values()], "output": output_fields, **_name_version(version, number)}
     return f"{HEADER}\n{write_message({**config_fields, 'ensemble_scheduling': {'step': steps}})}"

@@ -71,13 +71,17 @@ def init(models: tuple[str, ...], out: Path | None, requests: Path | None, scali
     """Write a spec for MODEL: its inputs with their names, types and shapes, and the sizes at which the model runs.
 
     MODEL: an ONNX file, a .pt2 program, a torch entry point such as model.py:build or package.models:build, Triton's
-    config.pbtxt beside an ONNX file, or the folder of an ONNX Runtime model package. Without MODEL, init writes a
-    commented starter.
+    config.pbtxt of an ONNX model or an ensemble, or the folder of an ONNX Runtime model package. Without MODEL, init
+    writes a commented starter.
 
     Several ONNX files, in the order of the data flow, become an ensemble: init writes a spec for each file, and a
     spec that connects outputs to inputs whose names and shapes match. NAME=FILE sets the name of a graph.
     """
-    ensemble = _look_at_ensemble(*map(Path, models))
+    ensemble: FoundEnsemble | None = None
+    if len(models) == 1 and models[0].endswith(".pbtxt"):
+        from pipeline.drafts.onnx_model import look_at_ensemble
+
+        ensemble = look_at_ensemble(Path(models[0]))
     if len(models) > 1 or ensemble:
         if requests:
             raise InputError("--from-requests accepts one MODEL; for several, the ensemble's spec names the data")
@@ -150,15 +154,6 @@ def draft_spec(model: Path, targets: str | None) -> tuple[Path, bool]:
     model_facts = replace(model_facts, targets=tuple(split_names(targets)) or model_facts.targets)
     _write({path: write_spec(model_facts).encode()}, force=False)
     return path, True
-
-
-def _look_at_ensemble(*models: Path) -> "FoundEnsemble | None":
-    """The ensemble of Triton's that the only file describes; None if it is something else."""
-    if len(models) != 1 or models[0].suffix != ".pbtxt" or not models[0].is_file():
-        return None
-    from pipeline.drafts.onnx_model import look_at_ensemble
-
-    return look_at_ensemble(models[0])
 
 
 def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool, ensemble: "FoundEnsemble | None") -> None:
