@@ -110,9 +110,10 @@ class Triton:
 
 @dataclass(frozen=True)
 class TritonPlace(SharedFolder):
-    """A model in a repository."""
+    """A model in a repository. beside: versions that stay served beside the next one."""
 
     layout: Triton
+    beside: tuple[int, ...] = ()
 
     @property
     def root(self) -> Path:
@@ -145,64 +146,8 @@ class TritonPlace(SharedFolder):
         self, store: Store, located: Located, rankings: Sequence[EngineRanking], fetcher: BlobFetcher, keep: int
     ) -> Placed:
         """See `Place`. Each ranking gives the engine of another compute capability."""
-        swap_version = self._swap_ensemble if located.manifest.graphs else self._swap
-        return swap_version(store, located, rankings, fetcher, keep)
-
-    def _swap_ensemble(
-        self, store: Store, located: Located, rankings: Sequence[EngineRanking], fetcher: BlobFetcher, keep: int
-    ) -> Placed:
-        """Write each graph as the model MODEL@GRAPH, and then the ensemble. The graphs' models also serve the versions
-        of the earlier ensemble, which answers until Triton has loaded this one: it loads models before ensembles."""
-        manifest, chosen = located.manifest, [ranking.resolution() for ranking in rankings]
-        self.layout.check(manifest, [resolution.chosen for resolution in chosen])
-        version_number, served_number = triton_version(manifest.version), self.served()
-        graphs = [*zip(*(pinned_engines(store, manifest, resolution.chosen) for resolution in chosen), strict=True)]
-        for versions in graphs:  # before any folder is made
-            self.layout.check(versions[0][1], [engine for _, _, engine in versions])
-        outputs, configs = {spec.name for spec in chosen[0].chosen.outputs}, list[tuple[PinnedGraph, ProtoMessage]]()
-        for versions in graphs:
-            (graph, graph_manifest, _), place = versions[0], replace(self, model=f"{self.model}@{versions[0][0].name}")
-            graph_version = Located(Reference(graph.model, graph.version), graph_manifest)
-            candidates = [(EngineCandidate(engine, "of the ensemble"),) for _, _, engine in versions]
-            pairs = zip(rankings, candidates, strict=True)
-            graph_rankings = [replace(ranking, candidates=only, rejected=()) for ranking, only in pairs]
-            numbers = place._list_served()
-            numbers = numbers[1:] if served_number == str(version_number) else numbers[:1]
-            beside = [number for number in numbers if number != triton_version(graph.version)]
-            place._swap(store, graph_version, graph_rankings, fetcher, max(keep, 1), beside)
-            configs.append((graph, parse((place.root / CONFIG).read_text(encoding="utf-8"))))
-            # A state is an input and an output, which the client passes on.
-            outputs |= {f"{graph.name}.{state.output}" for state in states_of(graph_manifest.spec)}
-        config = triton_config.write_ensemble(self.model, version_number, manifest.version, configs, outputs)
-        path = self.root / str(version_number) / f"{_STEM}.json"
-        description = as_json(describe(located, chosen[0].chosen, path.name))
-        is_there = path.is_file() and path.read_bytes() == description
-        with nullcontext() if served_number else self._leaving_nothing(version_number), reachable(f"writing {path}"):
-            staging_folder = self.root / STAGING / ("" if is_there else str(version_number))
-            staging_folder.mkdir(parents=True, exist_ok=True)
-            if not is_there:
-                write_whole(staging_folder / path.name, description)
-            is_swapped = self._switch(version_number, served_number, config, chosen[0].chosen, None, keep)
-            for folder in self.dest.glob(f"{self.model}@*"):
-                if folder.name.rpartition("@")[2] not in {graph.name for graph, _ in configs}:
-                    shutil.rmtree(folder, ignore_errors=True)
-        origin: Origin = "there" if is_there else "registry"
-        pulled_engines = tuple(Pulled(path, path, located, resolution, origin) for resolution in chosen)
-        identity = digest_of([config, *(str(resolution.chosen.digest) for resolution in chosen)])
-        previous_number = served_number if served_number != str(version_number) else ""
-        is_best = not any(resolution.lost for resolution in chosen)
-        return Placed(pulled_engines, path.parent, self.root, previous_number, is_swapped, identity, is_best)
-
-    def _swap(
-        self,
-        store: Store,
-        located: Located,
-        rankings: Sequence[EngineRanking],
-        fetcher: BlobFetcher,
-        keep: int,
-        beside: Sequence[int] = (),
-    ) -> Placed:
-        """As `swap`, for a version of one graph. beside: other versions that are served too."""
+        if located.manifest.graphs:
+            return self._swap_ensemble(store, located, rankings, fetcher, keep)
         self.layout.check(located.manifest, [ranking.resolution().chosen for ranking in rankings])
         version_number, served_number = triton_version(located.manifest.version), self.served()
         with self._leaving_nothing(version_number) if not served_number else nullcontext():
@@ -228,7 +173,7 @@ class TritonPlace(SharedFolder):
                     batching=self.layout.batching,
                     warmup=warmup,
                     libraries=_list_libraries(pulled_engines[0].engine, rankings[0].machine, folder),
-                    beside=beside,
+                    beside=self.beside,
                 )
                 is_swapped = self._switch(version_number, served_number, config, pulled_engines[0].engine, warmup, keep)
             identity = digest_of([config, *(str(engine.engine.digest) for engine in pulled_engines)])
@@ -236,6 +181,51 @@ class TritonPlace(SharedFolder):
             is_best = not any(engine.resolution.lost for engine in placed_engines)
             previous_number = served_number if served_number != str(version_number) else ""
             return Placed(placed_engines, folder, self.root, previous_number, is_swapped, identity, is_best)
+
+    def _swap_ensemble(
+        self, store: Store, located: Located, rankings: Sequence[EngineRanking], fetcher: BlobFetcher, keep: int
+    ) -> Placed:
+        """Write each graph as the model MODEL@GRAPH, and then the ensemble. The graphs' models also serve the versions
+        of the earlier ensemble, which answers until Triton has loaded this one: it loads models before ensembles."""
+        manifest, chosen = located.manifest, [ranking.resolution() for ranking in rankings]
+        self.layout.check(manifest, [resolution.chosen for resolution in chosen])
+        version_number, served_number = triton_version(manifest.version), self.served()
+        graphs = [*zip(*(pinned_engines(store, manifest, resolution.chosen) for resolution in chosen), strict=True)]
+        for versions in graphs:  # before any folder is made
+            self.layout.check(versions[0][1], [engine for _, _, engine in versions])
+        outputs, configs = {spec.name for spec in chosen[0].chosen.outputs}, list[tuple[PinnedGraph, ProtoMessage]]()
+        for versions in graphs:
+            (graph, graph_manifest, _), place = versions[0], replace(self, model=f"{self.model}@{versions[0][0].name}")
+            graph_version = Located(Reference(graph.model, graph.version), graph_manifest)
+            candidates = [(EngineCandidate(engine, "of the ensemble"),) for _, _, engine in versions]
+            pairs = zip(rankings, candidates, strict=True)
+            graph_rankings = [replace(ranking, candidates=only, rejected=()) for ranking, only in pairs]
+            numbers = place._list_served()
+            numbers = numbers[1:] if served_number == str(version_number) else numbers[:1]
+            beside = tuple(number for number in numbers if number != triton_version(graph.version))
+            replace(place, beside=beside).swap(store, graph_version, graph_rankings, fetcher, max(keep, 1))
+            configs.append((graph, parse((place.root / CONFIG).read_text(encoding="utf-8"))))
+            # A state is an input and an output, which the client passes on.
+            outputs |= {f"{graph.name}.{state.output}" for state in states_of(graph_manifest.spec)}
+        config = triton_config.write_ensemble(self.model, version_number, manifest.version, configs, outputs)
+        path = self.root / str(version_number) / f"{_STEM}.json"
+        description = as_json(describe(located, chosen[0].chosen, path.name))
+        is_there = path.is_file() and path.read_bytes() == description
+        with nullcontext() if served_number else self._leaving_nothing(version_number), reachable(f"writing {path}"):
+            staging_folder = self.root / STAGING / ("" if is_there else str(version_number))
+            staging_folder.mkdir(parents=True, exist_ok=True)
+            if not is_there:
+                write_whole(staging_folder / path.name, description)
+            is_swapped = self._switch(version_number, served_number, config, chosen[0].chosen, None, keep)
+            for folder in self.dest.glob(f"{self.model}@*"):
+                if folder.name.rpartition("@")[2] not in {graph.name for graph, _ in configs}:
+                    shutil.rmtree(folder, ignore_errors=True)
+        origin: Origin = "there" if is_there else "registry"
+        pulled_engines = tuple(Pulled(path, path, located, resolution, origin) for resolution in chosen)
+        identity = digest_of([config, *(str(resolution.chosen.digest) for resolution in chosen)])
+        previous_number = served_number if served_number != str(version_number) else ""
+        is_best = not any(resolution.lost for resolution in chosen)
+        return Placed(pulled_engines, path.parent, self.root, previous_number, is_swapped, identity, is_best)
 
     @contextmanager
     def _leaving_nothing(self, number: int) -> Iterator[None]:

@@ -97,12 +97,10 @@ def publish_pair(
 
     least: batch of the encoder; only 1 gives it a batch axis in Triton.  state: whether the decoder has one.
     functions: of the spec, in crop.py."""
+    past_text, present_text = (f", float[batch, 10] {name}" if state else "" for name in ("past", "present"))
     text = f"""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[batch, 10] logits, float[batch, 10] past) => (float[batch, 10] scores, float[batch, 10] present)
-        <float number = {{{second}}}> {{ scores = Add(logits, number) present = Neg(past) }}"""
-    if not state:
-        text = text.replace(", float[batch, 10] past", "").replace(", float[batch, 10] present", "")
-        text = text.replace("present = Neg(past)", "")
+        g (float[batch, 10] logits {past_text}) => (float[batch, 10] scores {present_text})
+        <float number = {{{second}}}> {{ scores = Add(logits, number) {"present = Neg(past)" if state else ""} }}"""
     logits, past, scores, present = (
         TensorSpec(name, "float32", ("batch", 10)) for name in ("logits", "past", "scores", "present")
     )
