@@ -30,15 +30,7 @@ from typing import ClassVar
 from enginesmith.client.layouts import triton_config
 from enginesmith.client.layouts.base import Placed, SharedFolder
 from enginesmith.client.layouts.protobuf_text import ProtoMessage, parse
-from enginesmith.client.pull import (
-    BlobFetcher,
-    Origin,
-    Pulled,
-    as_json,
-    describe,
-    download_best,
-    download_engine,
-)
+from enginesmith.client.pull import BlobFetcher, Origin, Pulled, as_json, describe, download_best, download_engine
 from enginesmith.client.resolve import EngineCandidate, EngineRanking, Resolution
 from enginesmith.core.errors import InputError, IntegrityError, digest_of
 from enginesmith.core.hardware.cpu_kinds import this_kind

@@ -266,11 +266,7 @@ def _name_version(version: str, *numbers: int) -> dict[str, Fields]:
 
 
 def write_ensemble(
-    name: str,
-    number: int,
-    version: str,
-    graphs: Sequence[tuple[PinnedGraph, ProtoMessage]],
-    outputs: Collection[str],
+    name: str, number: int, version: str, graphs: Sequence[tuple[PinnedGraph, ProtoMessage]], outputs: Collection[str]
 ) -> str:
     """The configuration of an ensemble. number, version: as in `write_config`.  graphs: with their configurations.
     outputs: of the ensemble, as 'GRAPH.OUTPUT'.
