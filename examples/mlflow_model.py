@@ -1,8 +1,8 @@
 """A version of a registry as a model of MLflow (tested with mlflow-skinny 3.17.2 and pandas):
 
-    ENGINESMITH_REGISTRY=registry python examples/mlflow_model.py digits:stable cpu
+    ENGINESMITH_REGISTRY=registry python examples/mlflow_model.py digits:stable
 
-logs the engine that fits the target, with its description, signature and manifest's digest. `mlflow.pyfunc.load_model`
+logs the engine that fits this CPU, with its description, signature and manifest's digest. `mlflow.pyfunc.load_model`
 opens it with ONNX Runtime; `predict` takes and gives arrays by name. MLflow copies this file into the model: nothing
 is pickled. MLflow checks no signatures; the pull before does, with a trust policy in ENGINESMITH_TRUST_POLICY.
 """
@@ -36,10 +36,10 @@ class EngineModel(mlflow.pyfunc.PythonModel):
         return dict(self._run(model_input))
 
 
-def log_version(reference: str, registry: str, target: str = "auto") -> Any:
-    """Log the best engine of a version for a target; returns MLflow's `ModelInfo`. Raises as `enginesmith.pull`."""
+def log_version(reference: str, registry: str) -> Any:
+    """Log the best engine of a version for this CPU; returns MLflow's `ModelInfo`. Raises as `enginesmith.pull`."""
     with tempfile.TemporaryDirectory() as folder:
-        pulled = enginesmith.pull(reference, registry=registry, dest=folder, target=target)
+        pulled = enginesmith.pull(reference, registry=registry, dest=folder, target="cpu")
         facts = json.loads(pulled.description.read_bytes())
         names = ("model", "version", "manifest", "digest", "target", "precision", "backend", "status")
         return mlflow.pyfunc.log_model(
@@ -67,6 +67,6 @@ def _schema(tensors: Sequence[Mapping[str, Any]]) -> Schema:
 
 
 if __name__ == "__main__":
-    print(log_version(sys.argv[1], os.environ["ENGINESMITH_REGISTRY"], *sys.argv[2:3]).model_uri)
+    print(log_version(sys.argv[1], os.environ["ENGINESMITH_REGISTRY"]).model_uri)
 else:
     mlflow.models.set_model(EngineModel())

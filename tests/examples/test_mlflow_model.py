@@ -19,7 +19,7 @@ def test_a_version_is_logged_and_loaded(tmp_path: Path, monkeypatch: pytest.Monk
     spec = importlib.util.spec_from_file_location("example", Path(__file__).parents[2] / "examples" / "mlflow_model.py")
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    model = pyfunc.load_model(example.log_version("digits:candidate", store.uri, "cpu").model_uri)
+    model = pyfunc.load_model(example.log_version("digits:candidate", store.uri).model_uri)
     assert model.predict({"image": GOLDEN})["logits"][0, 0] == GOLDEN[0].sum() + 5
     assert model.metadata.metadata["enginesmith"]["version"] == "1"
     with pytest.raises(Exception, match="Model is missing inputs"):
