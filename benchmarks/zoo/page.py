@@ -49,10 +49,10 @@ What each backend builds or refuses, in the first precision of the spec. TensorR
 sm_80 without a GPU, so its engines are unproven. An empty cell was not tried.
 """
 _REHEARSED_TEXT = """\
-What one `enginesmith rehearse --toolchain NAME==VERSION` says of graphs that one registry serves, each in the first
-precision of its spec (`python -m benchmarks.zoo --rehearse NAME==VERSION`). SQNR: the engine against its graph on
-golden inputs, old -> new toolchain. The table has {rehearsed} of {known} graphs. The others were not
-run or did not build.
+What `enginesmith rehearse --toolchain NAME==VERSION` says of graphs that a registry serves, each in the first precision
+of its spec (`python -m benchmarks.zoo --rehearse NAME==VERSION`), in commands of 8 to 19 graphs. SQNR: the engine
+against its graph on golden inputs, old -> new toolchain. The table has {rehearsed} of {known} graphs. The others were
+not run or did not build. The cores were busy, so most timings decide nothing.
 """
 
 

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 
 import onnx
@@ -168,6 +169,17 @@ class FoundModel:
         return replace(self, dims=dims)
 
 
+@dataclass(frozen=True)
+class FoundEnsemble:
+    """An ensemble of Triton's. graphs: configurations by the graphs' names, in the order of the data flow.
+    connections: 'GRAPH.INPUT' -> its source.  outputs: as 'GRAPH.OUTPUT'."""
+
+    name: str
+    graphs: Mapping[str, Path]
+    connections: Mapping[str, str]
+    outputs: tuple[str, ...]
+
+
 def is_batch(name: str) -> bool:
     """Whether a dim of this name counts the samples of a batch."""
     return "batch" in name.lower() or name.lower() in ("n", "b", "bs")
@@ -177,6 +189,17 @@ def model_name(text: str) -> str:
     """A registry name made from a file's name: lower case, every run of other characters as one '-'."""
     slug = re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-._")
     return re.sub(r"\.{2,}", ".", slug)[:63].rstrip("-._") or "model"
+
+
+def graph_key(stem: str, keys: Sequence[str]) -> str:
+    """A graph's name out of its file's; with a number where another has it."""
+    slug = re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-_")[:28] or "graph"
+    return next(name for name in (slug, *(f"{slug}-{number}" for number in range(2, 99))) if name not in keys)
+
+
+def input_name(text: str) -> str:
+    """A name for an input of an ensemble out of a tensor's."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", text)[:64]
 
 
 def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

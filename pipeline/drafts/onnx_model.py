@@ -16,16 +16,19 @@ from builders.onnx_graphs.structure import find_source
 from builders.onnx_graphs.weights import has_external
 from enginesmith.client.layouts.protobuf_text import ProtoMessage, parse
 from enginesmith.core.errors import InputError, ModelError
-from enginesmith.core.state import without_states
+from enginesmith.core.state import ENSEMBLE, without_states
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import Scalar, TensorSpec
 from pipeline.drafts.facts import (
     FoundDim,
+    FoundEnsemble,
     FoundModel,
     begin_empty,
     find_sizes,
     find_states,
     fixed_axes,
+    graph_key,
+    input_name,
     model_name,
     name_axes,
     suggest_metric,
@@ -262,17 +265,12 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
 
     Raises InputError for a configuration of another platform, and where the model's file is not found.
     """
-    if config.stat().st_size > LARGEST_BYTES:
-        raise InputError(f"{config} is over {LARGEST_BYTES} bytes; a configuration is a short text")
-    try:
-        config_message = parse(config.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise InputError(f"{config} is not protobuf text: {error}") from error
+    config_message = _read_config(config)
     platform = config_message.text("backend") or config_message.text("platform") or "onnxruntime"
     if not platform.startswith("onnxruntime"):
-        remedy = "the ONNX files of its steps, in their order" if platform == "ensemble" else "the model"
+        remedy = f"run `enginesmith init {config}`" if platform == ENSEMBLE else "name the model"
         raise InputError(
-            f"{config} is of the platform {platform!r}; only configurations of onnxruntime are read: name {remedy}"
+            f"{config} is of the platform {platform!r}; only configurations of onnxruntime are read: {remedy}"
         )
     name = config_message.text("default_model_filename") or "model.onnx"
     version_numbers = config_message.message("version_policy").message("specific").numbers("versions")
@@ -303,6 +301,47 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
         targets=targets or model_facts.targets,
     )
     return _take_batch(_take_sizes(model_facts, config_message), config_message)
+
+
+def _read_config(config: Path) -> ProtoMessage:
+    if config.stat().st_size > LARGEST_BYTES:
+        raise InputError(f"{config} is over {LARGEST_BYTES} bytes; a configuration is a short text")
+    try:
+        return parse(config.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise InputError(f"{config} is not protobuf text: {error}") from error
+
+
+def look_at_ensemble(config: Path) -> FoundEnsemble | None:
+    """The ensemble of a configuration in a model repository; None for another. Raises InputError for steps in a circle
+    and for an output that no step has."""
+    message = _read_config(config) if config.is_file() else ProtoMessage()
+    if message.text("platform") != ENSEMBLE:
+        return None
+    steps, sources = dict[str, ProtoMessage](), dict[str, str]()
+    for step in message.message("ensemble_scheduling").messages("step"):
+        key = graph_key(step.text("model_name").rpartition("@")[2], [*steps])
+        steps[key] = step
+        sources |= {tensor: f"{key}.{output}" for output, tensor in _read_map(step, "output_map").items()}
+    graphs, connections = dict[str, Path](), dict[str, str]()
+    while waiting := {key: _read_map(step, "input_map") for key, step in steps.items() if key not in graphs}:
+        givers = {tensor for key in waiting for tensor in _read_map(steps[key], "output_map").values()}
+        key = next((key for key, tensors in waiting.items() if givers.isdisjoint(tensors.values())), "")
+        if not key:
+            raise InputError(f"{config}: each of the steps {', '.join(waiting)} takes what another gives; correct it")
+        graphs[key] = config.resolve().parents[1] / steps[key].text("model_name") / config.name
+        tensors = {f"{key}.{name}": tensor for name, tensor in waiting[key].items() if tensor != f"{key}.{name}"}
+        connections |= {name: sources.get(tensor, input_name(tensor)) for name, tensor in tensors.items()}
+    output_names = [output.text("name") for output in message.messages("output")]
+    if lost_outputs := [name for name in output_names if name not in sources]:
+        raise InputError(f"{config}: no step gives the output {lost_outputs[0]!r}; correct it")
+    name = model_name(message.text("name") or config.resolve().parent.name)
+    return FoundEnsemble(name, graphs, connections, tuple(sources[name] for name in output_names))
+
+
+def _read_map(step: ProtoMessage, name: str) -> dict[str, str]:
+    """A map of a step: a model's tensors by name, and those of the ensemble."""
+    return {entry.text("key"): entry.text("value") for entry in step.messages(name)}
 
 
 # Fields of a configuration and of its messages that a spec has, in whatever section, or that follow from the model.

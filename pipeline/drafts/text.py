@@ -10,7 +10,7 @@ import yaml
 from enginesmith.core.errors import InputError
 from enginesmith.core.state import State, step_inputs
 from enginesmith.core.types import TensorSpec
-from pipeline.drafts.facts import FoundModel, as_inputs, stem_of
+from pipeline.drafts.facts import FoundEnsemble, FoundModel, as_inputs, input_name, stem_of
 from pipeline.sources.onnx_header import HeaderTensor, can_be_equal, format_shape
 from pipeline.spec.source import FILL_IN
 
@@ -123,20 +123,16 @@ class FoundConnection:
     why: str
 
 
-def graph_key(stem: str, keys: Sequence[str]) -> str:
-    """A graph's name out of its file's; with a number where another has it."""
-    slug = re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-_")[:28] or "graph"
-    return next(name for name in (slug, *(f"{slug}-{number}" for number in range(2, 99))) if name not in keys)
-
-
 def _steps(graph: FoundGraph) -> tuple[TensorSpec, ...]:
     """Inputs of a graph in each step: all but its states."""
     return step_inputs(graph.model.inputs, graph.model.states)
 
 
-def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
+def find_connections(graphs: Sequence[FoundGraph], ensemble: FoundEnsemble | None = None) -> list[FoundConnection]:
     """The source of each input that takes an output of an earlier graph, or shares an input of the ensemble with
-    one."""
+    one. ensemble: of a config.pbtxt, which gives them."""
+    if ensemble:
+        return [FoundConnection(key, source, "as in config.pbtxt") for key, source in ensemble.connections.items()]
     connections = list[FoundConnection]()
     for index, graph in enumerate(graphs):
         for spec in _steps(graph):
@@ -144,7 +140,7 @@ def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
             source_match = _find_giver(graph, spec, graphs[:index])
             shared_input = _find_shared(spec, graphs[:index])
             if shared_input is not None:
-                name = re.sub(r"[^A-Za-z0-9_-]+", "_", shared_input[1])[:64]
+                name = input_name(shared_input[1])
                 reason = "an input of the ensemble that goes to several graphs"
                 connections.append(FoundConnection(".".join(shared_input), name, reason))
                 connections.append(FoundConnection(key, name, "the same, by name and shape"))
@@ -201,10 +197,7 @@ def _find_namesake(graph: FoundGraph, name: str, before: Sequence[FoundGraph]) -
     """The one output of an earlier graph that has the name of an input."""
     tensor = next(spec for spec in graph.model.inputs if spec.name == name)
     namesakes = [
-        (source, output.name)
-        for source in before
-        for output in source.gives
-        if _fits(output, tensor) and _alike(source, output, tensor)
+        (source, output.name) for source, output in _list_fitting(tensor, before) if _alike(source, output, tensor)
     ]
     return namesakes[0] if len(namesakes) == 1 else None
 
@@ -231,7 +224,7 @@ def _find_giver(graph: FoundGraph, spec: TensorSpec, before: Sequence[FoundGraph
         hint = f"; it could be a state that takes {graph.key}.{state}" if state else ""
         return source_text, f"by name and shape, {tensor_text}{hint}"
     named_sources = {_find_named(step, before) for step in _steps(graph)}
-    pairs = [f"{source.key}.{output.name}" for source in before for output in source.gives if _fits(output, spec)]
+    pairs = [f"{source.key}.{output.name}" for source, output in _list_fitting(spec, before)]
     # Floats with a fixed size behind axis 0: an equal type and shape is then unlikely to be a coincidence.
     is_specific = spec.dtype.startswith("float") and any(isinstance(dim, int) and dim > 1 for dim in spec.shape[1:])
     fitting_pairs = [pair for pair in pairs if pair not in named_sources] if is_specific else []
@@ -242,11 +235,15 @@ def _find_giver(graph: FoundGraph, spec: TensorSpec, before: Sequence[FoundGraph
 
 def _find_named(spec: TensorSpec, before: Sequence[FoundGraph]) -> str | None:
     """The one output that has an input's name, else the one with a name like it."""
-    fitting_pairs = [(graph, output) for graph in before for output in graph.gives if _fits(output, spec)]
+    fitting_pairs = _list_fitting(spec, before)
     namesakes = [pair for pair in fitting_pairs if pair[1].name == spec.name]
     alike_pairs = [(graph, output) for graph, output in fitting_pairs if _alike(graph, output, spec)]
     candidates = next((pairs for pairs in (namesakes, alike_pairs) if len(pairs) == 1), ())
     return next((f"{graph.key}.{output.name}" for graph, output in candidates), None)
+
+
+def _list_fitting(spec: TensorSpec, before: Sequence[FoundGraph]) -> list[tuple[FoundGraph, HeaderTensor]]:
+    return [(graph, output) for graph in before for output in graph.gives if _fits(output, spec)]
 
 
 def _fits(out: HeaderTensor, spec: TensorSpec) -> bool:
@@ -265,17 +262,21 @@ def _find_shared(spec: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, s
     return None
 
 
-def write_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> str:
-    """The text of the ensemble's spec. files: of the specs of its graphs, by their names."""
-    return _ENSEMBLE_HEAD + "\n" + "\n".join(_sections_ensemble(ensemble_name, graphs, files)) + "\n"
+def write_ensemble(
+    name: str, graphs: Sequence[FoundGraph], files: Mapping[str, str], ensemble: FoundEnsemble | None = None
+) -> str:
+    """The text of an ensemble's spec. files: of the specs of its graphs, by their names.  ensemble: that it was."""
+    return _ENSEMBLE_HEAD + "\n" + "\n".join(_sections_ensemble(name, graphs, files, ensemble)) + "\n"
 
 
-def _sections_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> Iterator[str]:
-    connections = find_connections(graphs)
-    yield f"model: {quote(ensemble_name)}"
+def _sections_ensemble(
+    name: str, graphs: Sequence[FoundGraph], files: Mapping[str, str], ensemble: FoundEnsemble | None
+) -> Iterator[str]:
+    connections = find_connections(graphs, ensemble)
+    yield f"model: {quote(name)}"
     yield "graphs:                       # in the order of the data flow"
     yield from (f"  {graph.key}: {quote(files[graph.key])}" for graph in graphs)
-    loose_graphs = find_unconnected(graphs)
+    loose_graphs = {} if ensemble else find_unconnected(graphs)
     has_lines = bool(connections) or not all(loose_graphs.values())
     yield f"connections:{'   ' if has_lines else ' {}'}               # GRAPH.INPUT: what gives it"
     for connection in connections:
@@ -288,6 +289,8 @@ def _sections_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: 
         if not loose_graphs.get(graph.key, True):
             yield f"  # {FILL_IN}: nothing shows what connects {graph.key}; it takes {_list(graph.model.inputs)}"
             yield f"  #   and gives {_list(graph.gives)}"
+    if ensemble:
+        yield f"outputs: [{', '.join(map(quote, ensemble.outputs))}]"
     if any(loose_graphs.values()):
         inner = {
             *sources.values(),

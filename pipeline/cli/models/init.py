@@ -22,7 +22,7 @@ from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import start_atomic_write
 
 if TYPE_CHECKING:
-    from pipeline.drafts.facts import FoundModel
+    from pipeline.drafts.facts import FoundEnsemble, FoundModel
     from pipeline.drafts.requests import Scaling, SplitRequests
     from pipeline.orchestration.watch import WatchedSpec
     from pipeline.sources.hub import HubFile
@@ -71,16 +71,21 @@ def init(models: tuple[str, ...], out: Path | None, requests: Path | None, scali
     """Write a spec for MODEL: its inputs with their names, types and shapes, and the sizes at which the model runs.
 
     MODEL: an ONNX file, a .pt2 program, a torch entry point such as model.py:build or package.models:build, Triton's
-    config.pbtxt beside an ONNX file, or the folder of an ONNX Runtime model package. Without MODEL, init writes a
-    commented starter.
+    config.pbtxt of an ONNX model or an ensemble, or the folder of an ONNX Runtime model package. Without MODEL, init
+    writes a commented starter.
 
     Several ONNX files, in the order of the data flow, become an ensemble: init writes a spec for each file, and a
     spec that connects outputs to inputs whose names and shapes match. NAME=FILE sets the name of a graph.
     """
-    if len(models) > 1:
+    ensemble: FoundEnsemble | None = None
+    if len(models) == 1 and models[0].endswith(".pbtxt"):
+        from pipeline.drafts.onnx_model import look_at_ensemble
+
+        ensemble = look_at_ensemble(Path(models[0]))
+    if len(models) > 1 or ensemble:
         if requests:
             raise InputError("--from-requests accepts one MODEL; for several, the ensemble's spec names the data")
-        return _init_ensemble(models, out, force)
+        return _init_ensemble(models, out, force, ensemble)
     return _init_one(models[0] if models else None, out, requests, scaling, force)
 
 
@@ -151,28 +156,32 @@ def draft_spec(model: Path, targets: str | None) -> tuple[Path, bool]:
     return path, True
 
 
-def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> None:
+def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool, ensemble: "FoundEnsemble | None") -> None:
     """Write the ensemble's spec into the folder of the first graph, and a spec for each graph beside it. If the first
-    graph is in the cache of the Hugging Face Hub, the specs go into the current folder."""
+    graph is in the cache of the Hugging Face Hub, the specs go into the current folder; those of an ensemble of
+    Triton's go into the model repository."""
     from pipeline.drafts import text as drafts
-    from pipeline.drafts.facts import model_name
+    from pipeline.drafts.facts import graph_key, model_name
     from pipeline.sources.hub import find_cached
     from pipeline.sources.onnx_header import read_header
 
-    named_models = [_split_name(text) for text in models]
+    named_models = [*ensemble.graphs.items()] if ensemble else [_split_name(text) for text in models]
     first_model = named_models[0][1]
-    if hub_file := find_cached(first_model):
+    if ensemble:
+        path = out or first_model.parents[1] / f"{ensemble.name}.yaml"
+    elif hub_file := find_cached(first_model):
         path = out or Path(f"{model_name(hub_file.name)}.yaml")
     else:
         path = out or first_model.parent / f"{model_name(first_model.resolve().parent.name)}.yaml"
     ensemble_name, graphs = model_name(path.stem), list[drafts.FoundGraph]()
     for name, model in named_models:
-        if model.is_file() and model.suffix.lower() != ".onnx":
+        if model.is_file() and model.suffix.lower() != ".onnx" and not ensemble:
             raise InputError(f"{model} is not ONNX, and only ONNX files can be connected; export it to ONNX")
         model_facts, _ = _look(model, path.parent / "spec.yaml")
-        outputs_by_name = {tensor.name: tensor for tensor in read_header(model).gives}
+        file = path.parent / str(model_facts.source["onnx"]) if ensemble else model
+        outputs_by_name = {tensor.name: tensor for tensor in read_header(file).gives}
         outputs = tuple(outputs_by_name[name] for name in model_facts.outputs or outputs_by_name)
-        key = drafts.graph_key(name or model.stem, [graph.key for graph in graphs])
+        key = graph_key(name or model.stem, [graph.key for graph in graphs])
         model_facts = replace(model_facts, name=model_name(f"{ensemble_name}-{key}"))
         graphs.append(drafts.FoundGraph(key, model_facts, outputs))
     drafts.check_unknown(graphs)
@@ -180,15 +189,15 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     files = {graph.key: f"{graph.model.name if graph.key == path.stem else graph.key}.yaml" for graph in graphs}
     if len({path.name, *files.values()}) <= len(files):
         raise InputError(f"{path} and {', '.join(files.values())} must be different files; name graphs with NAME=FILE")
-    texts = {path: drafts.write_ensemble(ensemble_name, graphs, files).encode()}
+    texts = {path: drafts.write_ensemble(ensemble_name, graphs, files, ensemble).encode()}
     texts |= {path.parent / files[graph.key]: drafts.write_spec(graph.model).encode() for graph in graphs}
     _write(texts, force)
     say(f"wrote {path}, and {', '.join(files.values())} for its graphs")
     for key, state in ((graph.key, state) for graph in graphs for state in graph.model.states):
         say(f"  {key}.{state.input} is a state: it takes {state.output} of the previous call")
-    for connection in drafts.find_connections(graphs):
+    for connection in drafts.find_connections(graphs, ensemble):
         say(f"  {connection.key}: {connection.source or 'FILL_IN'}: {connection.why}")
-    for key, is_apart in drafts.find_unconnected(graphs).items():
+    for key, is_apart in ({} if ensemble else drafts.find_unconnected(graphs)).items():
         unclear_text = "FILL_IN: nothing shows what connects it; if nothing does, name its outputs in outputs"
         say(f"  {key}: {'side by side: no output fits an input' if is_apart else unclear_text}")
     say(f"read them, write the data that golden names, then: enginesmith plan {path}")

@@ -23,16 +23,10 @@ from tempfile import TemporaryDirectory
 
 LIBRARIES = ("nvinfer", "nvinfer_plugin", "nvonnxparser")
 FUNCTIONS = (
-    "createInferBuilder_INTERNAL",
-    "createInferRefitter_INTERNAL",
-    "createInferRuntime_INTERNAL",
-    "createNvOnnxParserRefitter_INTERNAL",
-    "createNvOnnxParser_INTERNAL",
-    "getBuilderPluginRegistry",
-    "getNvOnnxParserVersion",
-    "getPluginRegistry",
-    "initLibNvInferPlugins",
-)
+    "createInferBuilder_INTERNAL", "createInferRefitter_INTERNAL", "createInferRuntime_INTERNAL",
+    "createNvOnnxParserRefitter_INTERNAL", "createNvOnnxParser_INTERNAL", "getBuilderPluginRegistry",
+    "getNvOnnxParserVersion", "getPluginRegistry", "initLibNvInferPlugins",
+)  # fmt: skip
 NAMES = Path(__file__).with_name("names.txt")
 _PYBIND = ("pybind11_builtins.", "builtins.")
 

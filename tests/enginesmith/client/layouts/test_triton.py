@@ -23,7 +23,6 @@ from pipeline.drafts.onnx_model import look_at_triton
 from tests.enginesmith.client.layouts.engines import GOLDEN, cpu_engine, plan, publish_with_golden, stripped
 from tests.enginesmith.client.layouts.model_config import read_config
 from tests.enginesmith.registries import approval, draft, engine, flip, names_in, publish_engines
-from tests.enginesmith.registry.test_ensembles import publish_graphs, publish_whole
 
 
 def place(store: Store, dest: Path, reference: str = "digits", layout: Triton = Triton(), **how):  # noqa: B008
@@ -330,12 +329,6 @@ def test_configurations_of_others_and_two_writers_are_refused(store: Store, dest
     (dest / "digits" / "config.pbtxt").unlink()
     with hold(Triton().at(dest, "digits")), pytest.raises(UnavailableError, match="another process"):
         place(store, dest)
-
-
-def test_ensembles_are_refused(store: Store, dest: Path) -> None:
-    publish_whole(store, publish_graphs(store))
-    with pytest.raises(UnknownNameError, match="which this layout does not write; pull its graphs one by one"):
-        place(store, dest, "pair", target="sm_89")
 
 
 @given(st.text("0123456789.-abc", min_size=1, max_size=30))
