@@ -54,25 +54,42 @@ def load_outline(path: Path, least_bytes: int = OUTLINED_BYTES, lists: bool = Fa
     Only read this model, do not write it: its weights would still lie in `path`, which is no file of weights. Raises
     as `weights.load_graph` does.
     """
-    spans = list[Field | None]()
-
-    def cut(data: mmap.mmap, graph: Field) -> _Parts:
-        return _cut(data, graph, {_INITIALIZER: _cut_weights(data, spans), **(_lists(data, path) if lists else {})})
-
-    model = load_graph(path, content=_cut_file(path, least_bytes, cut))
-    for tensor, field in zip(model.graph.initializer, spans, strict=False):
-        if field:
-            set_place(tensor, str(path.absolute()), field.begin, field.end - field.begin)
+    content, spans = _read_outline(path, least_bytes, True, lists)
+    model = load_graph(path, content=content)
+    _set_places(model, path, spans)
     return model
 
 
-def load_without_lists(path: Path, least_bytes: int = OUTLINED_BYTES) -> ModelProto:
+def load_without_lists(path: Path, least_bytes: int = OUTLINED_BYTES, *, weights: bool = True) -> ModelProto:
     """The model in a file, without reading files beside it. If the file has `least_bytes` or more, long lists of the
-    graph's nodes stay in it, and only `save_with_lists` can write the model. Raises what `onnx.load` raises."""
-    light_bytes = _cut_file(path, least_bytes, lambda data, graph: _cut(data, graph, _lists(data, path)))
-    if light_bytes is None:
+    graph's nodes stay in it, and only `save_with_lists` can write the model. weights: False leaves large weights in
+    the file too, as `load_outline` does. Raises what `onnx.load` raises."""
+    content, spans = _read_outline(path, least_bytes, not weights, True)
+    if content is None:
         return onnx.load(path, format="protobuf", load_external_data=False)
-    return onnx.load_model_from_string(light_bytes)
+    model = onnx.load_model_from_string(content)
+    _set_places(model, path, spans)
+    return model
+
+
+def _read_outline(
+    path: Path, least_bytes: int, cuts_weights: bool, cuts_lists: bool
+) -> tuple[bytes | None, list[Field | None]]:
+    """The bytes of a model's file without large weights, without long lists, or both, as `_cut_file` gives them; and
+    for each weight where its bytes lie, None where they are not cut."""
+    spans = list[Field | None]()
+
+    def cut(data: mmap.mmap, graph: Field) -> _Parts:
+        weight_cuts = {_INITIALIZER: _cut_weights(data, spans)} if cuts_weights else {}
+        return _cut(data, graph, {**weight_cuts, **(_lists(data, path) if cuts_lists else {})})
+
+    return _cut_file(path, least_bytes, cut), spans
+
+
+def _set_places(model: ModelProto, path: Path, spans: Sequence[Field | None]) -> None:
+    for tensor, field in zip(model.graph.initializer, spans, strict=False):
+        if field:
+            set_place(tensor, str(path.absolute()), field.begin, field.end - field.begin)
 
 
 def lacks_lists(model: ModelProto) -> bool:

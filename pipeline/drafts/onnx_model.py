@@ -6,16 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 import onnx
 
 from builders.backends.known_faults import COMPILERS, find_faults
-from builders.onnx_graphs.bodies import list_captured, list_reads
+from builders.onnx_graphs.bodies import copied, list_captured, list_reads
 from builders.onnx_graphs.structure import find_source
-from builders.onnx_graphs.weights import has_external
+from builders.onnx_graphs.weights import is_external, place_of, set_place, size_of, to_array
 from enginesmith.client.layouts.protobuf_text import ProtoMessage, parse
-from enginesmith.core.errors import InputError, ModelError
+from enginesmith.core.errors import InputError, ModelError, digest_of_bytes
 from enginesmith.core.state import ENSEMBLE, without_states
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import Scalar, TensorSpec
@@ -62,8 +63,9 @@ def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = M
     Outputs that are no tensors of numbers are left out. Raises ModelError as `load_onnx` and `canonical`, and for
     inputs that no spec can have.
     """
-    model = load_onnx(path, path.resolve().parent)
+    model = load_onnx(path, path.resolve().parent, 0)
     fix_inputs(model, arguments)
+    constants = {tensor.name: to_array(tensor) for tensor in model.graph.initializer if tensor.name in arguments}
     omitted_outputs = _find_left_out(model)
     output_names = dict.fromkeys(value.name for value in model.graph.output if value.name not in omitted_outputs)
     if not output_names:
@@ -95,7 +97,9 @@ def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = M
         return model_facts
     output_specs = [spec_of(value, "output") for value in tidy_model.graph.output]
     model_facts = find_dims(
-        model_facts, lambda: open_graph(tidy_model, path, model_facts.name), likely_sizes=find_sizes(tidy_model.graph)
+        model_facts,
+        lambda: open_graph(tidy_model, path, model_facts.name, constants),
+        likely_sizes=find_sizes(tidy_model.graph),
     )
     states = find_states(model_facts.inputs, output_specs, _sources(tidy_model))
     notes = (*model_facts.notes, *_share(tidy_model, model_facts), *_refusals(tidy_model))
@@ -104,17 +108,30 @@ def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = M
 
 def _share(model: onnx.ModelProto, facts: FoundModel) -> Iterator[str]:
     """How much of the model int8 can take, where fp16 makes sense for it. model: canonical."""
-    if "fp16" not in dict(facts.precisions) or model.ByteSize() > _LARGEST_COUNTED or has_external(model):
+    if "fp16" not in dict(facts.precisions) or size_of(model) > _LARGEST_COUNTED:
         return
     sizes = {spec.name: spec.at({name: dim.opt for name, dim in facts.dims.items()}) for spec in facts.inputs}
     try:
-        ready_model = prepare_model(model)
-        share = narrow_share(ready_model, {site.node for site in find_sites(ready_model)[0]}, sizes)
+        with TemporaryDirectory() as folder:
+            ready_model = prepare_model(_linked(model, Path(folder)))
+            share = narrow_share(ready_model, {site.node for site in find_sites(ready_model)[0]}, sizes)
     except ModelError:  # of an opset that is not lifted: a build says so
         return
     if share is not None:
         share_note = "; less than 10 % makes no int8 engine" if share < LEAST_SHARE else ""
         yield f"int8 can take {100 * share:.0f} % of the multiplications with weights{share_note}"
+
+
+def _linked(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
+    """A copy whose external weights lie behind links in `folder`, where weights that are computed of them go."""
+    copy = copied(model)
+    for tensor in filter(is_external, copy.graph.initializer):
+        file, *span = place_of(tensor)
+        link = folder / digest_of_bytes(file.encode())
+        if not link.is_symlink():
+            link.symlink_to(file)
+        set_place(tensor, str(link), *span)
+    return copy
 
 
 def _refusals(model: onnx.ModelProto) -> Iterator[str]:

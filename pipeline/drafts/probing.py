@@ -14,14 +14,16 @@ from types import MappingProxyType
 import numpy as np
 import onnx
 
+from builders.onnx_graphs.bodies import copied
 from builders.onnx_graphs.outline import lacks_lists
 from builders.onnx_graphs.structure import find_tables
-from builders.onnx_graphs.weights import has_external
+from builders.onnx_graphs.weights import embed, has_external, is_external, size_of
 from builders.reference import open_interpreter, run_within, words_of
 from enginesmith.arrays import check_inputs
 from enginesmith.core.errors import DataError, ModelError
 from enginesmith.core.types import PLUS, Dim, Tensors, TensorSpec, rename_dims
 from pipeline.drafts.facts import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, is_batch
+from pipeline.sources.request import MOST_EMBEDDED_BYTES
 from validation.data.samples import resize
 from validation.golden.golden_set import edge_sizes
 
@@ -44,18 +46,28 @@ _MOST_ELEMENTS = 1 << 26
 Run = Callable[[Tensors], object]
 
 
-def open_graph(model: onnx.ModelProto, path: Path, title: str) -> Run:
+def open_graph(model: onnx.ModelProto, path: Path, title: str, constants: Tensors = MappingProxyType({})) -> Run:
     """A way to run an ONNX graph, at places within its tables; one whose weights or lists stay in files is opened as
-    the file that it was read from.
+    the file that it was read from. constants: inputs of that file that are none of the graph.
 
     Raises ModelError where it does not load.
     """
-    session = open_interpreter(path if has_external(model) or lacks_lists(model) else model.SerializeToString(), title)
-    tables = find_tables(model.graph)
+    is_file = has_external(model) or lacks_lists(model)
+    try:
+        session = open_interpreter(path if is_file else model.SerializeToString(), title)
+    except ModelError:
+        if not has_external(model) or size_of(model) > MOST_EMBEDDED_BYTES:
+            raise
+        # onnxruntime does not read the file's IR version, and the graph has an older one.
+        is_file, whole_model = False, copied(model)
+        for tensor in filter(is_external, whole_model.graph.initializer):
+            embed(tensor)
+        session = open_interpreter(whole_model.SerializeToString(), title)
+    tables, fixed_inputs = find_tables(model.graph), constants if is_file else {}
 
     def run(inputs: Tensors) -> object:
         indices = {name: np.minimum(inputs[name], tables[name] - 1) for name in inputs.keys() & tables.keys()}
-        return run_within(session, {**inputs, **indices}, RUN_SECONDS)
+        return run_within(session, {**inputs, **indices, **fixed_inputs}, RUN_SECONDS)
 
     return run
 

@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.resources import files
@@ -14,7 +14,7 @@ import click
 
 from enginesmith.cli.options import command, emit_json, number_option, path_option, say
 from enginesmith.cli.tables import echo
-from enginesmith.core.errors import DataError, InputError
+from enginesmith.core.errors import DataError, InputError, ModelError
 from enginesmith.core.names import inside
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import Dim, TensorSpec
@@ -98,10 +98,11 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
         _write({path: text}, force)
         say(f"wrote {path}; fill in the files it names, then: enginesmith plan {path}")
         return
+    is_file = ":" not in model or Path(model).exists()
+    _say_inputs(Path(model))
     from pipeline.drafts.text import write_spec
     from pipeline.sources.hub import find_cached
 
-    is_file = ":" not in model or Path(model).exists()
     model_facts, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out, requests)
     states = [state.input for state in model_facts.states] if requests else []
     hub_file = find_cached(Path(model))
@@ -113,6 +114,17 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
     for line in _describe(model_facts, states, bool(writers)):
         say(f"  {line}")
     say(f"read it, then: enginesmith plan {path}")
+
+
+def _say_inputs(model: Path) -> None:
+    """Say what an ONNX file takes and gives, before the seconds that its sizes take; nothing of another file."""
+    from pipeline.sources.onnx_header import format_shape, read_header
+
+    if model.suffix.lower() == ".onnx" and model.is_file():
+        with suppress(ModelError):  # `_look` says why
+            header = read_header(model)
+            inputs = ", ".join(f"{tensor.name} {format_shape(tensor.shape or ())}" for tensor in header.inputs)
+            say(f"{model.name}: {inputs} -> {', '.join(header.outputs)}; running it to find its sizes")
 
 
 def _describe(model: "FoundModel", given_states: Sequence[str], has_data: bool) -> Iterator[str]:

@@ -37,6 +37,7 @@ def test_the_first_look_lists_int8_compilers_and_missing_data(tmp_path, capsys):
     model = write(tmp_path / "net.onnx", nodes, [value("x", ["n", 2, 2])], w=[[1, 2], [3, 4]])
     assert init(model) == 0
     output = capsys.readouterr().err
+    assert output.startswith("net.onnx: x [n, 2, 2] -> y; running it"), "before the seconds that its sizes take"
     assert "int8 can take 100 % of the multiplications with weights" in output
     assert "no data: engines are proven on random inputs, and int8 is left out" in output
     assert "tensorrt-rtx may refuse node 'det': Det is not read by its parser" in output
