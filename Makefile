@@ -79,7 +79,7 @@ check-style:
 	$(BIN)/ruff check $(SOURCES)
 
 check-types:
-	$(BIN)/mypy
+	$(BIN)/mypy -n 2
 
 check-imports:
 	$(BIN)/lint-imports
