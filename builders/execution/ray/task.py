@@ -31,12 +31,15 @@ _REACH_S = 5.0
 # Ray has this machine's address in the place of these, also where a cluster listens on loopback alone.
 _LOOPBACK = ("localhost", "127.0.0.1")
 _ANSWER_S = 2.0
+# For a head to answer; Ray ends a process that waits for it for 60 s.
+_HEAD_S = 20.0
 # Free while a connection of `connect_ahead` is unused.
 _AHEAD = threading.Semaphore(0)
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns about CUDA_VISIBLE_DEVICES
     "RAY_task_oom_retries": "0",  # else what its memory monitor kills is started again without end
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # else a thread that calls Ray after another one disconnected starts one here
 }
 
 
@@ -72,6 +75,10 @@ def connect(address: str | None, jobs: int | None) -> bool:
         check_reachable(address)
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
+    if address:
+        # Ray ends a driver whose raylet is lost if this process is not there, by default the driver's parent: a Prefect
+        # worker that was killed too, or the first process of a container.
+        os.environ["RAY_RAYLET_PID"] = str(os.getpid())
     local_options = {} if address else {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own deprecations are not our user's business
@@ -155,9 +162,13 @@ def _connect(host: str, port: int, server_name: str, remedy: str) -> None:
 
 
 def nodes() -> list[RayNode]:
-    """The nodes that are alive, as far as Ray has noticed."""
+    """The nodes that are alive, as far as Ray has noticed. Raises an error of Ray if its head is lost."""
     import ray
+    from ray._private import worker
 
+    if not through_client():
+        # `ray.nodes` waits for a head without a limit. Ray ends this process if none comes within a minute, or another.
+        worker.global_worker.gcs_client.get_all_node_info(timeout=_HEAD_S)
     return [_parse_node(node_json) for node_json in ray.nodes() if read(node_json, "Alive", bool)]
 
 
