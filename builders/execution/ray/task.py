@@ -67,18 +67,19 @@ def connect(address: str | None, jobs: int | None) -> bool:
 
     address: None starts Ray with `jobs` CPUs (None: all) on this host. Raises UnavailableError.
     """
+    # Ray reads these when it is imported.
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    if address and "ray" not in sys.modules:
+        # Of a process without which Ray ends this one when the raylet is lost, by default its parent; that may be a
+        # Prefect worker that was killed too, or the first process of a container, which counts as killed.
+        os.environ["RAY_RAYLET_PID"] = str(os.getpid())
     import ray
 
     if ray.is_initialized():
         return _AHEAD.acquire(blocking=False)
     if address:
         check_reachable(address)
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
-    if address:
-        # Ray ends a driver whose raylet is lost if this process is not there, by default the driver's parent: a Prefect
-        # worker that was killed too, or the first process of a container.
-        os.environ["RAY_RAYLET_PID"] = str(os.getpid())
     local_options = {} if address else {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own deprecations are not our user's business
