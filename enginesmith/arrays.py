@@ -101,7 +101,7 @@ def check_inputs(specs: Sequence[TensorSpec], inputs: Tensors | object) -> dict[
         _check(spec, inputs[spec.name], sizes)
     for spec, axis, sum_dim in list_sums(specs):
         if (size := inputs[spec.name].shape[axis]) != (expected_size := size_of(sum_dim, sizes)):
-            raise DataError(f"input {spec.name!r} has {size} on axis {axis}, where {sum_dim!r} is {expected_size}")
+            raise DataError(f"input {spec.name!r} has size {size} on axis {axis}, but {sum_dim!r} is {expected_size}")
     return sizes
 
 
@@ -112,9 +112,7 @@ def _check(spec: TensorSpec, array: np.ndarray, sizes: dict[str, int]) -> None:
             "numpy.asarray makes one"
         )
     if not array.dtype.isnative:  # dtype.name ignores byte order, and a runtime would read wrong numbers
-        raise DataError(
-            f"input {spec.name!r} has its bytes in the other order ({array.dtype.str}); use astype({spec.dtype!r})"
-        )
+        raise DataError(f"input {spec.name!r} has the wrong byte order ({array.dtype.str}); use astype({spec.dtype!r})")
     if array.dtype.name != spec.dtype:
         raise DataError(f"input {spec.name!r} is {array.dtype.name}; the model needs {spec.dtype}: convert it")
     if array.ndim != len(spec.shape):

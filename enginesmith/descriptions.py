@@ -172,4 +172,4 @@ def _readable(path: Path) -> Iterator[None]:
 
 def _check_digest(path: Path, digest: str, published: str) -> None:
     if digest != published:
-        raise OtherBytesError(f"{path} has the digest {digest[:12]}, and {published[:12]} was published; pull it again")
+        raise OtherBytesError(f"{path} has the digest {digest[:12]}, but {published[:12]} was published; pull it again")

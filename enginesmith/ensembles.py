@@ -316,7 +316,7 @@ class Ensemble(Session):
         input_names = {spec.name for spec in self.inputs}
         if wrong_names := sorted(input_names ^ inputs.keys()):
             name_list = ", ".join(spec.name for spec in self.inputs)
-            raise DataError(f"input {wrong_names[0]!r} is missing or unknown; the inputs of the whole are {name_list}")
+            raise DataError(f"input {wrong_names[0]!r} is missing or unknown; the ensemble's inputs are {name_list}")
         return self.step(inputs, (), {})[0]
 
     def streams(self) -> EnsembleStreams:
@@ -343,7 +343,7 @@ class Ensemble(Session):
             step_answers[name] = answer
             new_sources |= set() if is_same else node_outputs.keys()
         if missing_outputs := [spec.name for spec in self.outputs if spec.name not in source_arrays]:
-            raise DataError(f"the graphs gave no {missing_outputs[0]!r}, which is an output of the whole")
+            raise DataError(f"no graph or function returned the ensemble's output {missing_outputs[0]!r}")
         return {spec.name: source_arrays[spec.name] for spec in self.outputs}, step_answers
 
 
@@ -382,7 +382,7 @@ def feed(graph: EnsembleGraph, inputs: Tensors, graph_answers: Tensors, before: 
         source = graph.sources[spec.name]
         source_arrays = graph_answers if split_source(source, before) else inputs
         if source not in source_arrays:
-            raise DataError(f"nothing gives {source!r}, which input {spec.name!r} takes")
+            raise DataError(f"there is no {source!r}, which input {spec.name!r} reads")
         array = source_arrays[source]
         # TensorSpec has numpy's names, and 'bfloat16', which numpy lacks and no session takes.
         is_cast = array.dtype.kind == "f" and spec.dtype.startswith("float") and array.dtype.name != spec.dtype

@@ -114,13 +114,16 @@ def read_decoder(description: Path | str, ids: str = "ids", logits: str = "logit
     vocabulary_size = outputs[logits].shape[-1] if logits in outputs and outputs[logits].shape else None
     token_spec = next((spec for spec in inputs if spec.name == ids), None)
     if not isinstance(vocabulary_size, int) or token_spec is None:
-        raise DataError(f"{description}: no input {ids!r} or no output {logits!r} of one vocabulary; name them")
+        raise DataError(
+            f"{description}: there is no input {ids!r}, or no output {logits!r} whose last axis has a fixed size (the "
+            "vocabulary); give their names as `ids` and `logits`"
+        )
     handled_names = {ids, *(state.input for state in states)}
     other_inputs = {spec.name: _find_one(spec, token_spec, states) for spec in inputs if spec.name not in handled_names}
     if unknown_inputs := [name for name, progress in other_inputs.items() if progress is None]:
         raise DataError(
-            f"{description}: besides ids, a mask of the tokens so far and their positions, the model takes "
-            f"{', '.join(unknown_inputs)}; use Streams"
+            f"{description}: the model also needs {', '.join(unknown_inputs)}; a Generator gives only ids, a mask of "
+            "the tokens so far and their positions: use Streams"
         )
     max_rows, max_places = (_most(inputs, profiles, ids, axis) for axis in (0, 1))
     progress_inputs = tuple(progress for progress in other_inputs.values() if progress)
@@ -195,16 +198,16 @@ def check_prompt(prompt: Prompt, index: int, vocabulary: int) -> None:
     _check_settings(prompt.settings, index)
     prompt_tokens: object = prompt.tokens
     if isinstance(prompt_tokens, str):
-        raise DataError(f"prompt {index} is a text; give its bytes to a model over bytes, others the ids of its tokens")
+        raise DataError(f"prompt {index} is text; give its token ids (for a byte-level model, its bytes)")
     if not len(prompt.tokens):
-        raise DataError(f"prompt {index} has no token; give at least one, such as that of a line's beginning")
+        raise DataError(f"prompt {index} has no tokens; give at least one, such as the begin-of-sequence token")
     if not isinstance(prompt.stop, Collection):
         raise DataError(f"prompt {index}: stop is {prompt.stop!r}; give the tokens that end an answer, as {{0}}")
     for label, tokens in (("", prompt.tokens), ("stop ", prompt.stop)):
         if unknown_tokens := [token for token in tokens if not _is_whole(token) or not 0 <= token < vocabulary]:
             raise DataError(
-                f"prompt {index} has {label}token {unknown_tokens[0]!r}; the vocabulary has 0 to {vocabulary - 1}, "
-                "whole numbers"
+                f"prompt {index} has {label}token {unknown_tokens[0]!r}; the vocabulary's token ids are whole numbers "
+                f"from 0 to {vocabulary - 1}"
             )
     if not _is_whole(prompt.seed) or not 0 <= prompt.seed < _SEEDS:
         raise DataError(f"prompt {index}: seed is {prompt.seed}; it must be a whole number from 0 to 2^128 - 1")

@@ -157,7 +157,7 @@ class HttpServer:
         """Print once why the server cannot accept connections. Errors of single connections are not printed."""
         if "socket" in context and isinstance(error := context.get("exception"), OSError):
             loop.set_exception_handler(lambda *_: None)
-            remedy = "new connections wait until that is over (said once)"
+            remedy = "new connections wait until the cause is gone (this is printed once)"
             print(f"error: {self.url} cannot accept connections: {error.strerror}; {remedy}", file=sys.stderr)
 
     def _make_runner(self, pool: ThreadPoolExecutor) -> "web.AppRunner":

@@ -141,8 +141,8 @@ class Streams:
             raise DataError(f"the answer has no output {error}, which an input of the next call takes") from error
 
     def reset(self, rows: Sequence[int] | None = None) -> None:
-        """Restart the streams of these rows, or all streams, then also with another number of streams. Raises DataError
-        for an unknown row."""
+        """Restart the streams of these rows; without rows, restart all, also with another number of streams. Raises
+        DataError for an unknown row."""
         if rows is None:
             self._held = {}
         self._check_streams(() if rows is None else rows)
@@ -174,7 +174,9 @@ class Streams:
         """The axis along which a state has a row for each stream. Raises DataError for a state without such an axis."""
         axis = self._batch[1] if self._batch else None
         if axis not in spec.shape:
-            raise DataError(f"state {spec.name!r} {list(spec.shape)} has no axis for streams; reset() all of it")
+            raise DataError(
+                f"state {spec.name!r} {list(spec.shape)} has no axis for streams; call reset() without rows"
+            )
         return spec.shape.index(axis)
 
     def _first(self, inputs: Tensors) -> dict[str, Array]:

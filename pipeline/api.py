@@ -81,6 +81,6 @@ def _join(what: str, selection: Sequence[str] | str | None) -> str | None:
     names = list(selection) if isinstance(selection, Sequence) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise InputError(
-            f"{what} {selection!r}: give names, such as ['cpu'] or 'cpu,l4'; leave it out for all of the spec"
+            f"{what} {selection!r}: give names, such as ['cpu'] or 'cpu,l4', or leave it out for the whole spec"
         )
     return ",".join(names)

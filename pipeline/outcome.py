@@ -1,4 +1,4 @@
-"""What became of a run: the verdict on each unit, what was published of it, and the version."""
+"""The result of a run: the verdict on each unit, its published entry, and the version."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace

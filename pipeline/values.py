@@ -32,7 +32,7 @@ class OnnxModel:
     """The exported model. digest: of the canonical ONNX file.  carries_qdq: whether its author quantized it (QAT).
 
     blake3: of that file; None where the worker that uploaded it did not have the library.
-    integer_nodes: (operator, how many) of the nodes that multiply in int8, as the model came, in every variant.
+    integer_nodes: (operator, how many) of the nodes that multiply in int8, as in the source model, in every variant.
     narrow_share: of one that carries Q/DQ, the multiplications with weights that these make narrow, of all.
     library_entries: of each library with operators of it, the function that runtimes call.
     inputs, outputs: of the model.  opset: of ONNX's own operators.
@@ -56,12 +56,12 @@ class OnnxModel:
 
     @property
     def own_int8(self) -> str | None:
-        """'23 nodes compute in int8, as the model came (22 ConvInteger, 1 MatMulInteger)'; None where none does."""
+        """'23 nodes compute in int8, as in the source model (22 ConvInteger, 1 MatMulInteger)'; None for none."""
         if not self.integer_nodes:
             return None
         count_text = pluralize(sum(number for _, number in self.integer_nodes), "node computes", "nodes compute")
         operator_text = ", ".join(f"{number} {operator}" for operator, number in self.integer_nodes)
-        return f"{count_text} in int8, as the model came ({operator_text})"
+        return f"{count_text} in int8, as in the source model ({operator_text})"
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ class EngineBlob:
 
 @dataclass(frozen=True)
 class Observed:
-    """What calibration samples showed. observations, inputs: blobs: statistics of each tensor, from which all methods
-    choose ranges, and a digest of each sample, by which golden samples are recognized.
+    """The observations of calibration samples.  observations, inputs: blobs: statistics of each tensor, from which all
+    methods choose ranges, and a digest of each sample, by which golden samples are recognized.
 
     seen: digest of the statistics.  samples: how many.
     """
@@ -133,7 +133,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class StepFailure:
-    """What a step failed of, in place of its result. kind, log: as in `StepError`."""
+    """The failure of a step, in place of its result. kind, log: as in `StepError`."""
 
     reason: str
     kind: str = "error"
@@ -142,11 +142,11 @@ class StepFailure:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search chose for one kind of int8. model, ranges, choice, smoothed: blobs: the float model, its ranges,
-    the choice with its reasons, and the statistics of smoothed activations.
+    """A search's choice for one kind of int8 or block format.  model, ranges, choice, smoothed: blobs: the float model,
+    its ranges, the choice with its reasons, and the statistics of smoothed activations.
 
-    left: nodes left in float, with the reason.  share: of the multiplications with weights, in int8.
-    summary: for people.  ended: how far it got when its time was over; '' where it was done.  formats: of `left`.
+    left: nodes left in float, with the reason.  share: of the multiplications with weights that are in it.  summary:
+    for people.  ended: how far it got when its time was over; '' where it was done.  formats: of `left`.
     """
 
     model: str
@@ -193,7 +193,7 @@ class Recorded:
 
 @dataclass(frozen=True)
 class ReducedWorkspace:
-    """What was built in place of a request that had run out of memory: the same with a smaller workspace."""
+    """The build in place of a request that had run out of memory: the same request with a smaller workspace."""
 
     request: BuildRequest
 
@@ -207,7 +207,7 @@ class LatestGolden:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was measured at one stage (export, quantization or engine). metrics: values of task metrics, by name.
+    """The measurements of one stage (export, quantization or engine). metrics: values of task metrics, by name.
     checks: with their limits.  free_running: drift along sequences."""
 
     checks: tuple[Check, ...] = ()
@@ -223,7 +223,8 @@ class Proof:
 
 @dataclass(frozen=True)
 class KeptAnswers:
-    """What a graph answered to a golden set, as it is written. blob: digest.  machine: where (`blobs.this_machine`)."""
+    """A graph's answers to a golden set, run as it is written.  blob: digest.  machine: that ran it
+    (`blobs.this_machine`)."""
 
     blob: str
     machine: str
@@ -279,7 +280,7 @@ class GraphVariant:
 
 
 class Searched(NamedTuple):
-    """What a search is made for: a kind of int8, whose fields are those of `QuantizationScheme`, or a block format."""
+    """The subject of a search: a kind of int8, whose fields are those of `QuantizationScheme`, or a block format."""
 
     activation: Activation
     weight_levels: WeightLevels = 127
@@ -414,8 +415,8 @@ class BuildPlan:
 
 @dataclass(frozen=True)
 class Built:
-    """A unit with what is on record of its engine, or with the failure that took its place; neither of one that was not
-    built, because its graph failed. cached: whether the engine was there before this run."""
+    """A unit with the record of its engine, or with the failure in its place; neither if it was not built because its
+    graph failed. cached: whether the engine was there before this run."""
 
     unit: Unit
     record: Recorded | None = None

@@ -16,12 +16,9 @@ CURRENT_TEST = "PYTEST_CURRENT_TEST"
 # What jobs import for themselves: an export 0.4 s of CPU time, each session's 0.1 s. The product's server leaves it to
 # them for its memory, and for the thread that telemetry starts where a user has turned it on.
 ALSO_PRELOADED = (
-    "onnxruntime",
-    "onnx_ir.passes.common",
-    "pipeline.sources.canonical",
-    "pipeline.sources.constant_ifs",
+    "onnxruntime", "onnx_ir.passes.common", "pipeline.sources.canonical", "pipeline.sources.constant_ifs",
     "pipeline.sources.export",
-)
+)  # fmt: skip
 
 
 @contextmanager

@@ -43,11 +43,11 @@ def test_build_then_pull(tmp_path: Path) -> None:
     assert outcome.version == "1"
     assert not outcome.failed
     where = {"registry": project.registry, "dest": tmp_path / "engines"}
-    pulled = enginesmith.pull("tiny", target="cpu", precision="int8", **where)
-    assert pulled.path.is_file()
-    assert pulled.engine.precision == "int8"
-    assert pulled.warning is None
-    assert repr(pulled) == "Pulled('tiny-1-cpu-int8.onnx': cpu int8 onnxruntime of tiny@1, proven)"
+    pulled_engine = enginesmith.pull("tiny", target="cpu", precision="int8", **where)
+    assert pulled_engine.path.is_file()
+    assert pulled_engine.engine.precision == "int8"
+    assert pulled_engine.warning is None
+    assert repr(pulled_engine) == "Pulled('tiny-1-cpu-int8.onnx': cpu int8 onnxruntime of tiny@1, proven)"
 
 
 def test_the_parameters_of_build_are_named_and_typed() -> None:
@@ -94,7 +94,7 @@ def test_a_loaded_spec_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_an_empty_name_does_not_mean_everything(tmp_path: Path, capsys: Any, options: Any) -> None:
     write_project(tmp_path / "project")
     project = Project(tmp_path / "project", capsys)
-    with pytest.raises(InputError, match="has no name; give one, or leave it out for all of the spec"):
+    with pytest.raises(InputError, match="contains no name; give one, or leave the option out for the whole spec"):
         enginesmith.build(project.spec, registry=project.registry, **options)
     assert project.run("plan", project.spec, *(f"--{name[:-1]}={text}" for name, text in options.items())).code == 2
 

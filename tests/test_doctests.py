@@ -6,17 +6,10 @@ from pathlib import Path
 import pytest
 
 MODULES = (
-    "enginesmith",
-    "enginesmith.client",
-    "enginesmith.compile_caches",
-    "enginesmith.core.errors",
-    "enginesmith.generation",
-    "enginesmith.recording",
-    "enginesmith.serving",
-    "enginesmith.streams",
-    "enginesmith.user_code",
-    "pipeline.api",
-)
+    "enginesmith", "enginesmith.client", "enginesmith.compile_caches", "enginesmith.core.errors",
+    "enginesmith.generation", "enginesmith.recording", "enginesmith.serving", "enginesmith.streams",
+    "enginesmith.user_code", "pipeline.api",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODULES)

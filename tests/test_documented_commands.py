@@ -18,9 +18,9 @@ END = re.compile(r" [|>#&]|&&|;|\)| \.\.\.")
 
 
 def pages() -> list[Path]:
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
+    result = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
     # The reference is written from the command line, and held to it by test_commands_page.
-    return [ROOT / name for name in listed.stdout.split() if name != "docs/reference/commands.md"]
+    return [ROOT / name for name in result.stdout.split() if name != "docs/reference/commands.md"]
 
 
 def written(text: str) -> Iterator[tuple[list[str], bool]]:

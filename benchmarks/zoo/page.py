@@ -30,8 +30,7 @@ What `enginesmith init --from-requests` and `enginesmith build` make of graphs o
 - Decibels: SQNR of the worst output against the original graph without optimization, run by onnxruntime in another
   process on 12 inputs that the build never saw. "exact": no difference.
 - run: rows of 2026-11-23 had narrower sizes written by hand, and were judged on golden data. Rows of 2026-11-29 had
-  180 s for a command, and random inputs; deepcut's 20 dB is one probability of 6e-7, and onnxruntime's own optimization
-  of the original has the same. Later rows had 600 to 1,500 s on two cores with much other work.
+  180 s for a command, and random inputs. Later rows had 600 to 1,500 s on two cores with much other work.
 - edits: lines of the spec that were changed after `init`.
 - s, MiB: of the build, with an empty registry, on busy cores: for all precisions, and the memory of all its processes
   (PSS).
@@ -49,10 +48,10 @@ What each backend builds or refuses, in the first precision of the spec. TensorR
 sm_80 without a GPU, so its engines are unproven. An empty cell was not tried.
 """
 _REHEARSED_TEXT = """\
-What one `enginesmith rehearse --toolchain NAME==VERSION` says of graphs that one registry serves, each in the first
-precision of its spec (`python -m benchmarks.zoo --rehearse NAME==VERSION`). SQNR: the engine against its graph on
-golden inputs, old -> new toolchain. The table has {rehearsed} of {known} graphs. The others were not
-run or did not build.
+What `enginesmith rehearse --toolchain NAME==VERSION` says of graphs that a registry serves, each in the first precision
+of its spec (`python -m benchmarks.zoo --rehearse NAME==VERSION`), in commands of 8 to 19 graphs. SQNR: the engine
+against its graph on golden inputs, old -> new toolchain. The table has {rehearsed} of {known} graphs. The others were
+not run or did not build. The cores were busy, so most timings decide nothing.
 """
 
 

@@ -60,7 +60,7 @@ def load(name: str) -> type[Backend]:
 
 
 def load_runtime(backend: Backend) -> Untyped:
-    """The module that opening an engine takes, imported. Raises EnginesmithError where it cannot be loaded."""
+    """Import the module that opening an engine needs. Raises EnginesmithError where it cannot be loaded."""
     try:
         return import_module(backend.runtime)
     except (ImportError, OSError) as error:
@@ -212,16 +212,14 @@ def check_compatible(backend: Backend, engine: Engine) -> None:
         raise EnginesmithError(f"{engine.path.name}: {reason}")
     size = engine.path.stat().st_size if engine.path.exists() else None
     if size != engine.size_bytes:
-        size_text = "does not exist" if size is None else f"has {size} bytes"
-        raise IntegrityError(
-            f"{engine.path} {size_text}, but the engine has {engine.size_bytes}; pull it or build it again"
-        )
+        size_text = "does not exist" if size is None else f"has {size} bytes instead of {engine.size_bytes}"
+        raise IntegrityError(f"{engine.path} {size_text}; pull the engine or build it again")
 
 
 def find_incompatibility(backend: Backend, request: BuildRequest) -> str | None:
     """Why an engine of this request cannot be opened by `backend` here, with the remedy; None when it can."""
     if request.backend != backend.name:
-        return f"built by {request.backend}, and this is {backend.name}; open it with {request.backend}"
+        return f"built by {request.backend}, not by {backend.name}; open it with {request.backend}"
     versions = backend.versions()
     if not versions:
         return f"built by {backend.name}, which is not installed here: {backend.install}"

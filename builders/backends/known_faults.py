@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     import onnx
 
 _RUNS_ON = (
-    "runs for as many turns as its trip count says, also when its condition says stop; give it a condition that is "
-    "constantly true"
+    "runs for its whole trip count even after its condition became false; give it a condition that is constantly true"
 )
 _SCAN_LISTS = ("scan_input_axes", "scan_input_directions", "scan_output_axes", "scan_output_directions")
 # For others it computes tanh, or another slope.
@@ -46,25 +45,23 @@ def _scan(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     attributes = attributes_of(node)
     for name in _SCAN_LISTS:
         if any(attributes.get(name, ())):
-            yield (
-                f"goes forwards along axis 0 whatever {name} says; reverse or transpose the tensor outside of the Scan"
-            )
+            yield f"ignores {name} and runs forward along axis 0; reverse or transpose the tensor outside of the Scan"
     state_count = len(node.input) - attributes["num_scan_inputs"]
     for name in filter(None, node.output[state_count:]):
         if (sizes := scope.sizes(name)) is None or None in sizes:
-            yield f"collects {name} of a dynamic size, which is taken for 1; export the model with fixed sizes"
+            yield f"collects {name}, whose dynamic size is taken for 1; export the model with fixed sizes"
 
 
 def _flattens(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     sizes, axis = scope.sizes(node.input[0]), attributes_of(node).get("axis", 1)
     if scope.opset < 13 and (sizes is None or axis not in (-1, len(sizes) - 1)):
-        yield "is taken along one axis, as from opset 13 on; export the model with opset 13 or later"
+        yield "is computed along one axis, as opset 13 defines it; export the model with opset 13 or later"
 
 
 def _find_unsigned(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     kind = scope.dtype(node.input[0])
     if kind is not None and kind.kind == "u":
-        yield f"takes {kind.name} for signed numbers; cast {node.input[0]} to a wider signed type in front of it"
+        yield f"reads {kind.name} as signed numbers; cast {node.input[0]} to a wider signed type before it"
 
 
 def _recurrent(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
@@ -73,11 +70,11 @@ def _recurrent(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     if lengths_name:
         array, sizes = scope.array(lengths_name), scope.sizes(node.input[0])
         if array is None or sizes is None or array.tolist() != [sizes[0]] * array.size:
-            yield "leaves sequence_lens out of account; mask the sequences in the model"
+            yield "ignores sequence_lens; mask the sequences in the model"
     if peepholes:
-        yield "leaves its peephole weights out of account; export the model without them"
+        yield "ignores its peephole weights; export the model without them"
     if "clip" in attributes:
-        yield "leaves clip out of account; export the model without it"
+        yield "ignores clip; export the model without it"
     if other_names := [name.decode() for name in attributes.get("activations", ()) if name not in _ACTIVATIONS]:
         yield f"computes another activation than {other_names[0]}; use Sigmoid, Tanh or Relu"
 
@@ -103,16 +100,16 @@ def _average(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     if max(overhangs) > (0 if attributes.get("count_include_pad") else 1):
         yield "divides by too much where windows reach beyond the padding (ceil_mode); pad in the model instead"
     elif any(overhang and overhang >= space for overhang, space in zip(overhangs, inner_widths, strict=True)):
-        yield "has windows that begin behind the last entry (ceil_mode), which are to be left out; pad in the model"
+        yield "keeps windows that begin behind the last entry (ceil_mode) and must be left out; pad in the model"
 
 
 def _pad(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     if attributes_of(node).get("mode") == b"wrap":
-        yield "is never done compiling with mode wrap; write it as slices and Concat"
+        yield "compiles without end in mode wrap; write it as slices and Concat"
     amounts = scope.array(node.input[1]) if len(node.input) > 1 else None
     is_reflected = attributes_of(node).get("mode") == b"reflect"  # of these it gets the ends right
     if amounts is not None and (amounts[: amounts.size // 2 if is_reflected else None] < 0).any():
-        yield "reads elsewhere where an amount is negative; cut off by Slice"
+        yield "reads wrong elements if an amount is negative; crop with Slice"
 
 
 def _quantized_product(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
@@ -151,19 +148,19 @@ def _summed(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
         return axis if axis is None else int(axis.ravel()[0]), *(attributes.get(n, 0) for n in ("exclusive", "reverse"))
 
     if any(other_node.op_type == "CumSum" and how(other_node) != how(node) for other_node in scope.nodes):
-        yield "is summed as another CumSum of the model is, along its axis; write one as a product with a triangle"
+        yield "is summed with the axis and attributes of another CumSum; write one as MatMul with a triangular matrix"
 
 
 def _transposed(softmax: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     for name in _attended(softmax, scope):
         producer = scope.makers.get(name)
         if producer is not None and producer.op_type == "Transpose" and producer.input[0] in scope.inputs:
-            yield f"reads {producer.input[0]!r} as if transposing it moved no data; transpose it outside of the model"
+            yield f"reads {producer.input[0]!r} without its Transpose; transpose it outside of the model"
 
 
 def _fused(softmax: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     if _attended(softmax, scope):
-        yield "is fused with the products beside it into one kernel, which is wrong for some networks"
+        yield "is fused with the MatMuls around it into one kernel, which is wrong for some networks"
 
 
 def _attended(softmax: "onnx.NodeProto", scope: Scope) -> tuple[str, ...]:
@@ -186,7 +183,7 @@ def _resized(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
     producer = scope.makers.get(node.input[0])
     if_node = producer is not None and producer.op_type == "Transpose" and scope.makers.get(producer.input[0])
     if if_node and if_node.op_type == "If":
-        yield "gets other numbers than an If behind a Transpose gives; transpose in both branches of the If"
+        yield "gets wrong values from the If and the Transpose before it; transpose in both branches of the If"
 
 
 def _integers(node: "onnx.NodeProto", scope: Scope) -> Iterator[str]:
@@ -323,7 +320,7 @@ _IREE: tuple[tuple[str, Rule], ...] = (
     ("Det", _always("divides by zero where an entry of the diagonal comes to 0; compute the determinant outside")),
     ("Div", _find_unsigned),
     ("GRU", _recurrent),
-    ("GridSample", _always("reads elsewhere for points far outside of the image; sample outside of the model")),
+    ("GridSample", _always("reads wrong pixels for points far outside of the image; sample outside of the model")),
     ("Hardmax", _flattens),
     ("LSTM", _recurrent),
     ("Loop", _loop),
@@ -457,7 +454,7 @@ def without_faults(request: BuildRequest, path: Path, workdir: Path) -> tuple[Pa
 
     verdict = judge_faults(list_faults(path, request.backend), request)
     if verdict.refusal:
-        raise ModelError(f"{request.backend} does not compute the model: {verdict.refusal}")
+        raise ModelError(f"{request.backend} would compute wrong results: {verdict.refusal}")
     if not verdict.written:
         return path, verdict.notes
     model = shape_inference.infer_shapes(load_graph(path))

@@ -41,7 +41,7 @@ def refusal(request: BuildRequest, title: str) -> str | None:
     """Why the compiler `title` cannot serve this request's shapes: too many profiles to check inputs against, or an
     input or output without elements. None if it can."""
     if len(request.profiles) > MOST_PROFILES:
-        return f"the buckets combine to more than {MOST_PROFILES} profiles, which {title} holds inputs to; use fewer"
+        return f"the buckets combine to more than {MOST_PROFILES} profiles, the limit for {title}; use fewer buckets"
     for spec in (*request.inputs, *request.outputs):
         if 0 in spec.shape:
             return f"{spec.name!r} has shape {spec.shape} and so no elements, which {title} does not take; leave it out"
@@ -52,7 +52,7 @@ def sum_refusal(request: BuildRequest, title: str) -> str | None:
     """Why a compiler with a separate symbol for each open size cannot compile a size that is a sum of others, or None.
     title: the compiler's name."""
     for spec, _, total in list_sums(request.inputs):
-        return f"input {spec.name!r} is as long as {total}, and {title} takes open sizes apart; use onnxruntime"
+        return f"input {spec.name!r} has the size {total}, and {title} knows no sums of dims; use onnxruntime"
     return None
 
 
@@ -96,7 +96,7 @@ class FunctionSession(Session):
         self._function: Callable[[list[np.ndarray]], list[np.ndarray]] | None = function
 
     def close(self) -> None:
-        """Let go of the function; `run` refuses from now on."""
+        """Release the function; later calls of `run` fail."""
         self._function = None
 
     def run(self, inputs: Tensors) -> "dict[str, np.ndarray]":

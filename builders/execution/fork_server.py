@@ -60,7 +60,7 @@ def _has_one_thread() -> bool:
 
 
 def _copy_process(theirs: socket.socket, ours: socket.socket) -> Callable[[], object]:
-    """Fork a server from this process; what waits for its end."""
+    """Fork a server from this process; returns a function that waits for its end."""
     parent = os.getpid()
     sys.stdout.flush()
     sys.stderr.flush()

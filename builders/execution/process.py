@@ -124,7 +124,8 @@ FOLDER_VARIABLE = "ENGINESMITH_JOB_FOLDER"
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended. status: as `Popen.returncode`.  cpu_s: its CPU time, with that of those it waited for."""
+    """How a process ended. status: as `Popen.returncode`.  cpu_s: its CPU time, and that of the processes it waited
+    for."""
 
     status: int
     cpu_s: float
@@ -175,7 +176,7 @@ def environment(python: Path | None = None) -> dict[str, str]:
 
 
 def variables_of(workdir: Path) -> dict[str, str]:
-    """The environment variables that a job in `workdir` has beside its parent's."""
+    """The environment variables that a job in `workdir` has in addition to its parent's."""
     return {"TMPDIR": str(workdir), FOLDER_VARIABLE: str(workdir)}
 
 
@@ -260,10 +261,9 @@ def run_job(
     """Run `job` in a fresh process under `workdir` (which must exist) and return the result of its request.
 
     `cancelled` is called every `TICK_S`. `watch` gets the events of phases, output, memory and usage; the executor
-    tells it the rest. start: how the process comes to be.
-    Raises the EnginesmithError that the request raised (class and message), or StepError: kind 'error' (any other
-    exception, or an exit without a result), 'crash' (a signal), 'timeout', 'memory', 'node-memory' (the kernel killed
-    it for that) or 'cancelled', with the end of the log.
+    tells it the rest. start: starts the process. Raises the EnginesmithError that the request raised (class and
+    message), or StepError: kind 'error' (any other exception, or an exit without a result), 'crash' (a signal),
+    'timeout', 'memory', 'node-memory' (the kernel killed it for that) or 'cancelled', with the end of the log.
     """
     workdir = workdir.resolve()
     kills_before = oom_kills()

@@ -334,7 +334,7 @@ def list_libraries(path: Path) -> Libraries:
     try:
         return parse_as(texts[0].encode(), _MOST_BYTES, Libraries) if texts else NO_LIBRARIES
     except Malformed as error:
-        raise ModelError(f"{path.name} names its libraries in another form ({error}); build it again") from error
+        raise ModelError(f"{path.name} has an invalid list of libraries ({error}); build it again") from error
 
 
 def list_shards(path: Path) -> tuple[str, ...]:

@@ -54,25 +54,42 @@ def load_outline(path: Path, least_bytes: int = OUTLINED_BYTES, lists: bool = Fa
     Only read this model, do not write it: its weights would still lie in `path`, which is no file of weights. Raises
     as `weights.load_graph` does.
     """
-    spans = list[Field | None]()
-
-    def cut(data: mmap.mmap, graph: Field) -> _Parts:
-        return _cut(data, graph, {_INITIALIZER: _cut_weights(data, spans), **(_lists(data, path) if lists else {})})
-
-    model = load_graph(path, content=_cut_file(path, least_bytes, cut))
-    for tensor, field in zip(model.graph.initializer, spans, strict=False):
-        if field:
-            set_place(tensor, str(path.absolute()), field.begin, field.end - field.begin)
+    content, spans = _read_outline(path, least_bytes, True, lists)
+    model = load_graph(path, content=content)
+    _set_places(model, path, spans)
     return model
 
 
-def load_without_lists(path: Path, least_bytes: int = OUTLINED_BYTES) -> ModelProto:
+def load_without_lists(path: Path, least_bytes: int = OUTLINED_BYTES, *, weights: bool = True) -> ModelProto:
     """The model in a file, without reading files beside it. If the file has `least_bytes` or more, long lists of the
-    graph's nodes stay in it, and only `save_with_lists` can write the model. Raises what `onnx.load` raises."""
-    light_bytes = _cut_file(path, least_bytes, lambda data, graph: _cut(data, graph, _lists(data, path)))
-    if light_bytes is None:
+    graph's nodes stay in it, and only `save_with_lists` can write the model. weights: False leaves large weights in
+    the file too, as `load_outline` does. Raises what `onnx.load` raises."""
+    content, spans = _read_outline(path, least_bytes, not weights, True)
+    if content is None:
         return onnx.load(path, format="protobuf", load_external_data=False)
-    return onnx.load_model_from_string(light_bytes)
+    model = onnx.load_model_from_string(content)
+    _set_places(model, path, spans)
+    return model
+
+
+def _read_outline(
+    path: Path, least_bytes: int, cuts_weights: bool, cuts_lists: bool
+) -> tuple[bytes | None, list[Field | None]]:
+    """The bytes of a model's file without large weights, without long lists, or both, as `_cut_file` gives them; and
+    for each weight where its bytes lie, None where they are not cut."""
+    spans = list[Field | None]()
+
+    def cut(data: mmap.mmap, graph: Field) -> _Parts:
+        weight_cuts = {_INITIALIZER: _cut_weights(data, spans)} if cuts_weights else {}
+        return _cut(data, graph, {**weight_cuts, **(_lists(data, path) if cuts_lists else {})})
+
+    return _cut_file(path, least_bytes, cut), spans
+
+
+def _set_places(model: ModelProto, path: Path, spans: Sequence[Field | None]) -> None:
+    for tensor, field in zip(model.graph.initializer, spans, strict=False):
+        if field:
+            set_place(tensor, str(path.absolute()), field.begin, field.end - field.begin)
 
 
 def lacks_lists(model: ModelProto) -> bool:
@@ -122,7 +139,8 @@ def _cut_file(path: Path, least_bytes: int, cut: Callable[[mmap.mmap, Field], _P
 
 
 def _cut_weights(data: mmap.mmap, places: list[Field | None]) -> Callable[[Field], _Parts]:
-    """What gives a weight's bytes, of a large one without values. places: gets where each one's lie; None: inside."""
+    """A function that returns a weight's bytes, without the values of a large one. places: receives where each weight's
+    values lie; None: inside."""
 
     def cut(tensor: Field) -> _Parts:
         tensor_fields = list(fields(data, tensor.begin, tensor.end))
@@ -136,7 +154,7 @@ def _cut_weights(data: mmap.mmap, places: list[Field | None]) -> Callable[[Field
 
 
 def _lists(data: mmap.mmap, path: Path) -> Mapping[int, Callable[[Field], _Parts]]:
-    """What changes the nodes of a graph: an attribute with a long list gives way to one that says where it lies."""
+    """A function that replaces each long list in a node's attributes by the place where it lies."""
 
     def cut(attribute: Field) -> _Parts:
         attribute_name = _first_text(data, attribute)
@@ -241,7 +259,7 @@ def put_constants_first(graph: GraphProto) -> None:
     ONNX Runtime orders nodes from the outputs back, and of a node's inputs it leaves for last those that stand first in
     the file. So weights are dequantized or widened one at a time, each just before the node that multiplies with it.
     Where these nodes stand beside that node, ONNX Runtime 1.31 widens all weights before it does anything else: an int8
-    graph of 2.6 GB in float32 took 3.9 GB to run, and takes 0.3 so.
+    graph of 2.6 GB in float32 took 3.9 GB to run, and takes 0.3 GB in this order.
     """
     constant_names = {tensor.name for tensor in graph.initializer}
     constant_nodes, other_nodes = list[NodeProto](), list[NodeProto]()

@@ -54,7 +54,8 @@ def with_int8_states(model: ModelProto, states: Iterable[QuantizedState]) -> Non
 
 
 def _rounding(place: str, ends: tuple[str, str], constants: Sequence[str]) -> list[NodeProto]:
-    """Nodes that round a tensor to multiples of the scale. place: begins their names.  ends: it, and what they give."""
+    """Nodes that round a tensor to multiples of the scale. place: prefix of their names. ends: the tensor, and their
+    result."""
     int8_name = f"{place}/int8"
     return [
         helper.make_node("QuantizeLinear", [ends[0], *constants], [int8_name], name=f"{place}/quantize"),
@@ -100,7 +101,7 @@ def _place(state: QuantizedState) -> str:
 
 
 def _producer(graph: GraphProto, tensor: str) -> tuple[int, NodeProto]:
-    """Where the node is that gives a tensor, and the node."""
+    """The index of the node that makes a tensor, and the node."""
     for index, node in enumerate(graph.node):
         if tensor in node.output:
             return index, node

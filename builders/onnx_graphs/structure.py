@@ -284,8 +284,8 @@ def _infer_sizes(model: "onnx.ModelProto") -> dict[str, Dims]:
 
 
 def _shape(before: Dims | None, after: Dims | None) -> list[int] | None:
-    """The shape to write: sizes, 0 for one of the input's, -1 once; None where that is not enough, or nothing is left
-    to be told by -1 (sizes of 0)."""
+    """The shape to write: sizes, 0 for one of the input's, -1 once; None if more sizes are unknown, or -1 would be
+    ambiguous (sizes of 0)."""
     if before is None or after is None or 0 in before or 0 in after:
         return None
     copies = [isinstance(size, str) and i < len(before) and before[i] == size for i, size in enumerate(after)]
@@ -319,7 +319,7 @@ def differs(before: Path, after: Path) -> str | None:
 def _compare_constants(old: "onnx.GraphProto", new: "onnx.GraphProto") -> str | None:
     old_constants, new_constants = ({tensor.name: tensor for tensor in graph.initializer} for graph in (old, new))
     if lone_names := sorted(old_constants.keys() ^ new_constants.keys()):
-        return f"constant {lone_names[0]!r} is in one of them alone"
+        return f"only one of the two models has constant {lone_names[0]!r}"
     parameter_names = {name for node in old.node if node.op_type in _PARAMETERS for name in node.input[1:]}
     for name, tensor in old_constants.items():
         new_tensor = new_constants[name]

@@ -60,9 +60,11 @@ def load_graph(path: Path, folder: Path | None = None, content: bytes | None = N
             name, offset, length = place_of(tensor)
             file = (folder or path.parent) / name
             if Path(name).name != name or name in ("", "..") or file.is_symlink() or not file.is_file():
-                raise ModelError(f"{path.name}: weight {tensor.name!r} lies in {name!r}, which is not a file beside it")
+                raise ModelError(f"{path.name}: no file {name!r} beside it, which holds weight {tensor.name!r}")
             if offset + length > file.stat().st_size:
-                raise ModelError(f"{path.name}: weight {tensor.name!r} is cut off in {name!r}; copy both again")
+                raise ModelError(
+                    f"{path.name}: file {name!r} ends before the end of weight {tensor.name!r}; copy both files again"
+                )
             set_place(tensor, str(file.absolute()), offset, length)
     return model
 
@@ -116,7 +118,7 @@ def _bits_of(data_type: int) -> int:
 def wrong_length(tensor: TensorProto) -> str:
     """The error message for a tensor whose number of bytes does not match its shape."""
     length = place_of(tensor)[2] if is_external(tensor) else len(tensor.raw_data)
-    return f"tensor {tensor.name[:80]!r} has {length} bytes, its shape {bytes_of(tensor)}; export it again"
+    return f"tensor {tensor.name[:80]!r} has {length} bytes, but its shape needs {bytes_of(tensor)}; export it again"
 
 
 def blocks(tensor: TensorProto) -> Iterator[bytes]:

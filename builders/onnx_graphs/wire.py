@@ -50,9 +50,11 @@ def fields(data: mmap.mmap | bytes, place: int, end: int) -> Iterator[Field]:
             case 5:
                 place += 4
             case _:
-                raise ValueError("a wire type that ONNX does not have")
-        if place > end or tag < 8:
-            raise ValueError("a field that extends beyond its message")
+                raise ValueError(f"protobuf wire type {tag & 7}, which ONNX does not use")
+        if tag < 8:
+            raise ValueError("a protobuf field has the number 0")
+        if place > end:
+            raise ValueError("a protobuf field extends beyond its message")
         yield Field(tag >> 3, value, payload_start, place)
 
 
@@ -67,4 +69,4 @@ def _varint(data: mmap.mmap | bytes, place: int, end: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         if byte < 128:
             return value, place
-    raise ValueError("a number has no end")
+    raise ValueError("a protobuf number is cut off or has more than 10 bytes")

@@ -146,14 +146,15 @@ def _elements(graph: GraphProto) -> dict[str, int]:
 def _constant(node: NodeProto) -> NumpyArray:
     name = node.attribute[0].name if node.attribute else ""
     if name not in ("value", "value_float", "value_floats", "value_int", "value_ints"):
-        raise ModelError(f"constant {node.output[0]!r} is not a tensor of numbers; export the model without it")
+        raise ModelError(f"constant {node.output[0]!r} is not a dense tensor of numbers; export the model without it")
     value = helper.get_attribute_value(node.attribute[0])
     return numpy_helper.to_array(value) if name == "value" else np.array(value, _SCALARS[name.rstrip("s")])
 
 
 def _attribute(node: NodeProto, attribute: AttributeProto, opset: int, elements: Mapping[str, int]) -> Any:
     if attribute.ref_attr_name:
-        raise ModelError(f"node {node.name!r}: attribute {attribute.name} comes from a function; inline the functions")
+        source_text = f"attribute {attribute.name} refers to the function's attribute {attribute.ref_attr_name}"
+        raise ModelError(f"node {node.name!r}: {source_text}; inline the model's functions (onnx.inliner)")
     value = helper.get_attribute_value(attribute)
     if attribute.type == AttributeProto.GRAPH:
         return _body(value, opset, elements)

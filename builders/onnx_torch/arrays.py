@@ -100,8 +100,8 @@ def branch(condition: Tensor, then: Callable[[], Any], other: Callable[[], Any])
     """The result of `then` or of `other`. Raises ModelError while a program is exported."""
     if torch.compiler.is_exporting():
         raise ModelError(
-            "data chooses its branch, which the program of another compiler cannot hold; "
-            "use the backend onnxruntime, or export the model without it"
+            "its branch depends on data, which an exported torch program cannot express; use the backend onnxruntime, "
+            "or export the model without it"
         )
     return then() if bool(condition) else other()
 

@@ -96,6 +96,7 @@ def write_objects(
     located_version = VersionLocator(client.store, checked=True).locate(parse_reference(reference))
     ranked_version, (ranking,) = rank_each(client.store, located_version, [machine], client.policy, Triton())
     engine, manifest = ranking.resolution().chosen, ranked_version.manifest
+    Triton().check(manifest, [engine])
     deployment = Deployment(
         manifest,
         engine,

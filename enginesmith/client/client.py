@@ -1,14 +1,5 @@
 """The client of serving nodes: resolves which engine a machine can use, downloads it, and follows a channel.
 
-::
-
-    import enginesmith
-
-    client = enginesmith.Client("s3://models/registry", policy=enginesmith.client.Policy(proven_only=True))
-    answer = client.resolve("digits:stable")                  # what fits, best first; why not the others
-    pulled = client.pull("digits:stable", "engines/")         # verified, through this machine's cache
-    client.watch("digits:stable", "engines/", hook=enginesmith.client.Command("systemctl reload server"))
-
 A pull goes through these modules: `client` asks `locate` (the manifest) and `resolve` (the ranking), and `pull` brings
 the files from `registry.store` (cache, download, a folder or S3). What only layouts, watchers, trust policies, latency
 reports and writers need is not loaded.

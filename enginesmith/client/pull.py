@@ -536,12 +536,12 @@ def _refusal(attachment: "Attachment", ranking: EngineRanking, needs_signature: 
         return ""
     if needs_signature:
         return (
-            "it has not the signatures that the trust policy needs; have it signed (`enginesmith registry sign "
+            "it lacks the signatures that the trust policy needs; have it signed (`enginesmith registry sign "
             f"{attachment.model}@{attachment.version} --key KEY --attachment FILE`)"
         )
     if attachment.is_code:
         return (
-            f"a {attachment.kind} is code, and no signature of it was checked; pull with a trust policy, or with "
+            f"a {attachment.kind} is code, and its signature was not checked; pull with a trust policy, or with "
             "--allow-unsigned (allow_unsigned=True) if whoever can write to the registry may run code here"
         )
     return ""

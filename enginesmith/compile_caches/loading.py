@@ -126,7 +126,7 @@ def warm_start(pulled: "Pulled | PulledAttachment | Path | str", *, allow_unsign
     cache = _cache_of(pulled)
     if not cache.signed_by and not allow_unsigned:
         raise UntrustedError(
-            f"{cache.path.name} is code (pickles and shared libraries), and no signature of it was checked; pull it "
+            f"{cache.path.name} is code (pickles and shared libraries), and its signature was not checked; pull it "
             "with a trust policy, or give allow_unsigned=True if whoever can write to the registry may run code here"
         )
     is_for_gpu = isinstance(hardware_of(cache.attachment.requires), Gpu)
@@ -145,7 +145,7 @@ def _cache_of(pulled: "Pulled | PulledAttachment | Path | str") -> PulledAttachm
         )
         if cache is None:
             reason_text = "; ".join(f"{name}: {reason}" for name, reason in pulled.left_out) or "its version has none"
-            raise InputError(f"no compile cache came with {pulled!r}: {reason_text}")
+            raise InputError(f"{pulled!r} has no compile cache: {reason_text}")
         return cache
     if isinstance(pulled, PulledAttachment):
         pulled_cache = pulled
@@ -171,7 +171,7 @@ def open_cache(path: Path, digest: str) -> WarmStart:
         raise InputError(f"{path} cannot be read ({error.strerror}); pull it again") from error
     if actual_digest != digest:
         raise IntegrityError(
-            f"{path} has the digest {actual_digest[:12]}, and {digest[:12]} was published; pull it again"
+            f"{path} has the digest {actual_digest[:12]}, but {digest[:12]} was published; pull it again"
         )
     folder = Path(tempfile.mkdtemp(prefix="enginesmith-cache-"))  # readable only by this user
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

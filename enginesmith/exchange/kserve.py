@@ -22,20 +22,11 @@ from enginesmith.registry.manifest import EngineEntry, Manifest
 
 SCHEME = "enginesmith"
 RUNTIME = "kserve-tritonserver"
-# Options of `enginesmith pull` that a URI may contain; options in the second line have no value.
+# Options of `enginesmith pull` that a URI may contain; flags have no value.
 _OPTIONS = (
-    "layout",
-    "target",
-    "precision",
-    "runtime",
-    "driver",
-    "cuda",
-    "memory",
-    "fallback",
-    "max-batch-size",
-    "max-queue-delay",
-    "registry",
-)
+    "layout", "target", "precision", "runtime", "driver", "cuda", "memory", "fallback", "max-batch-size",
+    "max-queue-delay", "registry",
+)  # fmt: skip
 _FLAGS = ("proven-only", "no-warmup")
 _PINNED = re.compile(r"\S+@sha256:[0-9a-f]{64}")
 # Security context of the client's container: it only writes to the volume that KServe has mounted.

@@ -240,7 +240,9 @@ def _read_npz(path: Path, specs: Sequence[TensorSpec]) -> Iterator[RecordedReque
         raise DataError(f"{path}: array 'at' must be one finite number per request")
     for name, array in arrays.items():
         if array.ndim == 0 or len(array) != len(times):
-            raise DataError(f"{path}: array {name!r} has {array.shape}, and 'at' has {len(times)} requests; make equal")
+            raise DataError(
+                f"{path}: array {name!r} has the shape {array.shape}; axis 0 must have {len(times)} requests"
+            )
     for index, arrival_s in enumerate(times):
         inputs = {name: array[index] for name, array in arrays.items()}
         try:

@@ -146,5 +146,5 @@ def parse_series(data: bytes, key: str) -> LatencySeries:
     with explain_damage(f"{key} is not a series of latencies", "move it away, and a new one begins"):
         series = parse_as(data, MAX_BYTES, LatencySeries)
         if series.key != key:
-            raise Malformed(f"it is another series ({series.key})")
+            raise Malformed(f"it is the document of another series ({series.key})")
     return series

@@ -256,7 +256,9 @@ def _read(data: bytes) -> Manifest:
     stated_digest = document.pop("digest", None)
     manifest = decode(document, Manifest, "")
     if stated_digest != (digest := digest_of(document)):
-        raise Malformed(f"its digest is {digest}, and it says {stated_digest!r:.80}: it was edited by hand or damaged")
+        raise Malformed(
+            f"its digest is {digest}, but it states {stated_digest!r:.80}: it was edited by hand or damaged"
+        )
     vars(manifest)["digest"] = digest  # of the document, as `digest` would compute it
     return manifest
 
@@ -265,7 +267,7 @@ def request_of(entry: EngineEntry) -> BuildRequest:
     """The build request that an engine was built from. Raises IntegrityError if its build key differs."""
     request = make_request(entry)
     if request.key != entry.build_key:
-        raise IntegrityError(f"{entry.unit}: its build key is {entry.build_key}, its fields give {request.key}")
+        raise IntegrityError(f"{entry.unit}: its build key is {entry.build_key}, but its fields give {request.key}")
     return request
 
 

@@ -53,12 +53,8 @@ def unpin(store: Store, model: str, version: str) -> None:
 
 # Registered specs: bundles of a spec and its files, kept in the registry for the machines that build them.
 #
-# ::
-#
-#     models/<model>/registered.json     the model's last bundles, newest last; their files are blobs
-#
-# The last `KEPT` are remembered. Files of earlier ones are garbage for `enginesmith registry gc`, unless a version has
-# them.
+# registered.json of a model has the last `KEPT` bundles, newest last; their files are blobs. Files of earlier ones are
+# garbage for `enginesmith registry gc`, unless a version has them.
 
 KEPT = 3
 MAX_BYTES = 16 << 20

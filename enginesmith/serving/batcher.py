@@ -141,7 +141,7 @@ class Batcher(SelfClosing):
         _check_arguments(session, most, wait_s)
         if unbatched_names := [spec.name for spec in (*session.inputs, *session.outputs) if dim not in spec.shape]:
             raise InputError(
-                f"{unbatched_names[0]!r} has no axis {dim!r}, so that requests cannot be joined; name the batch dim"
+                f"{unbatched_names[0]!r} has no axis {dim!r}, so requests cannot be joined; name the batch dim"
             )
         if isinstance(session, Router) and most > (largest := session.largest(dim)):
             raise InputError(
@@ -252,7 +252,8 @@ class Batcher(SelfClosing):
             name for name, array in outputs.items() if array.shape[self._axes.get(name, 0) :][:1] != (sample_count,)
         ]:
             raise DataError(
-                f"output {wrong_outputs[0]!r} of {sample_count} samples has no entry for each along the batch dim"
+                f"output {wrong_outputs[0]!r} does not have one entry for each of {sample_count} samples along the "
+                "batch dim"
             )
         for request in requests:
             span = slice(offset, offset := offset + request.join.samples)

@@ -154,8 +154,10 @@ def _by_name(example: object, input_names: Sequence[str]) -> dict[str, "torch.Te
         if len(values) > len(input_names):
             raise ValueError(f"{len(values)} values")
         tensors = {name: torch.as_tensor(value) for name, value in zip(input_names, values, strict=False)}
-    if not tensors or (unknown_names := [name for name in tensors if name not in input_names]):
-        raise ValueError(f"names {', '.join(unknown_names) if tensors else 'none'}")
+    if not tensors:
+        raise ValueError("no tensors")
+    if unknown_names := [name for name in tensors if name not in input_names]:
+        raise ValueError(f"unknown names {', '.join(unknown_names)}")
     return tensors
 
 

@@ -306,7 +306,7 @@ def _describe_other(path: Path, mapping: Mapping[object, object], name: object, 
         command = f"torch.save(torch.load(PATH, weights_only=True)[{inner_key!r}], 'weights.pt')"
         return f"{path} is a checkpoint and not a state dict: it holds {keys_text}; save its weights alone: {command}"
     if not isinstance(name, str):
-        return f"{path} is not a state dict: its key {name!r} is not a name; {_REMEDY}"
+        return f"{path} is not a state dict: its key {name!r} is not a string; {_REMEDY}"
     return f"{path} is not a state dict: {name!r} is of type {type(value).__name__}, not a tensor; {_REMEDY}"
 
 

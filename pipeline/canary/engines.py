@@ -46,7 +46,7 @@ class FetchedEnsemble:
     """An ensemble's engine as files, which may be sent to another process. engines: of its graphs, by name.
 
     sources: what gives each input of a graph.  functions: each with the folder of its files.  inputs, outputs: of the
-    whole.  thread_safe: whether several threads may run it at once, which of functions nobody knows.
+    whole.  thread_safe: whether several threads may run it at once, which is unknown for functions.
     """
 
     engines: Mapping[str, Engine]
@@ -58,8 +58,8 @@ class FetchedEnsemble:
 
     @contextmanager
     def open(self) -> "Iterator[Ensemble]":
-        """The whole as one session; its functions run in this process. Raises what the backends raise, and ModelError
-        for a function that cannot be imported."""
+        """The ensemble as one session; its functions run in this process. Raises what the backends raise, and
+        ModelError for a function that cannot be imported."""
         from enginesmith.ensembles import Ensemble, EnsembleGraph, call_rows, function_node
         from enginesmith.user_code.channel import load_function
 

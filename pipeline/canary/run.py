@@ -70,7 +70,7 @@ def in_flight_of(
     A request lasts from its arrival for its latency: that of the log `log_path`, else the one in the traffic, else the
     median time that the baseline takes alone for a request of the warm-up.
 
-    Raises InputError for several requests in flight of traffic without times, DataError for a log that is none.
+    Raises InputError for several requests in flight of traffic without times, DataError for an invalid log.
     """
     if not traffic.timed:
         if pace.duration is not None or pace.in_flight not in (None, 1):
@@ -224,10 +224,10 @@ class CanaryExecution:
                     add_to(table, line)
                 if (self._is_over(sessions) or len(self._seen[0]) in stops) and (report_files := self._look(sessions)):
                     return report_files
-        raise InputError("the traffic gives no request within this duration; give a longer one")
+        raise InputError("the traffic has no request within this duration; give a longer one")
 
     def _is_over(self, sessions: Sessions) -> bool:
-        """Whether the candidate's process ended and the baseline's did not, which nothing that comes later changes."""
+        """Whether the candidate's process ended and the baseline's did not: later requests cannot change that."""
         if not _death(sessions[0]) or _death(sessions[1]):
             return False
         return len(self._seen[0]) > (self._looks.before or (0,))[-1] + LEAST_STEP * self._planned

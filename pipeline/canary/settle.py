@@ -1,7 +1,7 @@
 """Automatic actions of canary verdicts on a channel: promote, roll back, or no change.
 
 A version is promoted once it has a PASS, against what the channel serves, on each target that counts for the channel.
-Where the channel's policy has versions come in waves, a rollout of it is started, once.
+If the channel's policy requires waves, a rollout of it is started, once.
 """
 
 import tempfile
@@ -213,10 +213,10 @@ def _advance(store: Store, candidate: Manifest, serving: Channel, say: Say) -> s
         return f"{channel_text} serves {version} already"
     history, rollout = read_history(store, serving), serving.active_rollout
     if any(move.manifest == candidate.digest for move in history.moves):
-        return f"{channel_text} was not moved: it served {version} before, and was moved on; a person promotes it again"
+        return f"{channel_text} was not moved: it served {version} earlier; promote it by hand to serve it again"
     state_by_version = {entry.version: entry.state for entry in history.rollouts}
     if state := rollout.state if rollout and rollout.version == version else state_by_version.get(version):
-        return f"{channel_text} was not moved: a rollout of {version} is {state}; a person starts another one"
+        return f"{channel_text} was not moved: a rollout of {version} is {state}; start another one by hand"
     verdicts = target_verdicts(store, candidate, serving)
     blockers = [verdict for verdict in verdicts if verdict.verdict != "PASS"]
     if blockers or not verdicts:

@@ -63,7 +63,7 @@ class JudgeOptions:
 def judge_files(candidate: Path, baseline: Path, terms: JudgeOptions, out: Path) -> WrittenReport:
     """Judge two files of observations and write report and page into `out`.
 
-    Raises DataError for a file that is not in order, InputError for looks that do not fit the plan.
+    Raises DataError for an invalid file, InputError for looks that do not fit the plan.
     """
     new_table, baseline_table = read_both(candidate, baseline)
     looks = (
@@ -179,13 +179,13 @@ def roll_back(store: Store, report: CanaryReport, channel: str, person: str) -> 
         except (ConflictError, UnknownNameError) as error:
             if position_of(read_channel(store, model, channel)) == decided_on:
                 return f"{error}; no channel was moved"
-    return f"channel {model}:{channel} serves version {live_channel.version} by now; no channel was moved"
+    return f"channel {model}:{channel} now serves version {live_channel.version}; no channel was moved"
 
 
 def canary_passes(
     store: Store, manifest: Manifest, channel: str, reports: Sequence[Path], say: Callable[[str], None]
 ) -> tuple[str, list[CanaryPass]]:
-    """Check the report files that a promotion rests on, and store them as blobs.
+    """Check the report files that a promotion is based on, and store them as blobs.
 
     Returns the words for the channel's history and a pass for each report; `say` names engines without a canary.
 

@@ -74,7 +74,8 @@ class ServingTerms:
 
 @dataclass(frozen=True)
 class FleetCost:
-    """Cost of a million requests on the machines that a rate takes; high: None where perhaps no number is enough."""
+    """Cost of a million requests on the machines that a rate needs; high: None if possibly no number of machines is
+    enough."""
 
     value: float
     low: float
@@ -85,10 +86,9 @@ class FleetCost:
 class EngineCapacity:
     """Capacity of one engine on one kind of machine. price: the name of its price, None without one.
 
-    greatest: None where it was not timed or keeps the limit at no rate: `reason` says which.  server: what was counted
-    for the server, None: nothing.
-    unit: the engine's name.  machines: how many are needed.  per_million: cost of a million requests.  busy: whether it
-    was timed while other work ran.
+    greatest: None where it was not timed or misses the limit at every rate: `reason` says which.  server: what was
+    counted for the server, None: nothing.  unit: the engine's name.  machines: how many are needed.  per_million: cost
+    of a million requests.  busy: whether it was timed while other work ran.
     """
 
     unit: str
@@ -175,16 +175,16 @@ class Forecaster:
         return find_greatest_rate(self.asked.workloads, times, limit, policies)
 
     def _why_no_rate(self, kind: TimedEngineKind) -> str:
-        """Why an engine keeps the limit at no rate: its fastest runs at the sizes that are asked for, or waiting."""
+        """Why an engine misses the limit at every rate: its fastest runs at the requested sizes, or waiting."""
         times, _ = self._times_of(kind)
         fastest_s = max(float(np.quantile(bucket_times.curves, self.limit.p, axis=1).min()) for bucket_times in times)
         p99_text = seconds_text(fastest_s)
-        reason = f"keeps {1e3 * self.limit.seconds:g} ms at no rate: p99 of its fastest run is {p99_text}"
+        reason = f"misses {1e3 * self.limit.seconds:g} ms at every rate: p99 of its fastest run is {p99_text}"
         if len(times) > 1:
             reason += ", at the slowest of the sizes"
         if fastest_s > self.limit.seconds:
             return reason
-        return f"{reason}, and requests wait: for others (--wait), or as several arrive at once"
+        return f"{reason}, and requests also wait to be batched (--wait) or because several arrive at once"
 
     def cost_curves(self, forecast: CapacityForecast) -> list[CostCurve]:
         """For each price the cost of a million requests against the limit, without rounding to whole machines, with the
@@ -317,8 +317,8 @@ class Forecaster:
 
 
 def best_engines(rows: Sequence[EngineCapacity]) -> dict[str, EngineCapacity]:
-    """For each price the engine that carries most; of an engine on several kinds of machine
-    of that price, the least."""
+    """For each price the engine with the highest rate; an engine on several kinds of machine of that price counts with
+    its lowest one."""
     slowest_rows: dict[tuple[str, str], EngineCapacity] = {}
     for row in rows:
         if row.price and row.greatest:

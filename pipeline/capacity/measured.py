@@ -125,13 +125,13 @@ class PriceFile(SpecPart):
 
 
 def _why_no_machine(name: str) -> str:
-    """Why a name stands for no one kind of machine; '' where it does."""
+    """Why a name does not mean one kind of machine; '' if it does."""
     try:
         targets = parse_targets(name)
     except UnknownNameError as error:
         return str(error)
     target_text = ", ".join(target.name for target in targets)
-    return f"{name} is several: {target_text}; give each its price" if len(targets) > 1 else ""
+    return f"{name} stands for several: {target_text}; give a price for each" if len(targets) > 1 else ""
 
 
 @dataclass(frozen=True)
@@ -177,9 +177,8 @@ class AskedWorkload:
 
 
 def steady_workload(text: str | None, dims: Sequence[Dim], batch: str | None) -> AskedWorkload:
-    """Poisson arrivals of one sample each, of the sizes in 'length=64', and in other dims of those they are tuned for.
-
-    Raises InputError as `parse_sizes`, and for more samples, which a batcher joins.
+    """Poisson arrivals of one sample each, with the sizes in 'length=64' and the tuned sizes of other dims. Raises
+    InputError as `parse_sizes`, and for several samples per request, which a batcher would join.
     """
     sizes = parse_sizes(text, dims) if text else tuned_for(dims)
     stated_dims = {item.partition("=")[0].strip() for item in (text or "").split(",")}

@@ -187,8 +187,8 @@ def _flatten(value: Json, prefix: str = "") -> dict[str, str]:
 def differences(before: dict[str, str], now: dict[str, str]) -> list[str]:
     """Descriptions of changes: 'weights w.safetensors changed', 'dims.batch.max: 8 -> 16'.
 
-    A file that is not read any more is left out: what used to name it changed as well. Modules of Enginesmith stand in
-    one line: 'code of validation.comparison.sessions and validation.metrics.drift changed'.
+    A file that is not read any more is left out: what used to name it changed as well. Modules of Enginesmith are
+    listed in one line: 'code of validation.comparison.sessions and validation.metrics.drift changed'.
     """
     names, changes = sorted(before.keys() | now.keys()), list[str]()
     if changed_code := [name for name in names if name.startswith(_CODE) and before.get(name) != now.get(name)]:
@@ -248,7 +248,7 @@ class Causes:
 
 
 def explain_change(before: BuildRequest | None, now: BuildRequest, causes: Sequence[str] = ()) -> str:
-    """Why an engine is built, compared with the unit's last. causes: what changed in what the graph is made from."""
+    """Why an engine is built, compared with the unit's last. causes: changes of the graph's sources."""
     if before is None:
         return "no engine for this unit yet"
     has_new_graph = before.model != now.model

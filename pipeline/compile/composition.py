@@ -1,8 +1,8 @@
 """The six steps in order, in the only place that has it: spec in, proven engines out. A runner carries them out.
 
-What a step gives may come in batches, each made when it is asked for: the graphs that are the exported model itself,
-then those that wait for calibration, then those that wait for a search of int8. The units of one batch are built and
-proven while the next batch is made, so that the first proof comes as early as it can.
+A step's results may come in batches, each made on demand: the graphs that are the exported model itself, then those
+that wait for calibration, then those that wait for a search of int8. The units of one batch are built and proven while
+the next batch is made, so that the first proof comes as early as it can.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -81,7 +81,8 @@ IN_PROCESS = InProcess()
 
 @dataclass(frozen=True)
 class Quantized:
-    """Graphs of a model that are ready together. ranges: what calibration observed, or failed of; None without it."""
+    """Graphs of a model that are ready together. ranges: what calibration observed, or its failure; None without
+    calibration."""
 
     exported: Exported
     graphs: tuple[Graph, ...]
@@ -99,12 +100,12 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Run(Work):
-    """One run of a spec: its steps as methods, each of which takes what the one before gave."""
+    """One run of a spec: its steps as methods, each of which takes the result of the one before."""
 
     runner: StepRunner = IN_PROCESS
 
     def export(self) -> Exported:
-        """The model as canonical ONNX with its golden set; what the run leaves out is said. Raises what `export` and
+        """The model as canonical ONNX with its golden set; reports what the run leaves out. Raises what `export` and
         `find_unserved` raise."""
         for name in find_unserved(self.spec, self.selection):
             reason = f"no backend of the spec ({', '.join(self.spec.backends)}) builds for it"
@@ -166,7 +167,7 @@ class Run(Work):
         return self.plan(self.quantize(self.export()))
 
     def time(self, judgement: Judged) -> Judged:
-        """The same with latency reports, where the spec asks for them. One by one: two engines at once would time each
+        """The units with latency reports, if the spec asks for them. One by one: two engines at once would time each
         other."""
         units = tuple(self.runner.call(measure, unit, judgement.exported, self) for unit in judgement.units)
         return replace(judgement, units=units)
@@ -176,7 +177,7 @@ class Run(Work):
         return draft_version(judgement, self)
 
     def publish(self, judgement: Judged) -> Outcome:
-        """The version that holds what passed; then which node drifted in what failed."""
+        """The version with the engines that passed; then the attributions of those that failed."""
         judgement = self.time(judgement)
         draft = self.draft(judgement)
         outcome = self.runner.call(publish_version, draft, self.context)
@@ -198,8 +199,8 @@ class Run(Work):
     def _search(
         self, kinds: Sequence[Searched], export_result: Exported, ranges: Observed | StepFailure | None
     ) -> Mapping[Searched, SearchResult | StepFailure]:
-        """What the searches that the spec asks for chose, by kind of int8, or why there is none: calibration failed, or
-        the search, which is one job for all kinds."""
+        """The results of the spec's searches by kind of int8, or why there is none: calibration failed, or the search,
+        which is one job for all kinds."""
         if not kinds or isinstance(ranges, StepFailure):
             return dict.fromkeys(kinds, ranges) if isinstance(ranges, StepFailure) else {}
         try:

@@ -39,9 +39,8 @@ from pipeline.values import Exported, Graph, Json, Observed, StepFailure, Unit
 class OnRecord:
     """The export, whose golden set is '' where that is not on record, and the graphs that are known.
 
-    missing: the steps that are not on record, as far as that shows before they run.
-    missed: graphs, not among these, that a search shall take the place of.
-    exported: None where the export is not on record.
+    missing: the steps that are not on record, as far as that shows before they run.  missed: graphs, not among these,
+    that a search will replace.  exported: None where the export is not on record.
     """
 
     exported: Exported | None = None
@@ -65,8 +64,8 @@ def open_records(store: Store) -> RunContext:
 
 
 class _Recalling(InProcess):
-    """Leaves out graphs that are not on record, and takes one without its checks, which may have failed, where these
-    are not. missing: the steps that are lacking."""
+    """Leaves out graphs that are not recorded, and takes a graph without its checks if those are not recorded (they may
+    have failed).  missing: the steps that are not recorded."""
 
     def __init__(self) -> None:
         self.missing: list[str] = []
@@ -145,8 +144,8 @@ _PROVING = ("golden", "proof")
 class UnitForecast:
     """A unit of the plan. action: as of a `Unit`, or 'unknown'.  unit: None where the graph is not known.
 
-    proven_again: whether its engine is there, and a build proves it all the same.
-    required: whether `build.required` of the spec names it.
+    proven_again: whether its engine exists, and a build would prove it again.  required: whether `build.required` of
+    the spec names it.
     """
 
     candidate: PlanCandidate

@@ -1,8 +1,8 @@
 """The plan: spec x targets x precisions x backends -> units, each with its build key, its action and the reason.
 
-int8 graphs that plain ranges gave and that miss their limits are searched: what int8 takes, and how. The search is
-asked for the very limits that the graph was judged by, on calibration samples; its graph is judged by the golden set
-like any other. A search that fails leaves the graph failed, and every other unit alone.
+If an int8 graph with plain ranges misses its limits, a search chooses which nodes int8 takes, and how. The search has
+the limits that the graph was judged by, on calibration samples; its graph is judged by the golden set like any other. A
+search that fails leaves the graph failed, and every other unit alone.
 """
 
 import itertools
@@ -71,7 +71,7 @@ class PlanCandidate:
 
     @property
     def absence(self) -> str:
-        """That the vendor's support matrix lacks it; '' where it lists it, or none was read."""
+        """A note that the vendor's support matrix lacks it; '' if it lists it, or none was read."""
         matrix = self.backend.capabilities.matrix
         return matrix.explain_absence(self.target.compute_capability, self.precision) if matrix else ""
 
@@ -161,8 +161,8 @@ def find_unserved(spec: ModelSpec, selection: Selection) -> tuple[str, ...]:
 
 
 def plan_builds(export: Exported, graphs: Sequence[Graph], work: Work) -> BuildPlan:
-    """Decide for every unit whose graph is known whether it is built, already there, refused, or has failed with its
-    graph, which no target's engine can put right; and say why."""
+    """Decide, with the reason, for every unit whose graph is known whether it is built, already exists, is refused, or
+    has failed because its graph failed."""
     spec = work.spec
     graphs_by_variant, causes = {graph.variant: graph for graph in graphs}, Causes(work)
     model, units = export.model, list[Unit]()
@@ -347,9 +347,9 @@ def search_missed(
     missed_graphs: Sequence[MissedGraphs], export: Exported, ranges: Observed | None, work: Work
 ) -> tuple[Graph, ...]:
     """Graphs in the place of those that missed their limits, searched together and judged anew; where the search fails,
-    the same ones. Each says why it was searched and what came of it.
+    the same ones. Each has notes on the reason for the search and its result.
 
-    Raises what says nothing about the search: something out of reach, a damaged blob, a cancelled step.
+    Raises errors that are not about the search: something out of reach, a damaged blob, a cancelled step.
     """
     for group in missed_graphs:
         text = f"{group.why}; a search chooses the nodes that int8 takes"

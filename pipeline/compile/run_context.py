@@ -34,11 +34,11 @@ Recalled = TypeVar("Recalled")
 @dataclass(frozen=True)
 class RunContext:
     """What the steps of a run share. executor: builds engines, on whatever machine.  local: runs everything else here:
-    what needs the spec's files, and the proofs, because whether an engine can run is asked of this machine.
+    what needs the spec's files, and the proofs, because a proof shows that an engine runs on this machine.
 
-    started_at: when the run began here (ISO 8601, UTC), for its provenance.
-    copies: what records are read from instead of the store, which has them too.
-    foresees: whether it is asked what a run would do, so that a step that is not on record may stay unknown.
+    started_at: when the run began here (ISO 8601, UTC), for its provenance.  copies: of the store's records, which are
+    read instead of those.  foresees: whether it is asked what a run would do, so that a step that is not on record may
+    stay unknown.
     """
 
     foresees: ClassVar[bool] = False
@@ -113,8 +113,8 @@ class RunContext:
     def run_to_end(
         self, executor: Executor, name: str, job: Job[Result], words: Callable[[Result], str] = lambda _: ""
     ) -> Result:
-        """Run a job as `run_job` does, and emit that it is done. words: what came of it, from its result.  executor:
-        where it runs."""
+        """Run a job as `run_job` does, and emit that it is done. words: describes its result.  executor: where it
+        runs."""
         value = self.run_job(executor, name, job)
         self.progress.emit(Finished(name, words=words(value)))
         return value
@@ -122,7 +122,7 @@ class RunContext:
 
 @dataclass(frozen=True)
 class Work:
-    """A spec, the context to work on it in, and the part of it that is wanted: what every step takes."""
+    """A spec, the context to work on it in, and the selected part of it: the argument of every step."""
 
     spec: "ModelSpec"
     context: RunContext

@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 
 import onnx
@@ -28,7 +29,7 @@ _SHAPING = frozenset({"Reshape", "Expand", "ConstantOfShape", "Concat", "Tile"})
 
 def fixed_axes(graph: onnx.GraphProto) -> dict[tuple[str, int], int]:
     """(input, axis) and the only size with which the graph can run: the channels of a convolution, the features of a
-    matrix product. Looked at are weights that the input meets first, behind casts and transpositions too."""
+    matrix product. They come from the first weights that the input meets, also after casts and transpositions."""
     weights = {name: tuple(tensor.dims) for name, tensor in _constants(graph).items()}
     users: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
@@ -139,11 +140,10 @@ class FoundModel:
     deciding: frozenset[str] = frozenset()
 
     def hold_sizes(self, sizes: Mapping[str, int], ranges: Mapping[str, tuple[int, int]]) -> "FoundModel":
-        """The same with dims that hold the sizes of requests, and but for batches are tuned for the usual ones.
-
-        A dim that was only guessed holds the usual size alone. Any other but a batch goes down to half of the least:
-        far below what was asked, an image is all border, and no data says what is right there.
-        ranges: the least and the greatest size of all requests.
+        """The model with dims that include the sizes of requests and, except batches, are tuned for the usual ones. A
+        guessed dim has only the usual size. Any other dim except a batch goes down to half of the least size: far below
+        the requests, an image is all border, and no data shows the right answer.  ranges: the least and the greatest
+        size of all requests.
 
         Raises DataError for a size that is no multiple of what the model takes.
         """
@@ -169,15 +169,37 @@ class FoundModel:
         return replace(self, dims=dims)
 
 
+@dataclass(frozen=True)
+class FoundEnsemble:
+    """An ensemble of Triton's. graphs: configurations by the graphs' names, in the order of the data flow.
+    connections: 'GRAPH.INPUT' -> its source.  outputs: as 'GRAPH.OUTPUT'."""
+
+    name: str
+    graphs: Mapping[str, Path]
+    connections: Mapping[str, str]
+    outputs: tuple[str, ...]
+
+
 def is_batch(name: str) -> bool:
     """Whether a dim of this name counts the samples of a batch."""
     return "batch" in name.lower() or name.lower() in ("n", "b", "bs")
 
 
 def model_name(text: str) -> str:
-    """A name for the registry out of a file's name: lower case, every run of other characters as one '-'."""
+    """A registry name made from a file's name: lower case, every run of other characters as one '-'."""
     slug = re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-._")
     return re.sub(r"\.{2,}", ".", slug)[:63].rstrip("-._") or "model"
+
+
+def graph_key(stem: str, keys: Sequence[str]) -> str:
+    """A graph's name out of its file's; with a number where another has it."""
+    slug = re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-_")[:28] or "graph"
+    return next(name for name in (slug, *(f"{slug}-{number}" for number in range(2, 99))) if name not in keys)
+
+
+def input_name(text: str) -> str:
+    """A name for an input of an ensemble out of a tensor's."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "_", text)[:64]
 
 
 def name_axes(inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
@@ -229,7 +251,7 @@ def _terms(dim: str, every: Collection[str]) -> list[str]:
 
 
 def _identifier(text: str) -> str | None:
-    """A dim's own name where it says something: not the counted names that converters give."""
+    """A dim's own name if it has a meaning: not the numbered names that converters make."""
     word = re.sub(r"\W+", "_", text).strip("_")
     counter_match = re.fullmatch(r"(?:unk_+|dynamic_axes_|(?:p2o_)?DynamicDimension_|s|d|dim_?)\d+", word)
     return word if word.isidentifier() and not counter_match else None
@@ -289,7 +311,7 @@ def find_states(
 
 
 def begin_empty(facts: FoundModel, outputs: Sequence[TensorSpec]) -> FoundModel:
-    """The same with 0 as the least size of dims that states alone have and that grow: the output does not give its axis
+    """The model with 0 as the least size of dims that only states have and that grow: the output does not give its axis
     the input's name."""
     input_dims = {dim for spec in without_states(facts.inputs, facts.states) for dim in spec.shape}
     input_shapes, output_shapes = ({spec.name: spec.shape for spec in specs} for specs in (facts.inputs, outputs))
@@ -297,14 +319,14 @@ def begin_empty(facts: FoundModel, outputs: Sequence[TensorSpec]) -> FoundModel:
     grown_dims = {
         dim for pairs in axis_pairs for dim, output_dim in pairs if isinstance(dim, str) and output_dim != dim
     } - input_dims
-    reason = "what calls have left; none before the first"
+    reason = "the length that earlier calls left; 0 before the first call"
     dims = {name: replace(dim, min=0, multiple=1, why=reason) for name, dim in facts.dims.items() if name in grown_dims}
     return replace(facts, dims={**facts.dims, **dims})
 
 
 def as_inputs(facts: FoundModel, states: Collection[State] | None = None) -> FoundModel:
-    """The same with its states, or the chosen ones, as inputs like others, which are never empty: as in requests that
-    hold them."""
+    """The model with its states, or the chosen ones, as ordinary inputs, which are never empty: for requests that
+    contain them."""
     remaining_states = tuple(state for state in facts.states if states is not None and state not in states)
     names = {state.input for state in remaining_states}
     state_dims = {dim for spec in facts.inputs if spec.name in names for dim in spec.shape}
@@ -317,7 +339,7 @@ def as_inputs(facts: FoundModel, states: Collection[State] | None = None) -> Fou
 
 
 def stem_of(name: str) -> tuple[str, ...]:
-    """The words of a name that do not say which way it goes; numbers are words, and a 0 at the end of a letter goes."""
+    """The words of a name without those for a direction (in, out); numbers are words, and 'h0' and 'hn' become 'h'."""
     split_name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)
     words = [word.lower() for word in re.split(r"[^A-Za-z0-9]+", _WORD.sub("_", split_name)) if word]
     return tuple(re.sub(r"^([a-z])[0n]$", r"\1", word) for word in words) or (("cache",) if _CACHE.search(name) else ())

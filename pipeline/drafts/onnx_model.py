@@ -6,26 +6,30 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
 import onnx
 
 from builders.backends.known_faults import COMPILERS, find_faults
-from builders.onnx_graphs.bodies import list_captured, list_reads
+from builders.onnx_graphs.bodies import copied, list_captured, list_reads
 from builders.onnx_graphs.structure import find_source
-from builders.onnx_graphs.weights import has_external
+from builders.onnx_graphs.weights import is_external, place_of, set_place, size_of, to_array
 from enginesmith.client.layouts.protobuf_text import ProtoMessage, parse
-from enginesmith.core.errors import InputError, ModelError
-from enginesmith.core.state import without_states
+from enginesmith.core.errors import InputError, ModelError, digest_of_bytes
+from enginesmith.core.state import ENSEMBLE, without_states
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import Scalar, TensorSpec
 from pipeline.drafts.facts import (
     FoundDim,
+    FoundEnsemble,
     FoundModel,
     begin_empty,
     find_sizes,
     find_states,
     fixed_axes,
+    graph_key,
+    input_name,
     model_name,
     name_axes,
     suggest_metric,
@@ -59,8 +63,9 @@ def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = M
     Outputs that are no tensors of numbers are left out. Raises ModelError as `load_onnx` and `canonical`, and for
     inputs that no spec can have.
     """
-    model = load_onnx(path, path.resolve().parent)
+    model = load_onnx(path, path.resolve().parent, 0)
     fix_inputs(model, arguments)
+    constants = {tensor.name: to_array(tensor) for tensor in model.graph.initializer if tensor.name in arguments}
     omitted_outputs = _find_left_out(model)
     output_names = dict.fromkeys(value.name for value in model.graph.output if value.name not in omitted_outputs)
     if not output_names:
@@ -74,7 +79,7 @@ def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = M
     tidy_model = model if unknown_inputs else canonical(model)
     fixed_sizes = fixed_axes(tidy_model.graph)
     if not inputs:
-        raise ModelError("the model takes no inputs, so that what it computes is constant; there is nothing to build")
+        raise ModelError("the model has no inputs, so its outputs are constant; there is nothing to build")
     counts = Counter(node.op_type for node in all_nodes(tidy_model) if node.op_type != "Constant")
     model_facts = FoundModel(
         name=_name(path),
@@ -92,7 +97,9 @@ def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = M
         return model_facts
     output_specs = [spec_of(value, "output") for value in tidy_model.graph.output]
     model_facts = find_dims(
-        model_facts, lambda: open_graph(tidy_model, path, model_facts.name), likely_sizes=find_sizes(tidy_model.graph)
+        model_facts,
+        lambda: open_graph(tidy_model, path, model_facts.name, constants),
+        likely_sizes=find_sizes(tidy_model.graph),
     )
     states = find_states(model_facts.inputs, output_specs, _sources(tidy_model))
     notes = (*model_facts.notes, *_share(tidy_model, model_facts), *_refusals(tidy_model))
@@ -101,17 +108,30 @@ def look_at_onnx(path: Path, spec_path: str, arguments: Mapping[str, Scalar] = M
 
 def _share(model: onnx.ModelProto, facts: FoundModel) -> Iterator[str]:
     """How much of the model int8 can take, where fp16 makes sense for it. model: canonical."""
-    if "fp16" not in dict(facts.precisions) or model.ByteSize() > _LARGEST_COUNTED or has_external(model):
+    if "fp16" not in dict(facts.precisions) or size_of(model) > _LARGEST_COUNTED:
         return
     sizes = {spec.name: spec.at({name: dim.opt for name, dim in facts.dims.items()}) for spec in facts.inputs}
     try:
-        ready_model = prepare_model(model)
-        share = narrow_share(ready_model, {site.node for site in find_sites(ready_model)[0]}, sizes)
+        with TemporaryDirectory() as folder:
+            ready_model = prepare_model(_linked(model, Path(folder)))
+            share = narrow_share(ready_model, {site.node for site in find_sites(ready_model)[0]}, sizes)
     except ModelError:  # of an opset that is not lifted: a build says so
         return
     if share is not None:
         share_note = "; less than 10 % makes no int8 engine" if share < LEAST_SHARE else ""
         yield f"int8 can take {100 * share:.0f} % of the multiplications with weights{share_note}"
+
+
+def _linked(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
+    """A copy whose external weights lie behind links in `folder`, where weights that are computed of them go."""
+    copy = copied(model)
+    for tensor in filter(is_external, copy.graph.initializer):
+        file, *span = place_of(tensor)
+        link = folder / digest_of_bytes(file.encode())
+        if not link.is_symlink():
+            link.symlink_to(file)
+        set_place(tensor, str(link), *span)
+    return copy
 
 
 def _refusals(model: onnx.ModelProto) -> Iterator[str]:
@@ -125,8 +145,7 @@ def _refusals(model: onnx.ModelProto) -> Iterator[str]:
 
 
 def _suggest_metric(model: onnx.ModelProto, outputs: Sequence[str]) -> dict[str, object]:
-    """The task metric that the shapes of these outputs make evident, of what a caller gives and gets; empty where
-    nothing is known of them."""
+    """The task metric that the shapes of a caller's inputs and outputs make evident; empty if they are unknown."""
     inputs = _inputs(model)
     output_values = [value for value in model.graph.output if value.name in outputs]
     if any(map(_is_unranked, (*inputs, *output_values))):
@@ -221,7 +240,7 @@ def _deciding_inputs(model: onnx.ModelProto) -> set[str]:
 
 
 def _list_sources(model: onnx.ModelProto, names: Iterable[str]) -> set[str]:
-    """These names, and all that they are computed from otherwise than by the choice of a branch."""
+    """These names, and all that they are computed from except by the choice of a branch."""
     source_names = {*names}
     for node in reversed(model.graph.node):
         if not source_names.isdisjoint(node.output):
@@ -236,9 +255,10 @@ def _precisions(model: onnx.ModelProto, counts: Counter[str]) -> tuple[tuple[str
     other_types = data_types & {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16, onnx.TensorProto.DOUBLE}
     reason = ""
     if quantized_ops := counts.keys() & (_INTEGER | {"DynamicQuantizeLSTM"}):
-        reason = f"it came quantized ({', '.join(sorted(quantized_ops))}), and other precisions would quantize twice"
+        op_text = ", ".join(sorted(quantized_ops))
+        reason = f"the source model is quantized ({op_text}), and other precisions would quantize twice"
     elif "DequantizeLinear" in counts:
-        reason = "it computes in float with weights that came in 8 or 4 bits"
+        reason = "it computes in float with weights that are stored in 8 or 4 bits"
     elif counts.keys() & _TREES:
         reason = "decision trees have no weights that 16 or 8 bits would make smaller"
     elif other_types and onnx.TensorProto.FLOAT not in data_types:
@@ -262,17 +282,12 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
 
     Raises InputError for a configuration of another platform, and where the model's file is not found.
     """
-    if config.stat().st_size > LARGEST_BYTES:
-        raise InputError(f"{config} is over {LARGEST_BYTES} bytes; a configuration is a short text")
-    try:
-        config_message = parse(config.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise InputError(f"{config} is not protobuf text: {error}") from error
+    config_message = _read_config(config)
     platform = config_message.text("backend") or config_message.text("platform") or "onnxruntime"
     if not platform.startswith("onnxruntime"):
-        remedy = "the ONNX files of its steps, in their order" if platform == "ensemble" else "the model"
+        remedy = f"run `enginesmith init {config}`" if platform == ENSEMBLE else "name the model"
         raise InputError(
-            f"{config} is of the platform {platform!r}; only configurations of onnxruntime are read: name {remedy}"
+            f"{config} is of the platform {platform!r}; only configurations of onnxruntime are read: {remedy}"
         )
     name = config_message.text("default_model_filename") or "model.onnx"
     version_numbers = config_message.message("version_policy").message("specific").numbers("versions")
@@ -305,6 +320,47 @@ def look_at_triton(config: Path, folder: Path) -> FoundModel:
     return _take_batch(_take_sizes(model_facts, config_message), config_message)
 
 
+def _read_config(config: Path) -> ProtoMessage:
+    if config.stat().st_size > LARGEST_BYTES:
+        raise InputError(f"{config} is over {LARGEST_BYTES} bytes; a configuration is a short text")
+    try:
+        return parse(config.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise InputError(f"{config} is not protobuf text: {error}") from error
+
+
+def look_at_ensemble(config: Path) -> FoundEnsemble | None:
+    """The ensemble of a configuration in a model repository; None for another. Raises InputError for steps in a circle
+    and for an output that no step has."""
+    message = _read_config(config) if config.is_file() else ProtoMessage()
+    if message.text("platform") != ENSEMBLE:
+        return None
+    steps, sources = dict[str, ProtoMessage](), dict[str, str]()
+    for step in message.message("ensemble_scheduling").messages("step"):
+        key = graph_key(step.text("model_name").rpartition("@")[2], [*steps])
+        steps[key] = step
+        sources |= {tensor: f"{key}.{output}" for output, tensor in _read_map(step, "output_map").items()}
+    graphs, connections = dict[str, Path](), dict[str, str]()
+    while waiting := {key: _read_map(step, "input_map") for key, step in steps.items() if key not in graphs}:
+        givers = {tensor for key in waiting for tensor in _read_map(steps[key], "output_map").values()}
+        key = next((key for key, tensors in waiting.items() if givers.isdisjoint(tensors.values())), "")
+        if not key:
+            raise InputError(f"{config}: each of the steps {', '.join(waiting)} takes what another gives; correct it")
+        graphs[key] = config.resolve().parents[1] / steps[key].text("model_name") / config.name
+        tensors = {f"{key}.{name}": tensor for name, tensor in waiting[key].items() if tensor != f"{key}.{name}"}
+        connections |= {name: sources.get(tensor, input_name(tensor)) for name, tensor in tensors.items()}
+    output_names = [output.text("name") for output in message.messages("output")]
+    if lost_outputs := [name for name in output_names if name not in sources]:
+        raise InputError(f"{config}: no step gives the output {lost_outputs[0]!r}; correct it")
+    name = model_name(message.text("name") or config.resolve().parent.name)
+    return FoundEnsemble(name, graphs, connections, tuple(sources[name] for name in output_names))
+
+
+def _read_map(step: ProtoMessage, name: str) -> dict[str, str]:
+    """A map of a step: a model's tensors by name, and those of the ensemble."""
+    return {entry.text("key"): entry.text("value") for entry in step.messages(name)}
+
+
 # Fields of a configuration and of its messages that a spec has, in whatever section, or that follow from the model.
 _KEPT: Mapping[str, str] = {
     "": "name platform backend version_policy max_batch_size input output dynamic_batching instance_group "
@@ -321,12 +377,12 @@ def _find_dropped(config: ProtoMessage, model: Path) -> Iterator[str]:
     kept_counts = policy.message("latest").numbers("num_versions")
     if (count := max(1, len({*policy.message("specific").numbers("versions")}), *kept_counts)) > 1:
         path_text = f"{model.parent.name}/{model.name}"
-        yield f"version_policy: serves {count} versions, and a spec builds one: {path_text} is taken"
+        yield f"version_policy: serves {count} versions, but a spec builds one: {path_text} is used"
     for name, field_names in _KEPT.items():
         messages = config.messages(name) if name else [config]
         fields = dict.fromkeys(field for message in messages for field in message.fields)
         for field in (field for field in fields if field not in field_names.split()):
-            yield f"{f'{name}.' if name else ''}{field}: not taken, since no spec has it"
+            yield f"{f'{name}.' if name else ''}{field}: ignored, because specs have no such key"
 
 
 def _read_serving(config: ProtoMessage, place: Path, folder: Path) -> dict[str, object]:
@@ -358,18 +414,18 @@ def _is_batched(config: ProtoMessage) -> bool:
 
 
 def _find_unfit(facts: FoundModel, config: ProtoMessage) -> Iterator[str]:
-    """What the configuration says of inputs that the model does not have so, and that is not taken."""
+    """The configuration's inputs that do not fit the model, and are ignored."""
     ranks = {spec.name: len(spec.shape) - _is_batched(config) for spec in facts.inputs}
     for message in config.messages("input"):
         name, served_rank = message.text("name"), len(_served_shape(message))
         if name not in ranks:
             yield f"input {name!r}, which the model does not have; it has {', '.join(ranks)}"
         elif served_rank != ranks[name]:
-            yield f"input {name!r} has {pluralize(served_rank, 'size')}, and the model takes {ranks[name]}: not taken"
+            yield f"input {name!r} has {pluralize(served_rank, 'size')}, but the model takes {ranks[name]}: ignored"
 
 
 def _take_sizes(facts: FoundModel, config: ProtoMessage) -> FoundModel:
-    """A dim that is served at one size, or at several of them by other inputs, has these in the spec."""
+    """Give a dim the sizes at which it is served: one, or several by different inputs."""
     shapes = {message.text("name"): _served_shape(message) for message in config.messages("input")}
     sizes: dict[str, set[int]] = {}
     for spec in facts.inputs:
@@ -389,7 +445,8 @@ def _take_sizes(facts: FoundModel, config: ProtoMessage) -> FoundModel:
 
 
 def _served_shape(message: ProtoMessage) -> tuple[int, ...]:
-    """What the model gets of an input, without the batch; -1 is any size, and so is what is no number."""
+    """The shape of an input as the model gets it, without the batch; -1 means any size, and so does a value that is not
+    a number."""
     reshape = message.message("reshape")
     texts = reshape.fields.get("shape", []) if "reshape" in message.fields else message.fields.get("dims", [])
     return tuple(int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 100 else -1 for text in texts)

@@ -14,14 +14,16 @@ from types import MappingProxyType
 import numpy as np
 import onnx
 
+from builders.onnx_graphs.bodies import copied
 from builders.onnx_graphs.outline import lacks_lists
 from builders.onnx_graphs.structure import find_tables
-from builders.onnx_graphs.weights import has_external
+from builders.onnx_graphs.weights import embed, has_external, is_external, size_of
 from builders.reference import open_interpreter, run_within, words_of
 from enginesmith.arrays import check_inputs
 from enginesmith.core.errors import DataError, ModelError
 from enginesmith.core.types import PLUS, Dim, Tensors, TensorSpec, rename_dims
 from pipeline.drafts.facts import LARGEST_BATCH, LARGEST_SIZE, FoundDim, FoundModel, is_batch
+from pipeline.sources.request import MOST_EMBEDDED_BYTES
 from validation.data.samples import resize
 from validation.golden.golden_set import edge_sizes
 
@@ -44,18 +46,28 @@ _MOST_ELEMENTS = 1 << 26
 Run = Callable[[Tensors], object]
 
 
-def open_graph(model: onnx.ModelProto, path: Path, title: str) -> Run:
+def open_graph(model: onnx.ModelProto, path: Path, title: str, constants: Tensors = MappingProxyType({})) -> Run:
     """A way to run an ONNX graph, at places within its tables; one whose weights or lists stay in files is opened as
-    the file that it was read from.
+    the file that it was read from. constants: inputs of that file that are none of the graph.
 
     Raises ModelError where it does not load.
     """
-    session = open_interpreter(path if has_external(model) or lacks_lists(model) else model.SerializeToString(), title)
-    tables = find_tables(model.graph)
+    is_file = has_external(model) or lacks_lists(model)
+    try:
+        session = open_interpreter(path if is_file else model.SerializeToString(), title)
+    except ModelError:
+        if not has_external(model) or size_of(model) > MOST_EMBEDDED_BYTES:
+            raise
+        # onnxruntime does not read the file's IR version, and the graph has an older one.
+        is_file, whole_model = False, copied(model)
+        for tensor in filter(is_external, whole_model.graph.initializer):
+            embed(tensor)
+        session = open_interpreter(whole_model.SerializeToString(), title)
+    tables, fixed_inputs = find_tables(model.graph), constants if is_file else {}
 
     def run(inputs: Tensors) -> object:
         indices = {name: np.minimum(inputs[name], tables[name] - 1) for name in inputs.keys() & tables.keys()}
-        return run_within(session, {**inputs, **indices}, RUN_SECONDS)
+        return run_within(session, {**inputs, **indices, **fixed_inputs}, RUN_SECONDS)
 
     return run
 
@@ -68,9 +80,9 @@ def find_dims(
 ) -> FoundModel:
     """The model with the sizes that its dims may have, and with one name for dims that must be equal.
 
-    open_model: gives what runs it, or raises ModelError.  known_sizes: at which it is said to run, which are tried
-    first.  likely_sizes: of any dim, which are tried beside the usual ones. Where the graph does not load, or runs at
-    no size that is tried, sizes are guessed and the reason says so.
+    open_model: returns a function that runs it, or raises ModelError.  known_sizes: at which it should run; tried
+    first.  likely_sizes: of any dim; tried beside the usual ones. If the graph does not load, or runs at no tried size,
+    sizes are guessed and the reason says so.
     """
     shapes = (spec.shape for spec in facts.inputs)
     names = list(dict.fromkeys(dim for dim in chain(*shapes) if isinstance(dim, str) and PLUS not in dim))
@@ -153,7 +165,7 @@ def _hold_edges(
             )
         else:
             high = usual_size
-        reason = f"with all sizes of the others the graph ran at {low} and {high}"
+        reason = f"the graph ran at {low} and {high} with all sizes of the other dims"
         narrow_dims[name] = replace(dim, min=low, opt=min(max(dim.opt, low), high), max=high, why=reason)
 
 
@@ -280,7 +292,8 @@ class _Probe:
 
 
 def _candidates(names: Sequence[str], likely_sizes: Sequence[int]) -> Iterator[dict[str, int]]:
-    """Sizes to try: 1 for batches and for ever more of the other dims, one size for all that are left; then others.
+    """Sizes to try: 1 for batches and for a growing number of the other dims, one common size for the rest; then
+    others.
 
     likely_sizes: tried after the usual ones where free dims have one size, before them where their sizes differ."""
     batch_names = [name for name in names if is_batch(name)]

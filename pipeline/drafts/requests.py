@@ -79,9 +79,9 @@ def _read_lines(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
 
 
 def _read_json(path: Path, inputs: Sequence[TensorSpec]) -> Iterator[Tensors]:
-    remedy = "one object a line belongs into a .jsonl file"
+    remedy = "put one object per line into a .jsonl file"
     if (size := path.stat().st_size) > MOST_JSON_BYTES:
-        raise DataError(f"{path} has {format_bytes(size)}, and is read in one piece; {remedy}")
+        raise DataError(f"{path} has {format_bytes(size)}, which is too large for a .json file; {remedy}")
     try:
         document = parsing.load_json(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError, OSError) as error:
@@ -114,7 +114,8 @@ def _read_images(
     from PIL import Image, ImageOps
 
     if len(inputs) != 1 or len(inputs[0].shape) not in (3, 4):
-        raise DataError(f"a folder of images needs a model whose one input is an image; this has {len(inputs)} inputs")
+        input_texts = ", ".join(f"{spec.name} with {len(spec.shape)} axes" for spec in inputs)
+        raise DataError(f"a folder of images needs a model with one input of 3 or 4 axes; this one has {input_texts}")
     spec = inputs[0]
     shape = spec.at({dim.name: dim.opt for dim in dims})[-3:]
     channels_last = shape[-1] in (1, 3) and shape[0] not in (1, 3)
@@ -167,8 +168,8 @@ class RequestInput:
 
 
 def observe_requests(path: Path) -> dict[str, RequestInput]:
-    """The inputs in a file or folder of requests, by name; the single array of an .npy file is named ''. Empty where
-    nothing is said, as by images, or of differing names or numbers of axes."""
+    """The inputs in a file or folder of requests, by name; the single array of an .npy file is named ''. Empty for
+    requests without this information, such as images, and if names or numbers of axes differ."""
     request_inputs: dict[str, RequestInput] = {}
     for request in itertools.islice(_observe(path), _MOST):
         if request_inputs and request_inputs.keys() != request.keys():
@@ -184,7 +185,8 @@ def observe_requests(path: Path) -> dict[str, RequestInput]:
 
 
 def _observe(path: Path) -> Iterator[dict[str, RequestInput]]:
-    """Each request, or each file of stacked ones. A file that cannot be read ends it: whoever reads all says why."""
+    """Each request, or each file of stacked ones. A file that cannot be read ends it: reading all requests reports the
+    reason."""
     suffix = path.suffix.lower()
     try:
         if path.is_dir():
@@ -239,9 +241,9 @@ class Reading:
 def list_readings(
     guesses: Sequence[TensorSpec], requests: Mapping[str, RequestInput], any_rank: bool
 ) -> Iterator[Reading]:
-    """What the requests may mean, the likeliest first: axis 0 of arrays counts samples, or complete inputs; JSON has
-    complete inputs, or samples. An axis that varies has a name, or that of a guess of as many axes; any other but
-    axis 0 has its size.
+    """The possible readings of the requests, the likeliest first: axis 0 of arrays counts samples, or complete inputs;
+    JSON has complete inputs, or samples. An axis that varies has a name, or that of a guess of as many axes; any other
+    but axis 0 has its size.
 
     guesses: of the model's inputs, of no dtype and no axes where there is no guess.  any_rank: whether the model takes
     other numbers of axes too, as one that begins with a linear layer does.
@@ -311,10 +313,9 @@ class SplitRequests:
 def split_requests(path: Path, inputs: Sequence[TensorSpec], dims: Sequence[Dim], scaling: Scaling) -> SplitRequests:
     """Read requests and part them: a fifth, and `MOST_GOLDEN` at most, for golden data, the rest for calibration.
 
-    Which request goes where follows from its content, so that equal requests, of which one is kept, and the order of
-    the file change nothing. A request for a batch counts as one for each sample. All that are kept have the sizes that
-    most have; where fewer than `FEWEST_EQUAL` have those, the others are cut or repeated to them. scaling: of images,
-    see `read_requests`.
+    A request's content decides where it goes, so the order of the file and equal requests (one is kept) change nothing.
+    A request for a batch counts as one for each sample. All that are kept have the sizes that most have; where fewer
+    than `FEWEST_EQUAL` have those, the others are cut or repeated to them. scaling: of images, see `read_requests`.
 
     Raises DataError for what cannot be read or does not fit the inputs, for NaN and infinities, and for fewer than two
     different requests.

@@ -10,7 +10,7 @@ import yaml
 from enginesmith.core.errors import InputError
 from enginesmith.core.state import State, step_inputs
 from enginesmith.core.types import TensorSpec
-from pipeline.drafts.facts import FoundModel, as_inputs, stem_of
+from pipeline.drafts.facts import FoundEnsemble, FoundModel, as_inputs, input_name, stem_of
 from pipeline.sources.onnx_header import HeaderTensor, can_be_equal, format_shape
 from pipeline.spec.source import FILL_IN
 
@@ -123,19 +123,16 @@ class FoundConnection:
     why: str
 
 
-def graph_key(stem: str, keys: Sequence[str]) -> str:
-    """A graph's name out of its file's; with a number where another has it."""
-    slug = re.sub(r"[^a-z0-9_-]+", "-", stem.lower()).strip("-_")[:28] or "graph"
-    return next(name for name in (slug, *(f"{slug}-{number}" for number in range(2, 99))) if name not in keys)
-
-
 def _steps(graph: FoundGraph) -> tuple[TensorSpec, ...]:
     """Inputs of a graph in each step: all but its states."""
     return step_inputs(graph.model.inputs, graph.model.states)
 
 
-def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
-    """What gives each input that takes an output of a graph before it, or shares an input of the whole with one."""
+def find_connections(graphs: Sequence[FoundGraph], ensemble: FoundEnsemble | None = None) -> list[FoundConnection]:
+    """The source of each input that takes an output of an earlier graph, or shares an input of the ensemble with
+    one. ensemble: of a config.pbtxt, which gives them."""
+    if ensemble:
+        return [FoundConnection(key, source, "as in config.pbtxt") for key, source in ensemble.connections.items()]
     connections = list[FoundConnection]()
     for index, graph in enumerate(graphs):
         for spec in _steps(graph):
@@ -143,8 +140,8 @@ def find_connections(graphs: Sequence[FoundGraph]) -> list[FoundConnection]:
             source_match = _find_giver(graph, spec, graphs[:index])
             shared_input = _find_shared(spec, graphs[:index])
             if shared_input is not None:
-                name = re.sub(r"[^A-Za-z0-9_-]+", "_", shared_input[1])[:64]
-                reason = "an input of the whole that goes to several"
+                name = input_name(shared_input[1])
+                reason = "an input of the ensemble that goes to several graphs"
                 connections.append(FoundConnection(".".join(shared_input), name, reason))
                 connections.append(FoundConnection(key, name, "the same, by name and shape"))
             elif source_match is not None:
@@ -167,10 +164,9 @@ def find_unconnected(graphs: Sequence[FoundGraph]) -> dict[str, bool]:
 
 
 def connect_states(graphs: Sequence[FoundGraph]) -> list[FoundGraph]:
-    """The graphs without the states that take what a graph before them gives: an input is one or the other.
-
-    The output's name says so, and it is no state of its own graph. Where it is one too (`hidden` and `hidden_out` in
-    both), it says so of graphs that nothing else connects; then it is no state of either.
+    """The graphs without the states that are connections: inputs that take an output of an earlier graph. The output
+    has the input's name, and is no state of its own graph. If it is a state there too (`hidden` and `hidden_out` in
+    both), it is a connection only between graphs that nothing else connects; then it is no state of either.
     """
     new_graphs = list(graphs)
     for index, graph in enumerate(new_graphs):
@@ -198,13 +194,10 @@ def _own_state(giver: tuple[FoundGraph, str]) -> bool:
 
 
 def _find_namesake(graph: FoundGraph, name: str, before: Sequence[FoundGraph]) -> tuple[FoundGraph, str] | None:
-    """The one output of a graph before it that an input of a graph has the name of."""
+    """The one output of an earlier graph that has the name of an input."""
     tensor = next(spec for spec in graph.model.inputs if spec.name == name)
     namesakes = [
-        (source, output.name)
-        for source in before
-        for output in source.gives
-        if _fits(output, tensor) and _alike(source, output, tensor)
+        (source, output.name) for source, output in _list_fitting(tensor, before) if _alike(source, output, tensor)
     ]
     return namesakes[0] if len(namesakes) == 1 else None
 
@@ -220,9 +213,8 @@ def _alike(graph: FoundGraph, out: HeaderTensor, spec: TensorSpec) -> bool:
 
 
 def _find_giver(graph: FoundGraph, spec: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str | None, str] | None:
-    """The output that an input of a graph takes, with the reason; None as the source where several could be it.
-
-    What another input of the graph takes by its name is none that type and shape alone say.
+    """The output that an input of a graph takes, with the reason; the source is None if several outputs are possible.
+    An output that another input takes by name is no candidate by type and shape.
     """
     tensor_text = f"{spec.dtype} {format_shape(spec.shape)}"
     if source_text := _find_named(spec, before):
@@ -232,7 +224,7 @@ def _find_giver(graph: FoundGraph, spec: TensorSpec, before: Sequence[FoundGraph
         hint = f"; it could be a state that takes {graph.key}.{state}" if state else ""
         return source_text, f"by name and shape, {tensor_text}{hint}"
     named_sources = {_find_named(step, before) for step in _steps(graph)}
-    pairs = [f"{source.key}.{output.name}" for source in before for output in source.gives if _fits(output, spec)]
+    pairs = [f"{source.key}.{output.name}" for source, output in _list_fitting(spec, before)]
     # Floats with a fixed size behind axis 0: an equal type and shape is then unlikely to be a coincidence.
     is_specific = spec.dtype.startswith("float") and any(isinstance(dim, int) and dim > 1 for dim in spec.shape[1:])
     fitting_pairs = [pair for pair in pairs if pair not in named_sources] if is_specific else []
@@ -243,11 +235,15 @@ def _find_giver(graph: FoundGraph, spec: TensorSpec, before: Sequence[FoundGraph
 
 def _find_named(spec: TensorSpec, before: Sequence[FoundGraph]) -> str | None:
     """The one output that has an input's name, else the one with a name like it."""
-    fitting_pairs = [(graph, output) for graph in before for output in graph.gives if _fits(output, spec)]
+    fitting_pairs = _list_fitting(spec, before)
     namesakes = [pair for pair in fitting_pairs if pair[1].name == spec.name]
     alike_pairs = [(graph, output) for graph, output in fitting_pairs if _alike(graph, output, spec)]
     candidates = next((pairs for pairs in (namesakes, alike_pairs) if len(pairs) == 1), ())
     return next((f"{graph.key}.{output.name}" for graph, output in candidates), None)
+
+
+def _list_fitting(spec: TensorSpec, before: Sequence[FoundGraph]) -> list[tuple[FoundGraph, HeaderTensor]]:
+    return [(graph, output) for graph in before for output in graph.gives if _fits(output, spec)]
 
 
 def _fits(out: HeaderTensor, spec: TensorSpec) -> bool:
@@ -266,17 +262,21 @@ def _find_shared(spec: TensorSpec, before: Sequence[FoundGraph]) -> tuple[str, s
     return None
 
 
-def write_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> str:
-    """The text of the ensemble's spec. files: of the specs of its graphs, by their names."""
-    return _ENSEMBLE_HEAD + "\n" + "\n".join(_sections_ensemble(ensemble_name, graphs, files)) + "\n"
+def write_ensemble(
+    name: str, graphs: Sequence[FoundGraph], files: Mapping[str, str], ensemble: FoundEnsemble | None = None
+) -> str:
+    """The text of an ensemble's spec. files: of the specs of its graphs, by their names.  ensemble: that it was."""
+    return _ENSEMBLE_HEAD + "\n" + "\n".join(_sections_ensemble(name, graphs, files, ensemble)) + "\n"
 
 
-def _sections_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: Mapping[str, str]) -> Iterator[str]:
-    connections = find_connections(graphs)
-    yield f"model: {quote(ensemble_name)}"
+def _sections_ensemble(
+    name: str, graphs: Sequence[FoundGraph], files: Mapping[str, str], ensemble: FoundEnsemble | None
+) -> Iterator[str]:
+    connections = find_connections(graphs, ensemble)
+    yield f"model: {quote(name)}"
     yield "graphs:                       # in the order of the data flow"
     yield from (f"  {graph.key}: {quote(files[graph.key])}" for graph in graphs)
-    loose_graphs = find_unconnected(graphs)
+    loose_graphs = {} if ensemble else find_unconnected(graphs)
     has_lines = bool(connections) or not all(loose_graphs.values())
     yield f"connections:{'   ' if has_lines else ' {}'}               # GRAPH.INPUT: what gives it"
     for connection in connections:
@@ -289,6 +289,8 @@ def _sections_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: 
         if not loose_graphs.get(graph.key, True):
             yield f"  # {FILL_IN}: nothing shows what connects {graph.key}; it takes {_list(graph.model.inputs)}"
             yield f"  #   and gives {_list(graph.gives)}"
+    if ensemble:
+        yield f"outputs: [{', '.join(map(quote, ensemble.outputs))}]"
     if any(loose_graphs.values()):
         inner = {
             *sources.values(),
@@ -296,17 +298,17 @@ def _sections_ensemble(ensemble_name: str, graphs: Sequence[FoundGraph], files: 
         }
         outputs = [f"{graph.key}.{output.name}" for graph in graphs for output in graph.gives]
         names_text = ", ".join(quote(output) for output in outputs if output not in inner)
-        yield f"outputs: [{names_text}]   # of graphs side by side, too: no output fits an input of theirs"
+        yield f"outputs: [{names_text}]   # also of graphs that do not feed each other"
     yield ""
     steps_text = ", sequence: sequence" if any(graph.model.states for graph in graphs) else ""
-    comment = "real inputs of the whole, with which it and its graphs are proven; arrays:"
+    comment = "real inputs of the ensemble, which prove it and its graphs; arrays:"
     yield f"golden: {{data: golden.npz{steps_text}}}    # {comment}"
     yield from (f"#   {line}" for line in _wanted(graphs, sources))
     if steps_text:
         yield "#   sequence: int64; of each sample, which is a step, the number of its sequence (docs/guides/state.md)"
     if suggestion := graphs[-1].model.metric:
         metric = {key: f"{graphs[-1].key}.{text}" if key in _OUTPUTS else text for key, text in suggestion.items()}
-        yield "# in golden, with right answers, which alone show a connection to a wrong output:"
+        yield "# in golden, with right answers: only these show that a connection uses the wrong output:"
         yield f"#   labels: ARRAY, metric: {quote(metric)}"
     yield f"# calibration: {{data: calibration.npz{steps_text}}}   # the same arrays of other samples, for int8"
     yield "publication: {channel: candidate}"
@@ -319,7 +321,7 @@ def _list(tensors: Sequence[TensorSpec] | Sequence[HeaderTensor]) -> str:
 
 
 def _wanted(graphs: Sequence[FoundGraph], sources: Mapping[str, str]) -> list[str]:
-    """The inputs of the whole: name, type and shape, each once."""
+    """The inputs of the ensemble: name, type and shape, each once."""
     input_lines = dict[str, str]()
     for graph in graphs:
         for spec in _steps(graph):
@@ -330,7 +332,7 @@ def _wanted(graphs: Sequence[FoundGraph], sources: Mapping[str, str]) -> list[st
 
 
 def check_unknown(graphs: Sequence[FoundGraph]) -> None:
-    """Raise InputError for an input of which a file does not say what it is: its shape connects it."""
+    """Raise InputError for an input whose shape its file does not state: connections need shapes."""
     for graph in graphs:
         for name, reason in graph.model.unknown.items():
             raise InputError(f"{graph.key}: input {name!r}: {reason}; export it with shapes, or write the spec by hand")

@@ -87,8 +87,8 @@ def look_at_module(folder: Path, entry: str, requests: Path | None = None) -> Fo
 def _read_requests(
     facts: SeenModel, request_inputs: Mapping[str, RequestInput], requests: Path, run: Run
 ) -> tuple[Reading | None, dict[str, int], str]:
-    """What the requests mean, as the module runs with the first of them, and the sizes of that; None where it does not,
-    and why by the likeliest meaning, or where they do not say."""
+    """The reading of the requests with which the module runs on the first of them, and its sizes; else None and the
+    reason for the likeliest reading."""
     refusal = ""
     guesses = [TensorSpec(tensor.name, tensor.dtype, tensor.shape or ()) for tensor in facts.inputs]
     for reading in list_readings(guesses, request_inputs, any(tensor.any_rank for tensor in facts.inputs)):

@@ -1,14 +1,6 @@
 """The catalog: which models must be served on which machines; and the version that each of its references names now.
 
-::
-
-    serve:
-      - {model: digits, on: [l4, h100], precisions: [fp16, int8], proven: true}
-      - {model: ranker, channel: candidate}               # on every GPU; the channel says whether proven or not
-    runtimes: {tensorrt: 10.16.1, tensorrt-rtx: 1.7.1}    # what the images that serve have
-    planned: {driver: "590.44", tensorrt: "11.4"}         # what is coming: engines that it takes away are said
-
-Without a catalog every model that has a channel must be there on every GPU.
+docs/guides/fleet.md shows one. Without a catalog every model that has a channel must be there on every GPU.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -30,8 +30,8 @@ class Coverage:
     """The engine of one model for one group of nodes. precision: the one that is asked for; None for any.
 
     engine: the one that serves, or that would but for `reason`.  fit: how well it fits, in `pull --explain`'s words.
-    remarks: what could not be checked.  too_old: whether a broken engine cannot run with the driver; building it
-    again with the same compiler would not help then.
+    remarks: what could not be checked.  too_old: whether a broken engine cannot run with the driver; a new build with
+    the same compiler would not help then.
     """
 
     served: Served
@@ -46,7 +46,7 @@ class Coverage:
 
     @property
     def demand(self) -> Demand:
-        """The demand that this is about."""
+        """The demand of this coverage."""
         return self.served.demand
 
     @property
@@ -294,8 +294,8 @@ def _find_unit(coverage: Coverage) -> WantedUnit:
 
 
 def _list_similar(coverage: Coverage, target: Target) -> Iterator[EngineEntry]:
-    """The version's engines after which one for this target could be built, the most similar first; those whose backend
-    takes the target come before the others."""
+    """The version's engines that can be the model for an engine of this target, the most similar first; those whose
+    backend takes the target come before the others."""
 
     def sort_key(entry: EngineEntry) -> tuple[Any, ...]:
         is_same_sm = entry.compute_capability == target.compute_capability

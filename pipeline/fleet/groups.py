@@ -16,10 +16,10 @@ class Hardware:
     """Common hardware of the nodes of a group.
 
     machine: the machine that a pod on such a node sees. That of a MIG slice has no product: engines tuned for the whole
-    GPU are not tuned for it.
-    label: the GPU's name by the node's labels, without what MIG and sharing add ('NVIDIA-A100-SXM4-40GB').
-    product: its short name ('a100'), also of a slice; None for one that `enginesmith.core.hardware.machine` does not
-    have. mig: the slice, '1g.10gb'.  sharing: 'time-slicing' or 'mps', by `replicas` pods at once.
+    GPU are not tuned for it.  label: the GPU's name by the node's labels, without the suffixes of MIG and sharing
+    ('NVIDIA-A100-SXM4-40GB').  product: its short name ('a100'), also of a slice; None for one that
+    `enginesmith.core.hardware.machine` does not have. mig: the slice, '1g.10gb'.  sharing: 'time-slicing' or 'mps', by
+    `replicas` pods at once.
     """
 
     machine: Machine

@@ -63,7 +63,7 @@ def bundle_of(spec: Spec, digest: Callable[[Path], str] = digest_of_file, most_b
         if size > most_bytes:
             raise InputError(
                 f"{spec.path}: its files have {size} bytes together; a bundle holds at most {most_bytes}: keep fewer "
-                "samples, or build it by its path on a machine that sees it"
+                "samples, or build it by its path on a machine that can read it"
             )
         return SpecBundle(spec.model, spec.path.resolve().name, {name: digest(path) for name, path in files.items()})
 
@@ -278,7 +278,7 @@ def spec_at(address: "str | Path | Found", registry: str | None) -> Iterator[Fou
 def registry_of(spec: "ModelSpec | EnsembleSpec | Found | Path | str | None", stated_registry: str | None) -> str:
     """Which registry a run uses, as a URI or path: the one that is asked for (--registry), else that of the variable
     ENGINESMITH_REGISTRY, else the spec's publication.registry (a relative path counts from the spec's folder), else
-    ./registry. spec: or its address, which is read where nothing else says it.  Raises SpecError."""
+    ./registry. spec: or its address, which is read only if nothing else decides.  Raises SpecError."""
     if location := stated_registry or os.environ.get(REGISTRY_VARIABLE):
         return location
     if isinstance(spec, str | Path | Found):
@@ -301,8 +301,8 @@ def below(place: str, name: str) -> str:
 
 @contextmanager
 def _open_registered(address: str, registry: str | None) -> Iterator[Found]:
-    """A copy of a registered spec's files, each verified. The newest one's address has its digest too, since another
-    spec may be the newest tomorrow."""
+    """A copy of a registered spec's files, each verified. The address of the newest one includes its digest too,
+    because a newer spec may be registered later."""
     if registry is None:
         raise SpecError([f"{address}: is in a registry; name the registry (--registry, {REGISTRY_VARIABLE})"])
     model, _, digest = address.removeprefix(SCHEME).partition("@")

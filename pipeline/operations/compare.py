@@ -2,7 +2,8 @@
 one.
 
 The steps are those of a build, with its records: what was built or proven before is not done again. Nothing is
-published and no channel moves. Engines are always timed anew, alone and in pairs: the recommendation rests on it.
+published and no channel moves. Engines are always timed anew, alone and in pairs: the recommendation is based on these
+times.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -275,7 +276,7 @@ class _Measuring:
 
 
 def compare_alone(lead: EngineFacts, rival: EngineFacts) -> PairedComparison:
-    """Two engines by the times that each had alone: what is left where a pair could not be run, or too few times."""
+    """Two engines by the times of each alone: for a pair that could not be run, or not often enough."""
     is_faster = lead.high_s is not None and rival.low_s is not None and lead.high_s < rival.low_s
     ratio = (lead.median_s or 0.0) / (rival.median_s or 1.0)
     return PairedComparison(lead.unit, rival.unit, "faster" if is_faster else "no difference shown", ratio or None)
@@ -330,7 +331,7 @@ def _reason(best: EngineFacts, ties: Sequence[str], pairs: Sequence[PairedCompar
 
 def _times_as_long(ratio: float, low: float | None, high: float | None) -> str:
     if low is None or high is None:
-        return f"{format_plain(ratio)} times as long (by the times that each had alone)"
+        return f"{format_plain(ratio)} times as long (by the times of each engine alone)"
     return f"{format_plain(ratio)} times as long (95 %: {format_plain(low)} to {format_plain(high)})"
 
 
@@ -397,7 +398,7 @@ def describe_pair(pair: PairedComparison) -> str:
     if pair.ratio is None:
         return f"{pair.verdict}: {title}; too few runs, or they could not be run side by side"
     if pair.low is None or pair.high is None or pair.detectable is None:
-        return f"{pair.verdict}: {title}, by the times that each had alone ({format_plain(1 / pair.ratio)} times)"
+        return f"{pair.verdict}: {title}, by the times of each alone ({format_plain(1 / pair.ratio)} times)"
     digits = 0 if pair.detectable >= 0.1 else 1
     verdict = "too noisy to tell" if pair.too_noisy else pair.verdict
     ratio_text = f"{pair.ratio:.3f} times the time (95 %: {pair.low:.3f} to {pair.high:.3f})"

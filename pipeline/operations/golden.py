@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttributionAnswer:
-    """What was found of one graph or engine. attribution: None without an attribution; `attributed.headline` says why.
+    """The result for one graph or engine. attribution: None without an attribution; `attributed.headline` says why.
 
     failed: whether the attribution was tried and did not end; an engine that cannot be opened by parts has not failed.
     """
@@ -114,7 +114,7 @@ def _why_not(build: Built, entry: EngineEntry) -> str | None:
 
 
 def _find_built(manifest: Manifest, entry: EngineEntry, context: RunContext) -> Built:
-    """The value that the build step gave; the engine of a unit that failed its checks is recalled by its build key."""
+    """The result of the build step; the engine of a unit that failed its checks is recalled by its build key."""
     request = request_of(entry)
     variants = [name for name, digest in manifest.sources.items() if digest == entry.graph and name != "onnx"]
     name = next((name.removeprefix("graph ") for name in variants if name.startswith("graph ")), entry.precision)
@@ -303,7 +303,7 @@ def write_frozen(path: Path, digest: str) -> None:
 
 
 def _with_frozen(text: str, digest: str) -> str | None:
-    """The text of a spec with `golden.frozen`; None where `golden` is no mapping that it can be put into."""
+    """The text of a spec with `golden.frozen`; None if `golden` is no mapping that can take it."""
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     pairs = root.value if isinstance(root, yaml.MappingNode) else []
     golden = next((value for key, value in pairs if key.value == "golden"), None)

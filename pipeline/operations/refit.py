@@ -123,7 +123,8 @@ def refit_units(requests: Iterable[BuildRequest], base: Manifest, work: Work) ->
 
 
 def foresee_refits(requests: Iterable[BuildRequest], base: Manifest) -> list[Refit]:
-    """What `refit_units` would try to refit, as far as the manifest tells, and why not the others; nothing is done."""
+    """The units that `refit_units` would try to refit according to the manifest, and the reasons against the others;
+    nothing is run."""
     entries, refits = {entry.unit: entry for entry in base.engines if entry.usable}, []
     for request in requests:
         entry = entries.get(request.unit)
@@ -194,8 +195,7 @@ def wanted_of(base: Manifest, source: Manifest) -> tuple[list[WantedRefit], list
         old_request, donor = request_of(entry), best_donor and replace(best_donor, report=reports[best_donor.graph])
         if donor is None:
             reason = (
-                f"{source.reference} has no graph in {entry.precision} as {entry.backend} wants it; "
-                "build a unit of it there"
+                f"{source.reference} has no graph in {entry.precision} for {entry.backend}; build a unit of it there"
             )
             refused_refits.append(Refit(old_request, entry.digest, reason=reason))
             continue

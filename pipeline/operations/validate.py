@@ -120,7 +120,8 @@ def validate(
 
 @contextmanager
 def open_version(manifest: Manifest, store: Store) -> Iterator["PublishedModel | PublishedEnsemble"]:
-    """A version with what proves its engines. Raises IntegrityError for a spec that this installation cannot read."""
+    """A version with the data that proves its engines. Raises IntegrityError for a spec that this installation cannot
+    read."""
     if not manifest.graphs:
         yield PublishedModel(manifest, spec_of(manifest))
         return
@@ -268,7 +269,7 @@ def read_report(digest: str, store: Store) -> Report:
 
 
 def ensemble_not_here(store: Store, manifest: Manifest, entry: EngineEntry) -> str | None:
-    """Why an engine of an ensemble cannot be run here, which is why that of a graph cannot; None when it can."""
+    """Why an engine of an ensemble cannot be run here: the reason of one of its graphs' engines; None if it can."""
     for graph, _, engine in pinned_engines(store, manifest, entry):
         if reason := why_not_here(engine):
             return f"graph {graph.name!r}: {reason}"
@@ -285,7 +286,7 @@ def read_ensemble(manifest: Manifest, store: Store, folder: Path) -> BuiltEnsemb
         spec = EnsembleSpec.model_validate({**manifest.spec, "graphs": graph_files})
         digest = manifest.sources[GOLDEN]
     except (ValidationError, KeyError) as error:
-        raise IntegrityError(f"{manifest.reference} is not a whole ensemble: {error}; build it") from error
+        raise IntegrityError(f"{manifest.reference} is incomplete: {error}; build it again") from error
     manifests = {graph.name: load_pinned(store, graph) for graph in manifest.graphs}
     ensemble = LoadedEnsemble(spec, {name: spec_of(pinned_manifest) for name, pinned_manifest in manifests.items()})
     chain = {function.name: ChainedGraph.of_function(function) for function in functions_of(manifest)}
@@ -390,4 +391,4 @@ def _why_not(store: Store, manifest: Manifest, entry: EngineEntry, on: Target | 
     hardware = entry.hardware
     if hardware.compute_capability == on.compute_capability and hardware.product in (None, on.product):
         return None
-    return f"an unproven engine is for {entry.target}, and these workers have {on.name}"
+    return f"an unproven engine is for {entry.target}, but these workers have {on.name}"

@@ -1,4 +1,4 @@
-"""Tables in the Prefect UI, and what its API's errors mean.
+"""Tables in the Prefect UI, and the meaning of its API's errors.
 
 The UI shows the newest table of each key. Prefect is imported where one is posted, and nowhere else here.
 """

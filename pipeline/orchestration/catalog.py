@@ -100,15 +100,15 @@ def _compile_ensemble(
 def wanted_of(
     spec: ModelSpec, selection: Selection, options: RunOptions
 ) -> tuple[Sequence[Target], Sequence[Precision]]:
-    """The targets and precisions of a graph that a run of the whole asks for. selection: of the graph's own options."""
+    """The targets and precisions of a graph that a run of the ensemble needs. selection: of the graph's own options."""
     precision_names = split_names(options.precisions) or spec.precision_list()
     precisions = [precision for precision in spec.precision_list() if precision in precision_names]
     return selection.targets or spec.target_list(), precisions
 
 
 def own_options(spec: ModelSpec, ensemble: LoadedEnsemble, options: RunOptions) -> RunOptions:
-    """The options of a run of one graph: names that other graphs alone have are left out, and of precisions that it
-    does not have it takes the widest in their place. A name that no graph has stays, and is refused."""
+    """The options of a run of one graph: names that only other graphs have are left out, and a precision that it does
+    not have is replaced by its widest one. A name that no graph has stays, and is refused."""
     graphs = ensemble.graphs.values()
 
     def keep(text: str | None, have: dict[str, set[str]], instead: str | None) -> str | None:
@@ -183,7 +183,7 @@ def _foresee_model(
     executors: Executors | None = None,
     step: str | None = None,
 ) -> ForecastGraph:
-    """What a build of a model would do. step: one without whose result nothing of it is known."""
+    """The forecast of a model's build.  step: a step whose result is needed for any of it."""
     selection = select(spec, options)
     unserved_names = find_unserved(spec, selection)
     if no_export and unserved_names:
@@ -267,7 +267,7 @@ def spec_files(folder: Path) -> list[Path]:
 
 
 def without_graphs(paths: Sequence[Path]) -> list[Path]:
-    """The specs but for those of graphs of an ensemble among them: they are built with that."""
+    """The specs without those of an ensemble's graphs, which are built with the ensemble."""
     graph_paths = {file.resolve() for path in paths if is_ensemble(path) for file in named_graphs(path)}
     return [path for path in paths if path.resolve() not in graph_paths]
 

@@ -86,7 +86,7 @@ class ValidatePending:
 
 @dataclass(frozen=True)
 class CanaryOnWorker:
-    """The outcome of a canary on a worker. said: the lines that it gave `say`."""
+    """The outcome of a canary on a worker. said: the lines that it passed to `say`."""
 
     outcome: CanaryOutcome
     said: tuple[str, ...]

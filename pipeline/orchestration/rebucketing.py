@@ -117,8 +117,8 @@ def needed_edge(dim: Dim, recorded_traffic: TrafficAtPlace) -> int:
 
 
 def default_dims(spec: ModelSpec, grown: Mapping[str, int]) -> tuple[str, ...]:
-    """The dims to choose buckets for: those that have some or grew, else all but the batch, which () stands for; else
-    the batch, where nothing else is dynamic."""
+    """The dims to choose buckets for: those that have buckets or grew, else all except the batch, as (); the batch only
+    if nothing else is dynamic."""
     named_dims = [dim for dim in spec.named_dims() if not dim.static]
     dim_names = tuple(dim.name for dim in named_dims if dim.name in grown or len(dim.edges) > 1)
     return dim_names or (tuple(dim.name for dim in named_dims) if len(named_dims) == 1 else ())
@@ -132,8 +132,8 @@ def _too_small(advice: BucketAdvice) -> str:
         return ""
     interval = f"{100 * saving.low:.1f} to {100 * saving.high:.1f} %"
     return (
-        f"the present buckets stay: others would save {100 * saving.value:.1f} % of the engine time ({interval}), and "
-        f"{100 * LEAST_SAVING:g} % is the least that is acted on"
+        f"the present buckets stay: others would save {100 * saving.value:.1f} % of the engine time ({interval}); a "
+        f"change needs {100 * LEAST_SAVING:g} % or more, and an interval above 0"
     )
 
 

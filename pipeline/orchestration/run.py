@@ -39,7 +39,7 @@ from pipeline.values import Selection
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What a run is asked for, as text and numbers. targets, precisions, backends: names with commas; None means all.
+    """The options of a run, as text and numbers. targets, precisions, backends: names with commas; None means all.
 
     jobs: processes at once, None for one per CPU.  ray_address: None for a Ray started for this run.
     wait_for_nodes_s: how long a unit waits for a suitable Ray node to come; 0: it fails at once.
@@ -146,9 +146,8 @@ def open_run(
 ) -> Iterator[Run]:
     """Read the spec, unless it is read already, open the registry, and start executors unless some are given.
 
-    keep_state: whether the registry keeps what becomes of this run (`enginesmith status`).
-    Raises what `spec_at` raises, SpecError, UnknownNameError (a selection that the spec does not have), InputError and
-    UnavailableError.
+    keep_state: whether the registry keeps this run's state (`enginesmith status`). Raises what `spec_at` raises,
+    SpecError, UnknownNameError (a selection that the spec does not have), InputError and UnavailableError.
     """
     with ExitStack() as exit_stack:
         if not isinstance(spec, ModelSpec):
@@ -174,7 +173,7 @@ def open_context(
     *,
     keep_state: bool = True,
 ) -> Iterator[RunContext]:
-    """What the steps of a run share, with a lease on the registry."""
+    """The context that the steps of a run share, with a lease on the registry."""
     model = spec.model
     with ExitStack() as exit_stack:
         lease = exit_stack.enter_context(hold_lease(store, f"building {model}", BUILDING))
@@ -298,7 +297,7 @@ def _select(option: str, text: str | None, spec_names: tuple[str, ...], possible
     names = _require_names(option, text)
     for name in names:
         if name not in spec_names:
-            remedy = f"there is none; take of the spec's: {', '.join(spec_names)}"
+            remedy = f"there is no such name; choose from the spec's: {', '.join(spec_names)}"
             if name in possible:
                 remedy = f"not in the spec, which has {', '.join(spec_names)}; add it there"
             raise UnknownNameError(f"{option} {name}: {remedy}")
@@ -309,7 +308,7 @@ def _require_names(option: str, text: str | None) -> list[str]:
     """Names separated by commas or spaces; none for None. An empty text is a mistake: a variable that was not set."""
     names = split_names(text)
     if text is not None and not names:
-        raise InputError(f"{option} {text!r}: has no name; give one, or leave it out for all of the spec")
+        raise InputError(f"{option} {text!r} contains no name; give one, or leave the option out for the whole spec")
     return names
 
 

@@ -139,7 +139,8 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class WatchedSpec:
-    """A spec that was registered, or an error. said: which, in words.  told: whether its event was sent just now."""
+    """A spec that was registered, or an error. said: the spec or the error, as text.  told: whether its event was sent
+    just now."""
 
     spec: str
     said: str

@@ -68,9 +68,8 @@ class Clocks:
         self._waits: dict[str, Wait] = {}
 
     def note_wait(self, name: str, why: str, *, once: bool = False) -> bool:
-        """Whether a wait is to be shown: its reason is another one, or its times have changed for `RECOUNT_S`.
-
-        once: a reason for which something else waits already is not to be shown either.
+        """Whether to show a wait: its reason is new, or its times have changed for `RECOUNT_S`.  once: do not show a
+        reason for which something else already waits.
         """
         new_wait = Wait(why, time.monotonic())
         with self._lock:
@@ -87,7 +86,7 @@ class Clocks:
             return True
 
     def waits(self) -> list[tuple[list[str], str]]:
-        """What waits now, together where the reason is the same, and why."""
+        """The names of what waits now, grouped by reason, with the reason."""
         waits_by_reason: dict[str, tuple[list[str], str]] = {}
         with self._lock:
             for name, wait in self._waits.items():
@@ -137,7 +136,7 @@ _LEVELS = {"failed": "error", "unproven": "warning"}
 
 
 class JsonLines(events.Progress):
-    """Writes the events, each with `write`. about: what stands on every line."""
+    """Writes the events, each with `write`. about: the fields of every line."""
 
     def __init__(self, write: Callable[[str], object] | None = None, **about: str) -> None:
         self._write = write or (lambda line: print(line, file=sys.stderr, flush=True))
@@ -158,7 +157,7 @@ class JsonLines(events.Progress):
             self._write(line)
 
     def emit(self, event: events.Event) -> None:
-        """Write the event's line; of a wait when it is news, of what is printed nothing."""
+        """Write the event's line: for a wait only if it is new, and none for printed output."""
         match event:
             case events.RunBegan():  # model and run are on the line
                 self.tell("began")
@@ -213,7 +212,7 @@ class Lines(events.Progress):
         self._clocks = Clocks()
 
     def emit(self, event: events.Event) -> None:
-        """Print what is news; a wait once for all that wait for the same."""
+        """Print new events; a wait with a common reason only once."""
         self._clocks.follow(event)
         match event:
             case events.Waiting(name, why):
@@ -323,7 +322,7 @@ def _plain(text: str) -> str:
 def together(display: Progress, *listeners: Progress) -> Progress:
     """A `Progress` that sends each event to all of these, the display first.
 
-    What the display raises stops the run. One of the others that raises gets no more events, with a warning on stderr.
+    An error in the display stops the run. Another listener that raises gets no more events, with a warning on stderr.
     """
     return _Together(display, list(listeners)) if listeners else display
 

@@ -63,7 +63,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class VerdictReached:
-    """What was found of a unit's engine: 'proven', 'unproven' or 'failed', and why."""
+    """The verdict on a unit's engine: 'proven', 'unproven' or 'failed', and why."""
 
     name: str
     verdict: str
@@ -88,7 +88,7 @@ class VersionSettled:
 
 @dataclass(frozen=True)
 class RunConcluded:
-    """The run is over, and this is what came of it."""
+    """The run is over, with this outcome."""
 
     outcome: "Outcome"
 

@@ -168,8 +168,8 @@ def shapes_of(graph: GraphProto) -> dict[str, tuple[int, ...]]:
 
 
 def infer_at(model: ModelProto, inputs: Mapping[str, tuple[int, ...]]) -> ModelProto:
-    """The model without large weights, with the shapes that follow from these of the inputs, bodies included; what the
-    model says of sizes itself is left aside."""
+    """The model without large weights, with the shapes that follow from these of the inputs, bodies included; sizes
+    that the model itself states are ignored."""
     light_model = without_weights(model)
     del light_model.graph.value_info[:]
     for value in light_model.graph.output:

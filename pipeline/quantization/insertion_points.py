@@ -32,7 +32,7 @@ _STAYING = ("Bernoulli", "DequantizeLinear", "Multinomial", "QuantizeLinear", "R
 
 def _fold_computed_weights(model: ModelProto) -> None:
     """Put float32 constants in the place of the computed weights and biases of nodes of `OP_TYPES`, and of other names
-    for constants, in place; the nodes that computed them go where nothing else reads them. model: tidy."""
+    for constants, in place; the nodes that computed them are removed if nothing else reads them. model: tidy."""
     graph = model.graph
     initializers, producers, external_names = constants(graph), _find_computing(graph), find_external(graph)
     outputs = {value.name for value in graph.output}
@@ -170,7 +170,7 @@ def prepare_model(model: ModelProto) -> ModelProto:
 
 
 def find_sites(model: ModelProto) -> tuple[tuple[Site, ...], tuple[FloatNode, ...]]:
-    """The sites of a prepared model, and the other nodes that multiply, each with the reason why it is none."""
+    """The sites of a prepared model, and the other nodes that multiply, each with the reason why it is not a site."""
     graph, types = model.graph, element_types(model)
     initializers, readers = constants(graph), consumers(graph)
     outputs = {value.name for value in graph.output}

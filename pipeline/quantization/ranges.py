@@ -139,7 +139,7 @@ class RangeSource:
 
 @dataclass(frozen=True)
 class Ranges:
-    """Per tensor the (lowest, highest) value that its quantized form shall hold.
+    """Per tensor the (lowest, highest) value that its quantized form must hold.
 
     method: how they were chosen, e.g. 'minmax' or 'mse int8'.  dataset: digest of the calibration data.
     samples: how many samples were seen.  sources: what the ranges were chosen from, where that is known.

@@ -1,4 +1,4 @@
-"""The quantization record of one int8 or fp8 graph: which tensors were quantized and how well, and which not and why.
+"""The quantization record of one graph: which tensors were quantized and how well, and which not and why.
 
 It is read from the Q/DQ nodes of the graph that was written (scales, formats, readers), not from what was asked for.
 """

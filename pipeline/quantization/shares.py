@@ -1,8 +1,8 @@
 """What share of a model's multiplications with weights a narrow format does.
 
-An engine with less than a tenth (`ranges.LEAST_SHARE`) is refused. What counts is a product by a constant, or by
-what is computed of constants alone: of convolutions, matrices and recurrent layers, in the main graph and in the bodies
-of If (the larger branch), Loop and Scan (each iteration; one where their number is not known). Products of two
+An engine with less than a tenth (`ranges.LEAST_SHARE`) is refused. Only products by a constant count, or by a value
+that is computed from constants alone: of convolutions, matrices and recurrent layers, in the main graph and in the
+bodies of If (the larger branch), Loop and Scan (each iteration; one where their number is not known). Products of two
 activations count nowhere: no scheme here quantizes them.
 """
 
@@ -41,7 +41,7 @@ def narrow_share(
     elements: Mapping[str, float] | None = None,
 ) -> float | None:
     """The share of the multiplications with weights that are narrow: those of the nodes called `node_names`, and those
-    that came so; None of a model without any.
+    that are narrow in the source model; None for a model without any.
 
     inputs: shapes of the inputs.  elements: of tensors, as samples had them on average; the others follow from
     `inputs`.
@@ -59,7 +59,7 @@ def sizes_at(shapes: ModelShapes) -> dict[str, Shape]:
 
 
 def find_own_narrow(graph: GraphProto) -> set[str]:
-    """Names of the nodes of a main graph that multiply in 8 bits or fewer as the model came: by a dequantized weight,
+    """Names of the nodes of a main graph that multiply in 8 bits or fewer in the source model: by a dequantized weight,
     in a model that rounds activations too, or in integers."""
     producers = {name: node for node in graph.node for name in node.output}
     has_rounding = any(node.op_type in ("QuantizeLinear", "DynamicQuantizeLinear") for node in graph.node)

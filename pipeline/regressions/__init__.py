@@ -1,1 +1,1 @@
-"""`enginesmith check`: what a change of a spec would serve, against what a channel serves, for a pull request."""
+"""`enginesmith check`: compares what a changed spec would serve with what a channel serves, for a pull request."""

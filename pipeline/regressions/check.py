@@ -193,7 +193,7 @@ def find_pulled(
 def _measure_pairs(
     measuring: PairMeasurement, proven: Mapping[str, JudgedUnit], pulled_unit: str | None
 ) -> Iterator[EnginePair]:
-    """First what this machine is given by both versions, then each other unit that both have."""
+    """First the engines that both versions give this machine, then each other unit that both have."""
     baseline = measuring.served
     if pulled_unit is not None and pulled_unit in proven:
         yield measuring.measure(proven[pulled_unit], baseline.pulled, True)

@@ -114,7 +114,7 @@ class MetricPair:
 
 @dataclass(frozen=True)
 class EnginePair:
-    """A new engine beside the served one that it takes the place of. unit, against: their units.
+    """A new engine and the served one that it replaces. unit, against: their units.
 
     pulled: whether these two are what this machine is given by both versions.  same: equal bytes, of which nothing was
     measured.  remarks: why something was not measured.
@@ -213,7 +213,9 @@ def find_served(store: Store, model: str, reference: str | None, machine: Machin
         return None
     version_reference = parse_reference(reference or model)
     if version_reference.model != model:
-        raise InputError(f"--against {reference}: the spec is of model {model!r}; give a version or channel of that")
+        raise InputError(
+            f"--against {reference}: the spec is of model {model!r}; give a version or channel of that model"
+        )
     try:
         located_version = locate(store, version_reference)
         manifest = located_version.manifest
@@ -223,7 +225,7 @@ def find_served(store: Store, model: str, reference: str | None, machine: Machin
         policy = Policy(proven_only=located_version.proven_only)
         pulled_entry = rank_engines(entries, machine, policy, manifest.reference, speeds).resolution().chosen
     except UnknownNameError as error:
-        raise UnknownNameError(f"{error}\n  --against {NONE} checks a spec of which nothing is served here") from None
+        raise UnknownNameError(f"{error}\n  --against {NONE} checks a spec that has no served version here") from None
     served_entries = list_served([entry.on_cpu(this_kind().name) for entry in entries], located_version.proven_only)
     local_entries = {entry.unit: entry for entry in served_entries if why_not_here(entry) is None}
     if pulled_entry.unit not in local_entries:

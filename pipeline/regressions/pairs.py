@@ -220,9 +220,8 @@ class PairMeasurement:
     options: CheckOptions
 
     def measure(self, new: JudgedUnit, entry: EngineEntry, is_pulled: bool) -> EnginePair:
-        """All that is measured of a new engine and a served one; nothing where they have the same bytes.
-
-        What one of the two cannot do is a remark. Raises what says nothing about the engines (`stops_run`).
+        """All measurements of a new engine and a served one; none if they have the same bytes. What one of the two
+        cannot do is a remark. Raises errors that are not about the engines (`stops_run`).
         """
         unit, served_unit = new.built.unit.name, entry.unit
         if new.built.digest == entry.digest:

@@ -73,7 +73,7 @@ Side = Literal["old", "new"]
 
 @dataclass(frozen=True)
 class ReadToolchain:
-    """Say what a backend would build with for a target."""
+    """Read the toolchain that a backend would build with for a target."""
 
     backend: str
     options: Mapping[str, str | int | float | bool]
@@ -86,7 +86,7 @@ class ReadToolchain:
 
 @dataclass(frozen=True)
 class RecordAnswers:
-    """Run a graph as it is written on a golden set: what engines of both toolchains are then measured against."""
+    """Run a graph as it is written on a golden set: engines of both toolchains are then compared with these answers."""
 
     engine: EngineBlob
     golden: str
@@ -211,9 +211,8 @@ class Rehearser:
         return make_environment(pins, cache.folder / "environments", self.note)
 
     def rehearse(self, manifest: Manifest, entry: EngineEntry) -> UnitRehearsal:
-        """A unit with both toolchains: measured now, or from a record, so that a killed rehearsal goes on behind it.
-
-        Raises as `open`, and what says nothing about the unit (`stops_run`)."""
+        """A unit with both toolchains: measured now, or from a record, so that a killed rehearsal continues after it.
+        Raises as `open`, and errors that are not about the unit (`stops_run`)."""
         unit_key = manifest.reference, entry.unit
         if unit_key not in self.results:
             here = None if self.remote or manifest.graphs else self.recall(manifest, entry, machine())
@@ -234,7 +233,7 @@ class Rehearser:
         return {"version": manifest.digest, "unit": entry.unit, "terms": terms, "code": code}
 
     def recall(self, manifest: Manifest, entry: EngineEntry, place: MachineKind | None) -> UnitRehearsal | None:
-        """What was measured of a unit on such a machine, judged by today's limits; None where the engine is gone, or
+        """The measurements of a unit on such a machine, judged by today's limits; None where the engine is gone, or
         another rehearsal has built another one since. place: None for any machine."""
         result = self.context.recall("rehearsal", self._key(manifest, entry, place), UnitRehearsal)
         if result is None or not (manifest.graphs or recall_trial(entry, result.new, self.context)):
@@ -322,7 +321,7 @@ class RehearseUnit:
 
 
 def rehearse(served_versions: Sequence[Served], rehearser: Rehearser, words: str = "") -> Rehearsal:
-    """Build, prove and time every unit that is built with what is pinned. served_versions: with their channels.
+    """Build, prove and time every unit that is built with the pinned packages. served_versions: with their channels.
 
     words: the options of the command line that ask for the same.
     Raises InputError where the new environment has other versions than the pinned ones.
@@ -410,7 +409,7 @@ class _Unit:
         return context.run_to_end(executor, name, job)
 
     def _read_toolchain(self) -> Toolchain:
-        """What the new environment builds with. Raises InputError where that is not what is pinned."""
+        """The toolchain of the new environment. Raises InputError if it does not have the pinned versions."""
         toolchains, pins = self.rehearser.toolchains, self.rehearser.upgrade.pins
         request = ReadToolchain(self.entry.backend, dict(self.entry.options), self.entry.hardware)
         request_key, python = canonical_json(encode(request)), self.rehearser.open("new", pins)[0]
@@ -496,7 +495,7 @@ class _Side:
 
 
 def _reason(error: EnginesmithError) -> str:
-    """The first line of an error; raises one that says nothing about what was tried."""
+    """The first line of an error; raises the error if it is not about the trial (`stops_run`)."""
     if stops_run(error):
         raise error
     return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,4 +1,5 @@
-"""What a rehearsed upgrade says: the trials of each unit, the verdicts, the plan, and how the plan is carried out."""
+"""The result of a rehearsed upgrade: the trials of each unit, the verdicts, and the plan; and how the plan is
+applied."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -52,7 +53,7 @@ class Trial:
 
     @classmethod
     def of(cls, entry: EngineEntry) -> "Trial":
-        """What is on record of a published engine."""
+        """The recorded trial of a published engine."""
         return cls(entry.toolchain, entry.status, entry.reason, entry.digest)
 
 
@@ -114,8 +115,8 @@ def judge_trials(
     is_timed: bool = True,
 ) -> tuple[Decision, str]:
     """Whether a unit moves to the new toolchain, and why not. remarks: why something was not measured.  unit: its name.
-    old, new: what came of it with each toolchain.  times: None where both were not timed.  options: limits.
-    is_timed: False for an ensemble, whose graphs are timed."""
+    old, new: its trials with each toolchain.  times: None where both were not timed.  options: limits.  is_timed: False
+    for an ensemble, whose graphs are timed."""
     if new.status == "failed":
         return "stays", f"the new engine fails: {new.reason}"
     if new.status not in PASSED:
@@ -142,8 +143,8 @@ def judge_trials(
 def plan_version(
     manifest: Manifest, channels: tuple[Channel, ...], units: Sequence[UnitRehearsal], words: str, store: Store
 ) -> VersionPlan:
-    """What brings a version to its channels with the new toolchain. Units of a model that no channel serves, because
-    they are not proven, hold nobody up. words: the options of the rehearsal."""
+    """The plan that brings a version to its channels with the new toolchain. Units that no channel serves, because they
+    are not proven, block nothing. words: the options of the rehearsal."""
     name, channel_names = manifest.reference, tuple(channel.name for channel in channels)
     proven_only = bool(channels) and not manifest.graphs and all(channel.proven_only for channel in channels)
     verdicts = {unit.verdict for unit in units if not proven_only or unit.old.status in PASSED}
@@ -205,7 +206,7 @@ def apply(rehearsal: Rehearsal, served_versions: Sequence[Served], context: RunC
 def _bring(old: Manifest, new: Manifest, name: str, reason: str, store: Store) -> bool:
     """Bring a version to a channel; whether that is a rollout, as its policy asks for. old: what it serves.
 
-    Raises ConflictError where it serves another one by now, or was taken back from the new one; else as `start` and
+    Raises ConflictError if it now serves another one, or was rolled back from the new one; else as `start` and
     `promote` do."""
     live, plan = read_channel(store, new.model, name), policies.of_channel(store, new.model, name).rollout
     if live is None or not {old.digest, new.digest} & live.served.keys():
@@ -291,10 +292,12 @@ def renew(entry: EngineEntry, trial: Trial, context: RunContext) -> RenewedEngin
 
 
 def _approve(entry: EngineEntry, trial: Trial, record: Recorded | None, context: RunContext) -> RenewedEngine:
-    """A unit with what was measured of it. Raises IntegrityError where a trial is of another engine."""
+    """A unit with its measurements. Raises IntegrityError if the trial was of another engine, or its report failed."""
     approval = approve(read_report(str(trial.report), context.store))
-    if entry.digest != trial.digest or approval is None:
-        raise IntegrityError(f"{entry.unit}: its new engine is no longer in {context.store.uri}; rehearse again")
+    if entry.digest != trial.digest:
+        raise IntegrityError(f"{entry.unit}: the trial is of engine {trial.digest}, not {entry.digest}; rehearse again")
+    if approval is None:
+        raise IntegrityError(f"{entry.unit}: the report of its new engine does not approve it; rehearse again")
     report = approval.report
     entry = replace(entry, status=report.verdict, reason=report.reason, report=report.digest)
     return RenewedEngine(replace(entry, checks=report.counts, sqnr_db=report.sqnr_db), approval, record)

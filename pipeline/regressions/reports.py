@@ -134,7 +134,7 @@ def to_markdown(check: RegressionCheck) -> str:
 
 
 def _plain(text: str) -> str:
-    """A text without what Markdown or HTML would read, in one line."""
+    """A text in one line, with Markdown and HTML escaped."""
     for char in "\\`*_[]<>|":
         text = text.replace(char, f"\\{char}")
     return " ".join(visible(text).split())

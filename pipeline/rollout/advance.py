@@ -40,7 +40,7 @@ MOST_LOOKS = 10
 
 @dataclass(frozen=True)
 class GateResult:
-    """What a gate says. name: health, errors, canary or person."""
+    """The result of a gate.  name: health, errors, canary or person."""
 
     name: str
     verdict: Literal["pass", "wait", "fail"]
@@ -69,7 +69,7 @@ def moment_of(rollout: Rollout, now: datetime) -> Moment:
 def judge_gates(
     rollout: Rollout, heard: Heard, verdicts: Sequence[CanaryVerdict], now: datetime
 ) -> tuple[GateResult, ...]:
-    """What each gate of the open wave says. verdicts: all canaries of the version.  rollout: the open one.  heard:
+    """The result of each gate of the open wave. verdicts: all canaries of the version.  rollout: the open one.  heard:
     reports of nodes.  now: by the store's clock."""
     gates, moment = rollout.plan.gates, moment_of(rollout, now)
     gate_results = list[GateResult]()
@@ -205,7 +205,7 @@ def advance(store: Store, model: str, channel: str, who: str = CONTROLLER) -> Ad
 
 
 def _promote(store: Store, before: Rollout, step: Advance, who: str) -> str:
-    """Promote the channel, which ends its rollout; why that is refused, '' where it is done.
+    """Promote the channel, which ends its rollout; returns the reason of a refusal, '' if it is done.
 
     Raises ConflictError where another writer was faster, UnavailableError.
     """
@@ -238,7 +238,7 @@ def _decide(store: Store, rollout: Rollout, now: datetime, who: str) -> Advance:
     try:
         manifest = lookup.load(store, rollout.model, rollout.version)
         if manifest.digest != rollout.manifest:
-            raise IntegrityError(f"{rollout.model}@{rollout.version} is another version by now")
+            raise IntegrityError(f"{rollout.model}@{rollout.version} has another manifest now")
         gates = judge_gates(rollout, node_reports, canaries(store, manifest), now)
     except (IntegrityError, UnknownNameError) as error:
         return _halt(rollout, now, who, f"what it brings cannot be read: {error}", (), node_reports)
@@ -253,7 +253,7 @@ def _decide(store: Store, rollout: Rollout, now: datetime, who: str) -> Advance:
 
 
 def _halt(rollout: Rollout, now: datetime, who: str, why: str, gates: tuple[GateResult, ...], heard: Heard) -> Advance:
-    """The rollout halted, which leads every node back to what the channel serves."""
+    """The halted rollout: every node returns to what the channel serves."""
     return Advance(rollout.decide(now, "halted", who, why, state="halted"), "halted", why, gates, heard)
 
 

@@ -1,4 +1,4 @@
-"""What a person does to a rollout and sees of it, and of what nodes serve; and the limit of a wave."""
+"""A person's actions on a rollout, its status, the engines that nodes serve, and the limit of a wave."""
 
 import secrets
 from collections import Counter
@@ -238,7 +238,7 @@ def _serving(serving: Channel | None, manifest: Manifest, channel: str) -> Chann
 
 
 def _check(store: Store, manifest: Manifest, rollout: Rollout) -> None:
-    """Raise what a promotion would be refused for."""
+    """Raise the error with which a promotion would be refused."""
     refusal = channels.policy_refusal(
         store,
         manifest,
@@ -342,8 +342,8 @@ def _unfinished(store: Store, model: str, channel: str) -> Rollout:
 
 
 def list_wave_states(rollout: Rollout) -> Iterator[tuple[Slice, int, str]]:
-    """Of each wave who it is for, the least seconds that it lasts, and its state: 'passed', 'opening', 'open',
-    'to come', 'never', or that of a rollout which does not run in it."""
+    """For each wave its nodes, the least seconds that it lasts, and its state: 'passed', 'opening', 'open', 'to come',
+    'never', or that of a rollout which does not run in it."""
     for index, (wave, soak_s) in enumerate(zip(rollout.plan.waves, rollout.plan.soaks_s, strict=True)):
         state: str = rollout.state
         if state == "running":

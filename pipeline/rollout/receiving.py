@@ -2,9 +2,8 @@
 
 A report is taken only of a node that is asked for it: in a rollout that runs, has reached the node and has the version,
 or outside of one; and at most once a minute from each. All else is answered with the reason. It counts as of the time
-when it is stored, whatever the node's clock says. What is known of a node is its report in the registry: nothing of it
-is held here. Beyond loopback all nodes show one token (`ENGINESMITH_REPORT_TOKEN`); which of them it is, each says of
-itself.
+when it is stored, whatever the node's clock says. The only state of a node is its report in the registry. Beyond
+loopback all nodes show one token (`ENGINESMITH_REPORT_TOKEN`); each node states its own name.
 """
 
 import time
@@ -122,7 +121,7 @@ def find_objection(channel: Channel, rollout: Rollout | None, node: ServingNode,
         expected_text = f"neither {rollout.version}, which comes, nor {rollout.base}" if rollout else "no version"
         return f"version {report.version[:80]!r} is {expected_text}"
     if (length := max(map(len, (report.detail, report.unit, report.machine)))) > MOST_DETAIL:
-        return f"one of its texts has {length} characters; {MOST_DETAIL} are the most"
+        return f"one of its texts has {length} characters; at most {MOST_DETAIL} are allowed"
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What pages show of a model, and what `enginesmith show --diff` compares of two versions."""
+"""The values that pages show of a model, and that `enginesmith show --diff` compares between two versions."""
 
 import dataclasses
 import math

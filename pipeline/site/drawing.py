@@ -97,7 +97,7 @@ class ShownMove:
 
 @dataclass
 class ModelSite:
-    """What is drawn of one model. Its versions are read when a page needs them, each once. salt: digest of what all
+    """The data for one model's pages. Its versions are read when a page needs them, each once. salt: digest of what all
     pages depend on."""
 
     store: Store
@@ -128,8 +128,8 @@ class ModelSite:
 
     @cached_property
     def listed(self) -> tuple[ListedVersion, ...]:
-        """Its versions with their engines by status, oldest first; those alone that have a page, since one may come or
-        go while the site is made."""
+        """Its versions with their engines by status, oldest first; only those with a page, because versions may be
+        added or deleted while the site is written."""
         try:
             all_versions = list_versions(self.store, self.model)
         except UnknownNameError:
@@ -176,7 +176,8 @@ class ModelSite:
 
     @cached_property
     def canary_reports(self) -> set[str]:
-        """Digests of the reports of canaries that are stored: of verdicts, and of those that channels moved on."""
+        """Digests of the reports of canaries that are stored: those of verdicts, and those that channels were moved
+        by."""
         move_digests = {digest for entry in self.channels for move in entry.history.moves for digest in move.canary}
         return {digest for digest in {*move_digests, *self.keys.canaries} if self.store.has(digest)}
 
@@ -188,7 +189,7 @@ MOST_OF_MODEL = 20
 
 
 class ModelNote(TypedDict):
-    """What the pages over all models show of one, as it is kept between runs. key: digest of its keys.
+    """The values of one model on the pages over all models, as stored between runs. key: digest of its keys.
 
     version: that it serves by its usual channel, else its newest.  versions: all, oldest first.  statuses: number of
     that version's engines by status.  at: when it was published.  problem: why it cannot be read.  graphs: the models
@@ -210,7 +211,7 @@ class ModelNote(TypedDict):
 
 
 def note_of(site: ModelSite) -> ModelNote:
-    """What is noted of a model."""
+    """The note of a model."""
     default_version = next((version for version in site.listed if version.version == site.usual), None)
     try:
         manifest = lookup.load(site.store, site.model, site.usual)

@@ -67,7 +67,7 @@ class SiteFolder:
                 raise InputError(f"{root} holds other files, not a site of Enginesmith; give an empty or a new folder")
 
     def read_overview(self) -> dict[str, dict[str, object]]:
-        """What the last run noted of each model; empty where there is nothing that can be read."""
+        """The last run's note of each model; empty if none can be read."""
         state = self._read_state(_OVERVIEW)
         models = state.get("models") if state.get("format") == FORMAT else None
         note_items = models.items() if isinstance(models, dict) else ()
@@ -79,7 +79,7 @@ class SiteFolder:
             sweep(self.root / STATE / _HALF_WRITTEN)
 
     def keep(self, models: Mapping[str, Mapping[str, object]]) -> None:
-        """Sync the pages that were written, then note them, and what is known of each model."""
+        """Sync the pages that were written, then store their notes and the note of each model."""
         notes = {**self._notes, _OVERVIEW: {"format": FORMAT, "models": models}}
         note_files = {
             name: json.dumps(model_notes, separators=(",", ":")).encode()
@@ -97,8 +97,8 @@ class SiteFolder:
         self._notes, self._unsynced = {}, []
 
     def update(self, group: str, pages: Iterable[Page]) -> list[str]:
-        """Draw the pages of a group whose key changed, write those whose bytes did, and return the paths of the group's
-        pages that are no longer among them, for `delete`."""
+        """Draw the pages of a group whose key changed, write those whose bytes changed, and return the paths of the
+        group's pages that are no longer among them, for `delete`."""
         old_entries = self._keys(group)
         new_entries: dict[str, list[str]] = {}
         for page in pages:
@@ -158,8 +158,8 @@ class SiteFolder:
         return state if isinstance(state, dict) else {}
 
     def _write(self, path: str, data: bytes) -> None:
-        """Write a file that appears whole or not at all, without a sync. What a killed run leaves of one lies beside
-        the notes, where no copy of the site takes it along."""
+        """Write a file that appears whole or not at all, without a sync. What a killed run leaves lies beside the
+        notes, which copies of the site do not include."""
         temporary_folder, target_path = self.root / STATE / _HALF_WRITTEN, self.root / path
         with reachable(f"writing {target_path}"):
             if not temporary_folder.is_dir():

@@ -213,8 +213,8 @@ def write_site(
 
 
 def _with_graphs(keys: Mapping[str, ModelKeys], notes: Mapping[str, ModelNote]) -> dict[str, ModelKeys]:
-    """The keys of models, those of ensembles with the digests of their graphs' models: what is found out about an
-    engine of a graph holds for the whole."""
+    """The keys of models, those of ensembles with the digests of their graphs' models: results on an engine of a graph
+    also hold for the ensemble."""
     # Notes of another release may lack it; what they are of is drawn again anyway.
     graphs = {name: notes[name].get("graphs", []) if name in notes else [] for name in keys}
     return {

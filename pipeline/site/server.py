@@ -40,7 +40,7 @@ class Refresher:
             stop.wait(every_s)
 
     def once(self) -> bool:
-        """Refresh, and return whether it could be done; where not, what was there before stays."""
+        """Refresh, and return whether that succeeded; if not, the earlier files stay."""
         try:
             self._refresh()
         except EnginesmithError as error:

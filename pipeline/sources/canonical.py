@@ -71,7 +71,7 @@ def canonical(
     # Raises ModelError where the outputs get no other names.
     for value, name in passed_inputs.items():
         if value.name != name and not outputs:
-            raise ModelError(f"{name!r} is an input and an output; name the outputs otherwise, in the spec's outputs")
+            raise ModelError(f"{name!r} is an input and an output; give the output another name in the spec's outputs")
         value.name = name
     if inputs:
         _take_inputs(graph_model.graph, inputs)

@@ -146,7 +146,7 @@ def export(
                 if samples:
                     raise
                 raise ModelError(
-                    f"{error}; its inputs were random, of the sizes in dims: correct these, or add golden.data"
+                    f"{error}; the inputs were random, with the sizes in dims: correct the dims, or add golden.data"
                 ) from error
         noise = measure_noise(model_file, golden, request.inputs, request.dims, workdir, start_process)
         if sequences:
@@ -180,14 +180,14 @@ def _note_nan(checks: Sequence[Check], golden: GoldenSet) -> Iterator[Check]:
 
 
 def _list_notes(golden: GoldenSet, random: bool) -> Iterator[str]:
-    """What people should know of a golden set. random: whether its inputs are."""
+    """The notes for people on a golden set. random: whether its inputs are."""
     if random:
         yield (
             f"no golden data: {RANDOM_GROUPS} groups of random inputs stand in (seed {RANDOM_SEED}; floats standard "
             "normal, integers and booleans 0 or 1, the first of a row 1); add golden.data, real inputs show more"
         )
     if golden.noise and (reason := golden.noise.reason):
-        yield f"the noise floor of float32 is not known ({reason}): the documented limits count"
+        yield f"the noise floor of float32 is not known ({reason}): the documented limits apply"
 
 
 def _with_states(
@@ -235,7 +235,7 @@ def _name_axes(model: onnx.ModelProto, request: ExportRequest, run: Callable[[Te
     all at max.
 
     An output whose size may depend on values (`_SIZED_BY_VALUES`) stays as it is, and one behind custom operators gets
-    no fixed size; a dim with a run that fails names no axis, and then no axis has one size.
+    no fixed size; a dim with a failed run names no axis, and then no axis gets a fixed size.
     """
     open_axes = list(_find_open_axes(model.graph, {dim.name for dim in request.dims}))
     if not open_axes:

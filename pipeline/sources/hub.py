@@ -63,7 +63,7 @@ class HubFile:
 
 
 def find_cached(path: Path) -> HubFile | None:
-    """The Hub's file of which a path in huggingface_hub's cache is the copy; None for any other path."""
+    """The Hub's file that a path in huggingface_hub's cache is a copy of; None for any other path."""
     match = re.fullmatch(r"(.*)/models--([^/]+)/snapshots/([0-9a-f]{40})/(.+)", normpath(path.absolute()))
     return HubFile(match[2].replace("--", "/", 1), match[3], match[4], Path(match[1])) if match else None
 
@@ -72,7 +72,7 @@ def fetch(hub_file: HubFile, folder: Path) -> None:
     """Put a file, and the external data files of an ONNX file, into the folder of a spec, the file itself last; does
     nothing where it is there.
 
-    Raises InputError for what the Hub does not have or does not give, ModelError for an ONNX file that is none or whose
+    Raises InputError for what the Hub does not have or does not give, ModelError for an invalid ONNX file or one whose
     data lies elsewhere, IntegrityError for a damaged cache, and UnavailableError.
     """
     if (folder / hub_file.path).is_file():
@@ -153,8 +153,8 @@ def _first_line(error: BaseException) -> str:
 
 
 def _check(hub_file: HubFile, path: Path) -> None:
-    """Raise IntegrityError where a file of the cache is not what the Hub names it by: the SHA-256 of a large file, the
-    SHA-1 of a git blob of others. Caches on file systems without links have no such names."""
+    """Raise IntegrityError if a file of the cache does not match its name in the cache: the SHA-256 of a large file,
+    the SHA-1 of a git blob of others. Caches on file systems without links have no such names."""
     name, size = path.resolve().name, path.stat().st_size
     if not re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", name):
         return

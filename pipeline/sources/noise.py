@@ -1,7 +1,7 @@
 """Measures the noise floor of an exported model in a process of its own, whose time and memory are bounded.
 
-The evaluator in float64 runs some operators element by element in Python (a tree ensemble took 527 s and 6.9 GB). What
-it measures makes limits follow from the model; without it the documented ones count, so that no export fails by it.
+The evaluator in float64 runs some operators element by element in Python (a tree ensemble took 527 s and 6.9 GB).
+Limits follow from the measured noise; without it the documented limits apply, so no export fails because of it.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -63,10 +63,9 @@ def measure_noise(
     workdir: Path,
     start: Start = spawn,
 ) -> Noise:
-    """The noise floor of a model's outputs on batches of the least size, since a larger one repeats what they show.
-
-    Of the edges, the smallest and the largest are measured: between them lies what all sizes lose. Where it cannot be
-    measured within `MOST_S` and the memory, the result says why. start: how the process comes to be.
+    """The noise floor of a model's outputs on batches of the least size, because a larger one repeats them. Of the
+    edges, the smallest and the largest are measured, which bound the loss at all sizes. Where it cannot be measured
+    within `MOST_S` and the memory, the result says why. start: starts the process.
     """
     if has_shards(model):
         return Noise(reason="its weights lie in shards, and are not all held in float64")

@@ -36,14 +36,14 @@ class HeaderTensor:
 
 @dataclass(frozen=True)
 class GraphHeader:
-    """What a graph takes, without what its initializers give, and what it gives; each in order."""
+    """The inputs of a graph without those of initializers, and its outputs; each in order."""
 
     inputs: tuple[HeaderTensor, ...]
     gives: tuple[HeaderTensor, ...]
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of what it gives."""
+        """The names of its outputs."""
         return tuple(tensor.name for tensor in self.gives)
 
 
@@ -74,9 +74,8 @@ def read_header(path: Path) -> GraphHeader:
 
 
 def wrong_inputs(header: GraphHeader, specs: Sequence[TensorSpec]) -> Iterator[tuple[str, str]]:
-    """What of a spec's inputs does not fit the model: (name of the input, why). '' is the name of one that is missing.
-
-    `canonical`, which reads the whole model, has the last word, by the same rules.
+    """The inputs of a spec that do not fit the model: (name of the input, reason). '' stands for a missing one.
+    `canonical` reads the whole model and decides by the same rules.
     """
     model_inputs = {tensor.name: tensor for tensor in header.inputs}
     input_names = {spec.name for spec in specs}
@@ -96,7 +95,7 @@ def wrong_inputs(header: GraphHeader, specs: Sequence[TensorSpec]) -> Iterator[t
 
 
 def wrong_outputs(model_outputs: Collection[str], names: Sequence[str] | None) -> Iterator[tuple[int, str]]:
-    """What of a spec's outputs an ONNX model with outputs `model_outputs` does not have: (index, why)."""
+    """The outputs of a spec that an ONNX model with outputs `model_outputs` does not have: (index, reason)."""
     for index, name in enumerate(names or ()):
         if name not in model_outputs:
             yield index, f"output {name!r} is not in the model; its outputs are {', '.join(model_outputs)}"
@@ -152,7 +151,7 @@ def _read_dim(data: mmap.mmap, dim: Field) -> int | str:
 
 
 def wrong_arguments(inputs: Iterable[HeaderTensor], arguments: Mapping[str, Scalar]) -> Iterator[tuple[str, str]]:
-    """What of these arguments does not fit the inputs of a model: (name of the argument, why)."""
+    """The arguments that do not fit the inputs of a model: (name of the argument, reason)."""
     model_inputs = {tensor.name: tensor for tensor in inputs}
     for name, value in arguments.items():
         if name not in model_inputs:

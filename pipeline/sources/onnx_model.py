@@ -63,7 +63,8 @@ def list_external(model: onnx.ModelProto, path: Path) -> list[External]:
             name, offset, length = place_of(tensor)
             file = path.parent / name
             folder_text = f"the folder of {path.name}, which its external data must stay in:"
-            size = inside(file, path.parent, folder_text).stat().st_size
+            # The model's own file may be a link that leads elsewhere.
+            size = (file if file == path.absolute() else inside(file, path.parent, folder_text)).stat().st_size
             if offset + length > size:
                 raise ModelError(
                     f"{path}: tensor {tensor.name[:80]!r} ends at byte {offset + length} of {file.name}, which has "
@@ -145,12 +146,13 @@ def load_onnx(
     """Read a model, with its external data where all its weights take at most `most_embedded_bytes`; else large weights
     stay in their files (`builders.onnx_graphs.weights`), and unused ones are left out.
 
+    most_embedded_bytes: 0 leaves large weights in the model's own file too; then the model is only read, not written.
     root: the spec's folder, which the model must be in.  custom: whether operators of unknown domains stay, because a
     library has them. Libraries that the file itself names are forgotten: they would be opened.
     Raises ModelError, with the remedy, for a file that is missing, empty, truncated or no ONNX; for external data that
     is missing, too short or outside of the model's folder (through a link too); for an unknown opset or domain.
     """
-    model = _parse(inside(path, root, "the spec's folder"))
+    model = _parse(inside(path, root, "the spec's folder"), weights=most_embedded_bytes > 0)
     _check_operators(model, path, custom)
     name_libraries(model, NO_LIBRARIES)
     entries = list_external(model, path)
@@ -196,8 +198,8 @@ def _forget_unknown_sizes(model: onnx.ModelProto) -> None:
 
 def external_files(path: Path, root: Path) -> tuple[Path, ...]:
     """The files of a model's external data, sorted; none is read. Raises ModelError as `load_onnx`."""
-    model = _parse(inside(path, root, "the spec's folder"))
-    return tuple(sorted({file for _, file, *_ in list_external(model, path)}))
+    model = _parse(inside(path, root, "the spec's folder"), weights=False)
+    return tuple(sorted({file for _, file, *_ in list_external(model, path)} - {path.absolute()}))
 
 
 def save_onnx(model: onnx.ModelProto, path: Path) -> None:
@@ -285,15 +287,19 @@ def why_no_tensor(value: onnx.ValueInfoProto) -> str:
     return f"{kind_text}, which no engine takes or gives; {remedy}" if kind_text else ""
 
 
-def _parse(path: Path, whole: bool = False) -> onnx.ModelProto:
-    """A model without its external data, and without the long lists of tree ensembles unless `whole`. Raises ModelError
-    for a damaged file and for what no backend reads."""
+def _parse(path: Path, whole: bool = False, *, weights: bool = True) -> onnx.ModelProto:
+    """A model without its external data, and without the long lists of tree ensembles unless `whole`. weights: as
+    `load_without_lists` takes it. Raises ModelError for a damaged file and for what no backend reads."""
     if path.stat().st_size == 0:
         raise ModelError(f"{path} is empty; export the model again")
     if path.stat().st_size > LARGEST_BYTES:
         raise ModelError(f"{path} is over 2 GB; export it with its weights as external data")
     try:
-        model = onnx.load(path, format="protobuf", load_external_data=False) if whole else load_without_lists(path)
+        model = (
+            onnx.load(path, format="protobuf", load_external_data=False)
+            if whole
+            else load_without_lists(path, weights=weights)
+        )
     except DecodeError as error:
         raise ModelError(f"{path} is truncated or not an ONNX file ({error}); export or download it again") from error
     if not model.opset_import or not model.graph.output:

@@ -1,4 +1,4 @@
-"""What a golden set of a model with state is made of: steps with the states that the model itself hands on."""
+"""The contents of a golden set of a model with state: steps with the states that the model itself passes on."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -75,8 +75,8 @@ class StateModel:
             sum(bool(sample.get(BEGINS, True)) for sample in sequence) < 2 for sequence in sequence_steps
         ):
             raise DataError(
-                f"{samples.name}: the sequences have one step each, so that no state is handed on; store sequences of "
-                "several steps, and in the array that golden.sequence names one number for all steps of a sequence"
+                f"{samples.name}: every sequence has one step, so no state is passed on; store sequences of several "
+                "steps, which have the same number in the array that golden.sequence names"
             )
         cases = [self._case(f"sequence {index}", sequence) for index, sequence in enumerate(sequence_steps)]
         if samples and (streams := self._side_by_side(sequence_steps)):
@@ -115,10 +115,10 @@ class StateModel:
         return list(samples[: late_rows[0] if late_rows else None])
 
     def _side_by_side(self, sequences: Sequence[Sequence[Tensors]]) -> list[Tensors]:
-        """Steps of several streams as one batch, up to the end of the shortest: engines that hand a state to another
-        row of the batch are found by nothing else. A step ends where one of any stream does. Of a single sequence its
-        halves; empty where no dim, which a state
-        has too, is an axis of each input of a step, or where it holds no two of them."""
+        """Steps of several streams as one batch, up to the end of the shortest: only this finds engines that pass a
+        state to another row of the batch. A step ends where one of any stream does. Of a single sequence its halves;
+        empty where no dim, which a state has too, is an axis of each input of a step, or where it holds no two of
+        them."""
         input_specs = step_inputs(self.inputs, self.states)
         state_axes = {axis for spec in self.inputs if spec not in input_specs for axis in spec.shape}
         shared_dims = [
@@ -165,8 +165,8 @@ def check_states(states: Sequence[State], model: ModelProto) -> None:
             )
         if find_source(model.graph, state.output) == state.input:
             raise ModelError(
-                f"{label}: output {state.output!r} is the input itself, handed on, so that the state would stay as it "
-                "began; take it out of state, and give it as an input"
+                f"{label}: output {state.output!r} is the input itself, so the state would never change; remove it "
+                "from state, and declare it as an input"
             )
         if not can_be_equal(spec.shape, output_spec.shape):
             shapes_text = f"{format_shape(spec.shape)}, and {state.output!r} is {format_shape(output_spec.shape)}"

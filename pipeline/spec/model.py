@@ -1,4 +1,4 @@
-"""The spec of one model, and what its sections demand of each other."""
+"""The spec of one model, and the checks between its sections."""
 
 import itertools
 import os
@@ -103,7 +103,7 @@ def find_mistakes(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
 
 
 def _wrong_labels(spec: SpecSections) -> Iterator[tuple[Loc, str]]:
-    """Label files of what is no output, and preferred sizes beyond the largest batch: (key, message)."""
+    """Label files of names that are no outputs, and preferred sizes beyond the largest batch: (key, message)."""
     for output in spec.triton.labels:
         if spec.outputs and output not in spec.outputs:
             yield ("triton", "labels", output), f"triton.labels has {output!r}; the outputs are {list(spec.outputs)}"
@@ -265,7 +265,7 @@ class ComputedData:
 
     @property
     def keys(self) -> dict[str, object]:
-        """What a section of a spec says of it."""
+        """Its keys in a section of a spec."""
         return {"data": self.path.name, "sequence": self.sequence, "steps": dict(self.steps) if self.steps else None}
 
 

@@ -36,7 +36,7 @@ Loc = tuple[int | str, ...]
 
 
 class Mistakes(ValueError):  # noqa: N818 - several of them
-    """What is wrong between several keys of a part: (path of a key below the part, message) for each mistake."""
+    """Mistakes between several keys of a part: (path of a key below the part, message) for each mistake."""
 
     def __init__(self, mistakes: Iterable[tuple[Loc, str]]) -> None:
         self.mistakes = tuple(mistakes)
@@ -316,7 +316,7 @@ class Input(SpecPart):
     @model_validator(mode="before")
     @classmethod
     def _of_each_dim(cls, data: object) -> object:
-        """One value as that of all dims."""
+        """A single value, applied to all dims."""
         if not isinstance(data, dict) or isinstance(pad := data.get("pad"), dict) or pad is None:
             return data
         shape = data.get("shape")

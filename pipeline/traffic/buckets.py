@@ -91,7 +91,7 @@ def recorded_report(engine: ChosenEngine, context: RunContext) -> LatencyReport:
     if not reports:
         name = manifest.reference
         raise InputError(
-            f"{name}: no latency report of {entry.unit} is on record; ask for one with validation.latency in the spec, "
+            f"{name}: no latency report of {entry.unit} is recorded; request one with validation.latency in the spec, "
             f"or time the engine now: --engine {name}"
         )
     return reports[0]
@@ -198,7 +198,7 @@ def write_buckets(path: Path, edges: Mapping[str, Sequence[int]]) -> None:
 
 
 def _rest(spec: ModelSpec, edges: Mapping[str, Sequence[int]]) -> dict[str, object]:
-    """All that a spec says, with buckets of these edges."""
+    """A spec's content with buckets of these edges."""
     spec_fields = spec.model_dump()
     for dim, sizes in edges.items():
         spec_fields["dims"][dim] |= {"opt": None, "max": None, "buckets": tuple(sizes)}
@@ -231,7 +231,7 @@ def _span(key: yaml.Node, value: yaml.Node) -> tuple[int, int]:
 
 
 def _removed(text: str, node: yaml.MappingNode, name: str) -> tuple[int, int]:
-    """What is cut to take out a pair: of a flow mapping with a comma, of a block its lines."""
+    """The text to cut for a removed pair: of a flow mapping with a comma, of a block its lines."""
     index = next(index for index, (key, _) in enumerate(node.value) if key.value == name)
     start, end = _span(*node.value[index])
     if node.flow_style:

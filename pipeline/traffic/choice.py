@@ -1,4 +1,4 @@
-"""The buckets that cost a trace least, and what they save against others."""
+"""The buckets that cost a trace least, and their saving compared with others."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Recorded traffic at a place, and what buckets are chosen for."""
+"""Recorded traffic at a place, and the task of choosing buckets for it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -62,7 +62,7 @@ class SplitTrace:
 
 
 def model_of_place(place: Path) -> str:
-    """The model that traffic says it is of; '' where it does not. Raises DataError for a place without traffic."""
+    """The model that traffic names; '' if it names none. Raises DataError for a place without traffic."""
     return _said_model(_files_of(place)[0])
 
 
@@ -97,7 +97,7 @@ def read_place(place: Path, inputs: Sequence[TensorSpec], model: str = "") -> Tr
         if record.timed != first_record.timed:
             raise DataError(f"only one of {file_pair} has times of arrival; give such files separately")
         if record.timed and min(record.start, first_record.start) < EPOCH_S:
-            raise DataError(f"{file_pair} have times that do not count from the epoch; which came first is not known")
+            raise DataError(f"{file_pair} have times that are not seconds since the epoch, so their order is unknown")
     cut_files = tuple(file for file, record in zip(files, records, strict=True) if record.cut)
     origin = next((record.made for record in records if record.made), "")
     return TrafficAtPlace(_merge([trace for _, trace in traffic_parts]), files, records[0].sampling, cut_files, origin)
@@ -110,7 +110,7 @@ def check_model(file: Path, model: str) -> None:
 
 
 def split_beyond(trace: Trace, dims: Sequence[Dim]) -> SplitTrace:
-    """The requests that lie within all dims, and the sizes of the others. Raises DataError where all are others."""
+    """The requests that lie within all dims, and the sizes of the others. Raises DataError if none lies within."""
     is_within = np.ones(len(trace), bool)
     outlier_counts: dict[str, dict[int, int]] = {}
     for dim in dims:
@@ -181,8 +181,8 @@ class BucketOptions:
 
 @dataclass(frozen=True, eq=False)
 class BucketTask:
-    """What buckets are chosen for. dims: all of the spec.  chosen: those that get buckets.  batch: the dim of samples,
-    if it gets none.
+    """The task of choosing buckets.  dims: all of the spec.  chosen: those that get buckets.  batch: the dim of
+    samples, if it gets none.
 
     policy: None where each request runs alone.  remarks: what was decided, for people.
     """
@@ -215,7 +215,7 @@ def plan_task(
 ) -> BucketTask:
     """The task for traffic to a model.  within: its requests that lie within the dims.
 
-    Raises InputError for options that the model or its traffic has nothing for.
+    Raises InputError for options that do not apply to the model or its traffic.
     """
     batch = _batch_dim(inputs, dims, options)
     bucket_dims = _choose_dims(dims, batch, options)
@@ -238,9 +238,7 @@ def _batch_dim(inputs: Sequence[TensorSpec], dims: Sequence[Dim], options: Bucke
     if named_dim is None or named_dim.name not in options.dims:
         return named_dim
     if options.batch and options.batch > 1:
-        raise InputError(
-            f"{named_dim.name} gets no buckets of its own where requests are put together; leave out --batch"
-        )
+        raise InputError(f"{named_dim.name} gets no buckets of its own if requests are batched; leave out --batch")
     return None
 
 
@@ -265,7 +263,7 @@ def _policy(batch: Dim | None, within: Trace, options: BucketOptions) -> tuple[B
     is_batched = (options.batch or 0) > 1 or options.wait_s > 0
     if batch is None:
         if is_batched:
-            raise InputError("requests cannot be put together: the model has no dim that all inputs begin with")
+            raise InputError("requests cannot be batched: the model has no dim that all inputs begin with")
         return None, ()
     if options.batch is not None and options.batch > batch.max:
         raise InputError(f"--batch {options.batch} is more than dims.{batch.name} accepts ({batch.words})")

@@ -118,5 +118,5 @@ def test_the_build_steps_of_an_image_work(name: str, tmp_path: Path) -> None:
             subprocess.run(["sh", "-euc", command], cwd=source, env=env, check=True)
     done = subprocess.run(["enginesmith", "doctor"], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    checked = subprocess.run([venv / "bin/pip", "check"], capture_output=True, text=True, check=False)
-    assert checked.returncode == 0, checked.stdout
+    result = subprocess.run([venv / "bin/pip", "check"], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout

@@ -12,37 +12,24 @@ import urllib3
 Object = dict[str, Any]
 T = TypeVar("T")
 # Where each kind is. `namespaces/NAME/` comes in between for those that are in one.
-PLACES = {
-    "clusterrolebindings": "/apis/rbac.authorization.k8s.io/v1",
-    "clusterroles": "/apis/rbac.authorization.k8s.io/v1",
-    "configmaps": "/api/v1",
-    "cronjobs": "/apis/batch/v1",
-    "customresourcedefinitions": "/apis/apiextensions.k8s.io/v1",
-    "deployments": "/apis/apps/v1",
-    "events": "/api/v1",
-    "horizontalpodautoscalers": "/apis/autoscaling/v2",
-    "jobs": "/apis/batch/v1",
-    "namespaces": "/api/v1",
-    "networkpolicies": "/apis/networking.k8s.io/v1",
-    "nodes": "/api/v1",
-    "persistentvolumeclaims": "/api/v1",
-    "persistentvolumes": "/api/v1",
-    "poddisruptionbudgets": "/apis/policy/v1",
-    "pods": "/api/v1",
-    "priorityclasses": "/apis/scheduling.k8s.io/v1",
-    "rayclusters": "/apis/ray.io/v1",
-    "rolebindings": "/apis/rbac.authorization.k8s.io/v1",
-    "roles": "/apis/rbac.authorization.k8s.io/v1",
-    "runtimeclasses": "/apis/node.k8s.io/v1",
-    "secrets": "/api/v1",
-    "selfsubjectrulesreviews": "/apis/authorization.k8s.io/v1",
-    "serviceaccounts": "/api/v1",
-    "services": "/api/v1",
-    "storageclasses": "/apis/storage.k8s.io/v1",
-    "subjectaccessreviews": "/apis/authorization.k8s.io/v1",
-    "validatingadmissionpolicies": "/apis/admissionregistration.k8s.io/v1",
-    "validatingadmissionpolicybindings": "/apis/admissionregistration.k8s.io/v1",
+_KINDS = {
+    "/apis/rbac.authorization.k8s.io/v1": "clusterrolebindings clusterroles rolebindings roles",
+    "/api/v1": "configmaps events namespaces nodes persistentvolumeclaims persistentvolumes pods secrets "
+    "serviceaccounts services",
+    "/apis/batch/v1": "cronjobs jobs",
+    "/apis/apiextensions.k8s.io/v1": "customresourcedefinitions",
+    "/apis/apps/v1": "deployments",
+    "/apis/autoscaling/v2": "horizontalpodautoscalers",
+    "/apis/networking.k8s.io/v1": "networkpolicies",
+    "/apis/policy/v1": "poddisruptionbudgets",
+    "/apis/scheduling.k8s.io/v1": "priorityclasses",
+    "/apis/ray.io/v1": "rayclusters",
+    "/apis/node.k8s.io/v1": "runtimeclasses",
+    "/apis/authorization.k8s.io/v1": "selfsubjectrulesreviews subjectaccessreviews",
+    "/apis/storage.k8s.io/v1": "storageclasses",
+    "/apis/admissionregistration.k8s.io/v1": "validatingadmissionpolicies validatingadmissionpolicybindings",
 }
+PLACES = {kind: place for place, kinds in _KINDS.items() for kind in kinds.split()}
 
 
 class RefusedError(Exception):

@@ -145,8 +145,8 @@ def test_requirements_depend_only_on_the_request_and_name_processor_and_runtime(
         processor = hardware_of(requires)
         assert processor is requires[0] and judge(processor, Machine.of(hardware)).state == "met"
         assert not backend.versions() or any(isinstance(item, Runtime) for item in requires)
-        written = json.loads(json.dumps(codec.encode(requires)))
-        assert codec.decode(written, tuple[Requirement, ...]) == tuple(requires)
+        document = json.loads(json.dumps(codec.encode(requires)))
+        assert codec.decode(document, tuple[Requirement, ...]) == tuple(requires)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -179,5 +179,5 @@ def test_queries_import_no_compiler():
             if heavy := set({HEAVY!r}) & set(sys.modules):
                 sys.exit(f"{{name}} has imported {{heavy}}")
         """
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

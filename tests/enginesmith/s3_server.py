@@ -22,13 +22,9 @@ ENVIRONMENT = {
     "AWS_EC2_METADATA_DISABLED": "true",
 }
 FOREIGN = (
-    "AWS_PROFILE",
-    "AWS_SESSION_TOKEN",
-    "AWS_ENDPOINT_URL",
-    "AWS_ENDPOINT_URL_S3",
-    "AWS_REGION",
+    "AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION",
     "AWS_DEFAULT_REGION",
-)
+)  # fmt: skip
 
 
 def serving(page_size: int = 1000) -> AbstractContextManager[str]:

@@ -38,16 +38,16 @@ def test_floats_are_converted_to_the_engines_dtype() -> None:
 
 def test_missing_or_unknown_inputs_are_refused() -> None:
     for inputs in ({}, {"x": np.ones(2), "z": np.ones(2)}):
-        with pytest.raises(DataError, match="is missing or unknown; the inputs of the whole are x"):
+        with pytest.raises(DataError, match="is missing or unknown; the ensemble's inputs are x"):
             ensemble().run(inputs)
 
 
 def test_an_output_that_no_graph_gives_is_reported() -> None:
     graph = EnsembleGraph(lambda inputs: {"h": inputs["x"]}, [X], {"x": "x"})
-    with pytest.raises(DataError, match=r"the graphs gave no 'first\.gone'"):
+    with pytest.raises(DataError, match=r"returned the ensemble's output 'first\.gone'"):
         Ensemble({"first": graph}, [X], [TensorSpec("first.gone", "float32", ())]).run({"x": np.ones(2)})
     chained = Ensemble({"first": graph, "second": EnsembleGraph(dict, [X], {"x": "first.gone"})}, [X], [])
-    with pytest.raises(DataError, match=r"nothing gives 'first\.gone', which input 'x' takes"):
+    with pytest.raises(DataError, match=r"there is no 'first\.gone', which input 'x' reads"):
         chained.run({"x": np.ones(2)})
 
 

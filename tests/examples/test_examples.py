@@ -88,8 +88,8 @@ def test_pulled_engines_detect_voices(tmp_path: Path) -> None:
     registry, folder = tmp_path / "registry", EXAMPLES / "vad"
     outcome = enginesmith.build(folder / "vad.yaml", registry=registry, targets="cpu", precisions="fp32,int8")
     assert [item.entry.status for item in outcome.engines] == ["proven", "proven"]
-    pulled = enginesmith.pull("vad", registry=registry, precision="int8", dest=tmp_path / "dest")
-    streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled), pulled.description)
+    pulled_engine = enginesmith.pull("vad", registry=registry, precision="int8", dest=tmp_path / "dest")
+    streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled_engine), pulled_engine.description)
     with importing_from(folder, "listen.py"), np.load(folder / "golden.npz") as arrays:
         sounds = call_entry_point(folder, "listen.py", "frames_of", {"path": None})
         heard = call_entry_point(folder, "listen.py", "listen", {"sounds": sounds, "streams": streams})

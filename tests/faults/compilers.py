@@ -140,12 +140,12 @@ def sampled_elsewhere(model: ModelProto, wrong: bool) -> ModelProto:
     """Both engines gather four pixels for each point; the wrong one aligns no corners, and has zeros around."""
     if wrong:
         model = with_attribute(model, "sampled", align_corners=0, padding_mode="zeros")
-    inferred = shape_inference.infer_shapes(model)
-    rewrite(inferred.graph, 20, {"GridSample": gather_samples})
-    for node in inferred.graph.node:  # ONNX Runtime takes no two of one name
+    typed_model = shape_inference.infer_shapes(model)
+    rewrite(typed_model.graph, 20, {"GridSample": gather_samples})
+    for node in typed_model.graph.node:  # ONNX Runtime takes no two of one name
         if node.name == "GridSample_sampled" and "sampled" not in node.output:
             node.name += f"/{node.output[0]}"
-    return inferred
+    return typed_model
 
 
 WIDTH = 16

@@ -67,9 +67,9 @@ def _write_archives(folder: Path) -> None:
             recorder.append({"x": rows}, at=index / 50, latency=0.001)
     for command in COMMANDS:
         arguments = ["enginesmith", *command.split(), "--registry", "../registry"]
-        done = subprocess.run([sys.executable, "-m", *arguments], cwd=project, check=False)
-        if done.returncode > (not command.startswith("build")):  # a canary of 30 requests cannot decide
-            raise SystemExit(f"enginesmith {command}: exit code {done.returncode}")
+        result = subprocess.run([sys.executable, "-m", *arguments], cwd=project, check=False)
+        if result.returncode > (not command.startswith("build")):  # a canary of 30 requests cannot decide
+            raise SystemExit(f"enginesmith {command}: exit code {result.returncode}")
     subprocess.run([sys.executable, "-m", "validation.gpu", *KIT.split()], cwd=project, check=True)
     _pack(folder / "registry", ARCHIVE)
     _pack(project, FILES, but=("calibration.npz", "golden.npz", "tiny.onnx", "release.pem", "report.html"))

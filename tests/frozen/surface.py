@@ -53,18 +53,10 @@ def surface() -> dict[str, list[str]]:
 
 # Commands whose JSON is promised, run on the frozen registry.
 PRINTED = (
-    "list",
-    "list tiny",
-    "show tiny@2",
-    "pull tiny@2 --target sm_89 --explain",
-    "registry history tiny:stable",
-    "registry policy show tiny:stable",
-    "registry fsck",
-    "rollout status tiny:stable",
-    "rollout status tiny:stable --nodes",
-    "profile tiny --series",
-    "status",
-)
+    "list", "list tiny", "show tiny@2", "pull tiny@2 --target sm_89 --explain", "registry history tiny:stable",
+    "registry policy show tiny:stable", "registry fsck", "rollout status tiny:stable",
+    "rollout status tiny:stable --nodes", "profile tiny --series", "status",
+)  # fmt: skip
 _SOURCES = [ROOT / name for name in ("enginesmith", "builders", "validation", "pipeline")]
 _SPECS = ("spec", "ensemble")
 

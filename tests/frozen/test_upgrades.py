@@ -65,7 +65,7 @@ def change(place: Project, pattern: str, **fields: Any) -> tuple[Path, bytes]:
 def test_a_newer_format_gives_exit_code_2_and_only_asks_for_an_upgrade(place: Project, pattern: str) -> None:
     path, data = change(place, pattern, format=2)
     result = place.run(*READ[pattern].format(stem=path.stem).split())
-    output = result.err.partition("; nothing is collected")[0].strip()
+    output = result.err.partition("; no collection runs")[0].strip()
     assert (result.code, output.rpartition(": ")[2]) == (2, "upgrade enginesmith"), result.err
     assert "format is 2; this enginesmith reads 1" in output
     assert {place.run(*words.split()).code for words in WRITE} <= {0, 2}

@@ -37,14 +37,9 @@ BEGUN = "04fcb370"
 SEED = int(BEGUN, 16)
 # On their way out while this was written.
 LEFT_OUT = (
-    "pipeline/cache_server/",
-    "validation/load/",
-    "validation/plots/",
-    "feed",
-    "notifications",
-    "grammar",
+    "pipeline/cache_server/", "validation/load/", "validation/plots/", "feed", "notifications", "grammar",
     "sampler",
-)
+)  # fmt: skip
 # Tests of one mutant in a process of its own, and how much slower than on record is stuck.
 MOST_TESTS, STUCK = 100, 10.0
 
@@ -211,10 +206,10 @@ def planted(sites: Mapping[int, Site], home: Path = ROOT / "build" / "mutation",
     """A copy of the work tree below `home` that holds every mutant."""
     package = packages()[0]
     place = Place(home / "tree", home / "record", f"{package}.mutant_switch")
-    listed = subprocess.run(
+    result = subprocess.run(
         ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True
     )
-    for name in listed.stdout.decode().split("\0"):
+    for name in result.stdout.decode().split("\0"):
         if (ROOT / name).is_file():
             (place.tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, place.tree / name)

@@ -62,12 +62,12 @@ class Whole:
         import onnx
         from onnx import numpy_helper
 
-        loaded = onnx.load(str(model))
+        loaded_model = onnx.load(str(model))
         if self.strip_weights:
-            for tensor in loaded.graph.initializer:
+            for tensor in loaded_model.graph.initializer:
                 if len(tensor.dims) and tensor.data_type == onnx.TensorProto.FLOAT:
                     tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * 0, tensor.name))
-        onnx.save(loaded, path)
+        onnx.save(loaded_model, path)
         return Engine.of_file(self, request, path)
 
     def runs(self, target: Target) -> str | None:

@@ -35,12 +35,12 @@ def test_a_version_contains_the_library_of_its_operators(tmp_path: Path, capsys:
 
     entries = {entry.unit: entry for entry in lookup.load(project.store, "cube", "1").engines}
     assert [item.kind for item in entries["sm_89 fp32 onnxruntime-cuda"].requires].count("library") == 1
-    pulled = pull("cube", registry=project.registry, dest=tmp_path / "pulled")
+    pulled_engine = pull("cube", registry=project.registry, dest=tmp_path / "pulled")
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
-    np.testing.assert_allclose(open_onnx(pulled)({"x": x})["y"], x**3 @ weight, rtol=1e-4)
+    np.testing.assert_allclose(open_onnx(pulled_engine)({"x": x})["y"], x**3 @ weight, rtol=1e-4)
     model = pull("cube", registry=project.registry, dest=tmp_path / "model", target="sm_75", fallback="onnx")
     np.testing.assert_allclose(open_onnx(model)({"x": x})["y"], x**3 @ weight, rtol=1e-4)
-    with Router.opened([pulled, model]) as router:
+    with Router.opened([pulled_engine, model]) as router:
         wide = np.arange(160, dtype=np.float32).reshape(40, 4)  # which no bucket holds
         np.testing.assert_allclose(router.run({"x": wide})["y"], wide**3 @ weight, rtol=1e-4)
     with pytest.raises(UnknownNameError, match=r"needs the library libcube\.so, .* linux-x86_64, and not for linux-aa"):
@@ -48,7 +48,7 @@ def test_a_version_contains_the_library_of_its_operators(tmp_path: Path, capsys:
     result = project.run("validate", "cube", "--json")
     assert result.code == 0, result.err
     result = project.run("pull", "cube", "--layout", "triton", "--dest", tmp_path / "triton")
-    (library,) = [path for path in pulled.path.parent.iterdir() if path.suffix == ""]
+    (library,) = [path for path in pulled_engine.path.parent.iterdir() if path.suffix == ""]
     assert f'op_library_filename: ["{tmp_path}/triton/cube/1/{library.name}"]' in (
         (tmp_path / "triton" / "cube" / "config.pbtxt").read_text()
     )
@@ -56,7 +56,7 @@ def test_a_version_contains_the_library_of_its_operators(tmp_path: Path, capsys:
     library.unlink()  # the file is a link to the blob
     library.write_bytes(b"hostile")
     with pytest.raises(EnginesmithError, match="was published; pull it again"):
-        open_onnx(pulled)
+        open_onnx(pulled_engine)
 
 
 def test_commands_with_custom_operators_need_their_library(project: Project) -> None:

@@ -108,9 +108,9 @@ def test_the_report_describes_each_engine_alone(built: tuple[Path, Outcome]) -> 
 
 def test_pulled_engines_answer_like_the_models(built, tmp_path, monkeypatch):
     folder, _ = built
-    pulled = enginesmith.pull("pair:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
-    assert pulled.description.name == "pair-1-cpu-fp32.json"
-    whole = enginesmith.Ensemble.described(opens, pulled.description)
+    pulled_engine = enginesmith.pull("pair:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
+    assert pulled_engine.description.name == "pair-1-cpu-fp32.json"
+    whole = enginesmith.Ensemble.described(opens, pulled_engine.description)
     assert [spec.name for spec in whole.inputs] == ["encoder.x", "mask", "decoder.y"]
     golden = {name: array[:3] for name, array in arrays(folder / "project" / "golden.npz").items()}
     encoder, decoder = (opens(folder / "project" / f"{name}.onnx") for name in ("encoder", "decoder"))
@@ -190,8 +190,8 @@ def test_channels_move_the_ensemble(built: tuple[Path, Outcome], store: Store, t
         promote(store, load(store, "pair", version), "stable", proven_only=True)
     assert locate(store, parse_reference("pair:stable")).manifest.version == "2"
     rollback(store, "pair", "stable")
-    pulled = enginesmith.pull("pair:stable", registry=built[0] / "registry", dest=tmp_path)
-    assert pulled.located.manifest.version == "1"
+    pulled_engine = enginesmith.pull("pair:stable", registry=built[0] / "registry", dest=tmp_path)
+    assert pulled_engine.located.manifest.version == "1"
 
 
 def test_a_drifting_ensemble_fails_and_the_graph_is_named(built: tuple[Path, Outcome], tmp_path: Path) -> None:
@@ -229,14 +229,14 @@ def test_an_ensemble_moves_to_another_toolchain_with_its_graphs(
     upgrade = rehearsal.Upgrade({"onnxruntime": ort.__version__})
     for staying, expected in [("cpu int8 onnxruntime", "stays"), ("", "moves")]:
         with local_context(store, quiet=True) as context:
-            served = rehearsal.list_served(store, upgrade, ["pair@1"])
+            served_versions = rehearsal.list_served(store, upgrade, ["pair@1"])
             remote = context.executor if staying else None
-            rehearsed = rehearsal.rehearse(served, rehearsal.Rehearser(upgrade, context, remote))
+            rehearsed = rehearsal.rehearse(served_versions, rehearsal.Rehearser(upgrade, context, remote))
             wholes = {item.unit: (item.verdict, item.why) for item in rehearsed.units if item.version == "pair@1"}
             assert wholes["cpu fp32 ensemble"] == ("moves", "")
             assert wholes["cpu int8 ensemble"] == (expected, "graph 'encoder': slow" if staying else "")
             assert [(plan.version, plan.verdict) for plan in rehearsed.plan] == [("pair@1", expected)]
-            applied = apply(rehearsed, served, context)
+            applied = apply(rehearsed, served_versions, context)
     assert [(item.before, item.channels["mine"]) for item in applied] == [("pair@1", "")]
     before, after = load(store, "pair", "1"), load(store, "pair", applied[0].version)
     assert [pin.reference for pin in after.graphs] == ["pair-encoder@2", "pair-decoder@2"]

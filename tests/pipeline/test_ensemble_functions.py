@@ -53,8 +53,8 @@ def test_a_pulled_ensemble_answers_like_its_graphs_and_functions(built: tuple[Pa
     folder, outcome = built
     expected = {"cpu fp32 ensemble": "proven", "cpu int8 ensemble": "proven"}
     assert {item.entry.unit: item.entry.status for item in outcome.engines} == expected
-    pulled = enginesmith.pull("reader@1", registry=folder / "registry", dest=tmp_path, precision="fp32")
-    whole = enginesmith.Ensemble.described(opens, pulled.description, functions=load_function)
+    pulled_engine = enginesmith.pull("reader@1", registry=folder / "registry", dest=tmp_path, precision="fp32")
+    whole = enginesmith.Ensemble.described(opens, pulled_engine.description, functions=load_function)
     images = [*draw(np.random.default_rng(3), 20), np.zeros((HEIGHT, WIDTH), np.uint8)]
     counts = set()
     for image in images:
@@ -96,11 +96,11 @@ def test_two_versions_in_one_folder_keep_their_own_code(built: tuple[Path, Outco
 
 
 def test_code_runs_only_with_permission(built: tuple[Path, Outcome], tmp_path: Path) -> None:
-    pulled = enginesmith.pull("reader@1", registry=built[0] / "registry", dest=tmp_path)
+    pulled_engine = enginesmith.pull("reader@1", registry=built[0] / "registry", dest=tmp_path)
     with pytest.raises(
         DataError, match=r"runs Python code of its own \(reading\.py:crop, .*functions=enginesmith\.user_code\.load"
     ):
-        enginesmith.Ensemble.described(opens, pulled.description)
+        enginesmith.Ensemble.described(opens, pulled_engine.description)
 
 
 def test_behind_a_function_graphs_are_compared_on_its_fp32_outputs(built: tuple[Path, Outcome]) -> None:
@@ -125,9 +125,9 @@ def test_the_version_contains_the_code_and_mirrors_completely(built: tuple[Path,
     other = open_store(str(tmp_path / "other"), create=True)
     mirror(store, [parse_reference("reader@1")], other)
     assert verify(other).sound
-    pulled = enginesmith.pull("reader@1", registry=tmp_path / "other", dest=tmp_path / "engines")
+    pulled_engine = enginesmith.pull("reader@1", registry=tmp_path / "other", dest=tmp_path / "engines")
     assert (tmp_path / "engines" / "reader@1" / "crops" / "sizes.py").read_text() == f"SIDE = {SIDE}\n"
-    assert enginesmith.Ensemble.described(opens, pulled.description, load_function)
+    assert enginesmith.Ensemble.described(opens, pulled_engine.description, load_function)
     with local_context(store, Progress()) as context:
         result = list(validate(manifest, context))
     assert [item.verdict for item in result] == ["proven", "proven"]
@@ -191,7 +191,7 @@ def test_invalid_connections_are_reported_with_their_key(path: str, value: Any, 
             "image[None]",
             "gave 'x' as float32 [1, 16, 32]; the spec says float32 [rows, 1, 16, 32]",
         ),
-        ("spots[0, 0] > 0.5", "spots[0, 0] > 2", "functions before the graph gave no row for any"),
+        ("spots[0, 0] > 0.5", "spots[0, 0] > 2", "functions before the graph returned no row for any"),
         ("def crop(image, spots):", "def crop(image):", "function 'crops' failed"),
         (
             "def crop(image, spots):",
@@ -227,8 +227,8 @@ def test_a_manifest_of_strange_functions_is_refused(built: tuple[Path, Outcome])
 
 
 def test_show_names_the_functions(built: tuple[Path, Outcome]) -> None:
-    shown = run("show", f"{built[1].model}@1", "--registry", built[0] / "registry")
-    assert "function crops: reading.py:crop" in shown.output, shown.output
+    result = run("show", f"{built[1].model}@1", "--registry", built[0] / "registry")
+    assert "function crops: reading.py:crop" in result.output, result.output
 
 
 @pytest.mark.parametrize("lacking", [0, 1])

@@ -38,10 +38,10 @@ def answer(prompt: list[int], count: int) -> list[int]:
 
 
 def test_a_generator_answers_prompts_of_several_lengths_like_the_module(built, tmp_path) -> None:
-    pulled = enginesmith.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
+    pulled_engine = enginesmith.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
     prompts = [[3, 1, 4, 1, 5], [9, 2]]
     items = [Prompt(tokens, most=6) for tokens in prompts]
-    generator = enginesmith.Generator.opened(pulled)
+    generator = enginesmith.Generator.opened(pulled_engine)
     assert generator.generate(items) == [answer(tokens, 6) for tokens in prompts]
     assert len(generator.generate([Prompt([3, 1])])[0]) == PLACES - 1, "until the cache is full"
     with pytest.raises(DataError, match=r"takes 16 places in 'cache', which is 17 tokens in all"):
@@ -49,14 +49,14 @@ def test_a_generator_answers_prompts_of_several_lengths_like_the_module(built, t
 
 
 def test_a_step_beyond_the_end_is_refused_before_it_runs_and_a_row_restarts(built, tmp_path) -> None:
-    pulled = enginesmith.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
-    engine, calls = opens(pulled.path), list[int]()
+    pulled_engine = enginesmith.pull("fixed@1", registry=built[0], dest=tmp_path, precision="fp32")
+    engine, calls = opens(pulled_engine.path), list[int]()
 
     def run(inputs):
         calls.append(1)
         return engine(inputs)
 
-    streams = enginesmith.Streams.described(run, pulled.description)
+    streams = enginesmith.Streams.described(run, pulled_engine.description)
     for _ in range(3):
         streams.run({"ids": np.ones((2, 5), int)})
     with pytest.raises(DataError, match=r"'cache' has places 0 to 15, but by 'length' this step writes 15 to 16"):

@@ -25,9 +25,9 @@ def test_a_pulled_decoder_answers_prompts_like_its_model(built: tuple[Path, Any]
     assert [item.entry.status for item in outcome.engines] == ["proven"]
     manifest = locate(open_store(registry), parse_reference("decoder@1")).manifest
     assert [spec.name for spec in manifest.engines[0].inputs] == ["ids", "past"]
-    pulled = enginesmith.pull("decoder@1", registry=registry, dest=tmp_path)
-    assert [state["input"] for state in json.loads(pulled.description.read_text())["state"]] == ["past"]
-    answers = enginesmith.Generator.opened(pulled).generate(PROMPTS)
+    pulled_engine = enginesmith.pull("decoder@1", registry=registry, dest=tmp_path)
+    assert [state["input"] for state in json.loads(pulled_engine.description.read_text())["state"]] == ["past"]
+    answers = enginesmith.Generator.opened(pulled_engine).generate(PROMPTS)
     assert [len(answer) for answer in answers] == [6, 6]
     plain = enginesmith.pull("decoder@1", registry=registry, dest=tmp_path / "onnx", target="sm_89", fallback="onnx")
     assert enginesmith.Generator.opened(plain).generate(PROMPTS) == answers

@@ -40,13 +40,15 @@ def test_quantized_engines_with_int8_states_are_proven(built: tuple[Path, Any], 
     )
     x, answers = arrays(folder / "golden.npz")["x"], {}
     for precision, kind in (("fp32", "tensor(float)"), ("int8", "tensor(int8)"), ("int8-dynamic", "tensor(int8)")):
-        pulled = enginesmith.pull(
+        pulled_engine = enginesmith.pull(
             f"{outcome.model}@1", registry=folder.parent / "registry", dest=tmp_path, precision=precision
         )
-        streams, types = streams_of(pulled)
+        streams, types = streams_of(pulled_engine)
         (state,) = types.keys() - {"x"}
         assert types[state] == kind
-        described = {item["name"]: item["dtype"] for item in json.loads(pulled.description.read_text())["inputs"]}
+        described = {
+            item["name"]: item["dtype"] for item in json.loads(pulled_engine.description.read_text())["inputs"]
+        }
         assert described[state] == kind[7:-1].replace("float", "float32")
         answers[precision] = np.stack([streams.run({"x": x[step : step + 1]})["y"] for step in range(12)])
     for precision in ("int8", "int8-dynamic"):

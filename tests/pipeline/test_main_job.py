@@ -120,8 +120,8 @@ def test_a_failed_unit_does_not_stop_the_others(built: Project) -> None:
     assert done.code == 1
     status = units(done.json, "status")
     assert status["cpu int8"] == "failed" and status["cpu fp32"] == "proven"
-    refused = built.run("pull", f"tiny@{done.json['version']}", "--target", "cpu", "--precision", "int8")
-    assert refused.code == 2 and "failed" in refused.err
+    result = built.run("pull", f"tiny@{done.json['version']}", "--target", "cpu", "--precision", "int8")
+    assert result.code == 2 and "failed" in result.err
 
 
 def test_a_failed_build_names_a_repeating_command(project: Project) -> None:

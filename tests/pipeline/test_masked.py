@@ -55,8 +55,8 @@ def test_a_masked_model_is_proven_on_steps(built: tuple[Path, Any]) -> None:
 
 
 def test_a_pulled_engine_answers_a_padded_prompt_like_the_module(built, tmp_path) -> None:
-    pulled = enginesmith.pull(f"{built[1].model}@1", registry=built[0], dest=tmp_path, precision="fp32")
-    streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled), pulled.description)
+    pulled_engine = enginesmith.pull(f"{built[1].model}@1", registry=built[0], dest=tmp_path, precision="fp32")
+    streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled_engine), pulled_engine.description)
     ids = np.random.default_rng(2).integers(VOCABULARY, size=(2, 6))
     mask, places = np.ones((2, 6), np.int64), np.arange(6)[None].repeat(2, 0)
     mask[1, :2] = 0  # the second row's prompt is shorter
@@ -83,9 +83,9 @@ def go_on(prompt: list[int], count: int) -> list[int]:
 
 
 def test_a_generator_fills_mask_and_places_for_prompts_of_several_lengths(built, tmp_path) -> None:
-    pulled = enginesmith.pull(f"{built[1].model}@1", registry=built[0], dest=tmp_path, precision="fp32")
+    pulled_engine = enginesmith.pull(f"{built[1].model}@1", registry=built[0], dest=tmp_path, precision="fp32")
     prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [7, 8]]
-    generator = enginesmith.Generator.opened(pulled, ids="input_ids")
+    generator = enginesmith.Generator.opened(pulled_engine, ids="input_ids")
     result = generator.generate([Prompt(each, most=7) for each in prompts])
     assert result == [go_on(each, 7) for each in prompts]
 

@@ -55,11 +55,11 @@ def test_a_stateful_engine_is_proven_step_by_step_and_free_running(built: tuple[
 
 def test_a_pulled_engine_answers_sequences_like_the_model(built: tuple[Path, Any], tmp_path: Path) -> None:
     folder, outcome = built
-    pulled = enginesmith.pull(
+    pulled_engine = enginesmith.pull(
         f"{outcome.model}@1", registry=folder.parent / "registry", dest=tmp_path, precision="fp32"
     )
     source = opens(folder / "model.onnx")
-    streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled), pulled.description)
+    streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled_engine), pulled_engine.description)
     (state,) = load_spec(folder / "model.yaml").states()
     x = arrays(folder / "golden.npz")["x"]
     states = np.zeros({"h": (1, 3, 16), "past": (3, 0, 8)}[state.input], np.float32)
@@ -92,8 +92,8 @@ def replayed_verdict(registry: Path, model: str, traffic: Path) -> str:
 def test_a_canary_compares_recorded_steps_with_their_states(built: tuple[Path, Any], tmp_path: Path) -> None:
     folder, outcome = built
     registry = folder.parent / "registry"
-    pulled = enginesmith.pull(f"{outcome.model}@1", registry=registry, dest=tmp_path, precision="fp32")
-    streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled), pulled.description)
+    pulled_engine = enginesmith.pull(f"{outcome.model}@1", registry=registry, dest=tmp_path, precision="fp32")
+    streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled_engine), pulled_engine.description)
     record_steps(tmp_path, streams, [{"x": row[None]} for row in arrays(folder / "golden.npz")["x"][:12]])
     (state,) = load_spec(folder / "model.yaml").states()
     message = rf"no array for input '{state.input}'.*is a state: record each step with the states"
@@ -142,7 +142,7 @@ def test_mismatches_are_reported_with_their_key(spec, path, value, message, tmp_
     [
         ("wide = Cast <to = 11> (hn)", 16, "state.h is float32, and 'wide' is float64"),
         ("twice = Concat <axis = 2> (hn, hn)", 32, "'twice' is [1, batch, 32]"),
-        ("same = Identity(h)", 16, "output 'same' is the input itself, handed on"),
+        ("same = Identity(h)", 16, "output 'same' is the input itself, so the state would never change"),
     ],
 )
 def test_an_output_that_does_not_fit_its_input_is_refused(node: str, width: int, message: str, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_spec_without_state_keeps_its_json(tmp_path: Path) -> None:
     ("clip", "message"),
     [
         (np.arange(36) % 3, "'clip' has 0 from step 0 and again from step 3"),
-        (np.arange(36), "the sequences have one step each"),
+        (np.arange(36), "every sequence has one step"),
         (np.zeros((36, 2), int), "array 'clip' has the shape (36, 2)"),
     ],
 )

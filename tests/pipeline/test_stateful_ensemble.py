@@ -61,14 +61,14 @@ def test_each_graph_is_proven_on_its_inputs_in_use(built: tuple[Path, Outcome]) 
 
 def test_streams_of_a_pulled_ensemble_answer_like_the_models(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     folder, _ = built
-    pulled = enginesmith.pull("told:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
+    pulled_engine = enginesmith.pull("told:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32")
     runs = list[str]()
 
     def counted(path: Path) -> Any:
         run = opens(path)
         return lambda inputs: runs.append(path.parent.name) or run(inputs)
 
-    streams = enginesmith.Ensemble.described(counted, pulled.description).streams()
+    streams = enginesmith.Ensemble.described(counted, pulled_engine.description).streams()
     encoder, decoder = (opens(folder / "project" / f"{name}.onnx") for name in ("encoder", "decoder"))
     golden = arrays(folder / "project" / "golden.npz")
     source = golden["encoder.source"][:: len(STEPS)][:3]
@@ -110,8 +110,8 @@ def test_a_carried_error_fails_although_single_steps_pass(built: tuple[Path, Out
 @pytest.mark.slow
 def test_a_canary_compares_recorded_steps_with_the_states_of_all_graphs(built, tmp_path):
     registry, golden = built[0] / "registry", arrays(built[0] / "project" / "golden.npz")
-    pulled = enginesmith.pull("told@1", registry=registry, dest=tmp_path, precision="fp32")
-    streams = enginesmith.Ensemble.described(opens, pulled.description).streams()
+    pulled_engine = enginesmith.pull("told@1", registry=registry, dest=tmp_path, precision="fp32")
+    streams = enginesmith.Ensemble.described(opens, pulled_engine.description).streams()
     names = ("encoder.source", "decoder.x")
     record_steps(tmp_path, streams, [{name: golden[name][index][None] for name in names} for index in range(6)])
     with pytest.raises(DataError, match=r"'decoder\.past' is a state: record each step with the states"):

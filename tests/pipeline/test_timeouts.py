@@ -16,13 +16,8 @@ from tests.pipeline.compile.test_steps import EXPORTED, an_engine, answering
 from tests.pipeline.projects import Project
 
 LIMITS = {
-    "export_s": 11,
-    "calibration_s": 12,
-    "quantization_s": 13,
-    "proof_s": 14,
-    "latency_s": 15,
-    "attribution_s": 16,
-}
+    "export_s": 11, "calibration_s": 12, "quantization_s": 13, "proof_s": 14, "latency_s": 15, "attribution_s": 16,
+}  # fmt: skip
 RANGES = Observed("d" * 64, "f" * 64, "e" * 64, 3)
 LATENCY: dict[str, Any] = {"latency": {"seconds": 0.1}}
 INT8 = GraphVariant("int8")

@@ -256,7 +256,7 @@ class SimulatedStore:
         self.world.before_request()
         if result is True and self.content.serial.get(key) == serial:
             return result
-        raise UndecidedError(f"writing {key}: the answer was lost, and another writer's object is there now")
+        raise UndecidedError(f"writing {key}: the response was lost, and the key now has the object of another writer")
 
     def _swap(self, key: str, data: bytes, expected: bytes | None) -> bool:
         if self.content.objects.get(key) != expected:

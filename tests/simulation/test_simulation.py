@@ -42,8 +42,8 @@ def test_a_trace_has_no_random_names() -> None:
 def test_ten_thousand_interleavings_keep_the_rules() -> None:
     """By the command, on all cores, with seeds that it repeats."""
     command = [sys.executable, "-m", "tests.simulation", "--from", "0", "--to", "10000"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout[-8000:] + result.stderr[-2000:]
 
 
 def test_each_planted_bug_can_be_planted() -> None:

@@ -434,7 +434,7 @@ MOST_CASES = 16
 def padding_checks(
     session: Session, request: BuildRequest, padding: Padding, golden: GoldenSet, limits: StagedLimits
 ) -> list[Check]:
-    """One check: how many cases the engine answers otherwise when they are padded, by more than its limits on drift.
+    """One check: the number of cases whose answers change by more than the limits on drift when they are padded.
 
     A case is padded to the next edge of every dim that has a rule, or, without edges, to the next size; where no
     profile holds that, it is left out. Failed where none can be padded: then nothing shows that the rules are right.

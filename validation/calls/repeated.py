@@ -266,7 +266,7 @@ class RepeatedCalls:
         if now == first_bits:
             return ""
         if _form(first_bits) != _form(now):
-            return f"outputs are {_form(now)}, and were {_form(first_bits)}"
+            return f"outputs are {_form(now)}; in the first run they were {_form(first_bits)}"
         self._other_bits |= sums_alike
         is_bitwise = sums_alike and self.bits()
         for name in (name for name, bits in now.items() if bits != first_bits[name]):
@@ -274,7 +274,7 @@ class RepeatedCalls:
             if is_bitwise:
                 first_view, later_view = (values.reshape(-1).view(f"V{values.dtype.itemsize}") for values in pair)
                 count = int(np.count_nonzero(first_view != later_view))
-                return f"{count} of {pair[0].size} elements of {name} have other bits than at first"
+                return f"{count} of {pair[0].size} elements of {name} differ in their bits from the first run"
             for check in self.limits.judge(partial(limited_checks, "engine", (case.name, "edge"), name, pair)):
                 if not check.passed:
                     return f"against the first answer, {describe(check)}"

@@ -192,7 +192,10 @@ def _identity(record: Record, table: ObservationTable) -> EngineIdentity:
     """The engine that the head of a file names; sets `table.planned`. Raises ValueError that names the field."""
     if record.get("kind") != OBSERVATIONS or record.get("format") != FORMAT:
         kind = str(record.get("kind"))[:60]
-        raise ValueError(f"is the head of a file of {kind!r}; observations of format {FORMAT} are needed")
+        found_text = f"{kind!r} in format {str(record.get('format'))[:20]}"
+        raise ValueError(
+            f"is the head of a file of {found_text}; this version reads {OBSERVATIONS!r} in format {FORMAT}"
+        )
     planned_requests = record.get("planned")
     if planned_requests is not None and (type(planned_requests) is not int or planned_requests < 1):
         raise ValueError(f"planned is {str(planned_requests)[:60]!r}; a number of requests is needed")

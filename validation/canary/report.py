@@ -390,14 +390,14 @@ def read_report(data: bytes) -> CanaryReport:
         raise IntegrityError(f"the canary report cannot be digested ({error})") from None
     if stated_digest != actual:
         raise IntegrityError(
-            f"the canary report's digest is {actual}, and it says {str(stated_digest)[:64]}: it was edited by hand or "
-            "damaged; judge the observations again"
+            f"the canary report's digest is {actual}, but it states {str(stated_digest)[:64]}: it was edited by hand "
+            "or damaged; judge the observations again"
         )
     try:
         report = replace(decode(document, CanaryReport), digest=actual)
         _check(report)
     except (IntegrityError, ValueError) as error:
-        raise IntegrityError(f"the canary report is not whole ({error}); judge the observations again") from None
+        raise IntegrityError(f"the canary report is incomplete ({error}); judge the observations again") from None
     return report
 
 
@@ -426,8 +426,8 @@ def _check(report: CanaryReport) -> None:
         expected = "INSUFFICIENT" if criterion.note else verdict_of(low, high, criterion.margin)
         expected = "FAIL" if criterion.kind == "fact" else expected
         if criterion.verdict != expected:
-            raise ValueError(f"{criterion.name} says {criterion.verdict} where {expected} follows from its interval")
+            raise ValueError(f"{criterion.name} says {criterion.verdict}, but {expected} follows from its interval")
     if not report.looks.fractions or not report.looks.requests:
-        raise ValueError("it was judged at no look")
+        raise ValueError("it records no look at the data")
     if report.verdict != overall([criterion.verdict for criterion in report.criteria]):
         raise ValueError(f"the verdict {report.verdict} does not follow from its criteria")

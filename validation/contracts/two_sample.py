@@ -122,15 +122,15 @@ def _unfit(expected: Sequence[Array | None], actual: Sequence[Array | None]) -> 
     if len(arrays) < len(expected) + len(actual):
         return "there is no such output"
     if len({array.shape for array in arrays}) > 1:
-        return "its shape is another one from draw to draw"
+        return "its shape changes from draw to draw"
     if not all(np.isfinite(array).all() for array in arrays):
         role = "the graph" if not all(np.isfinite(array).all() for array in arrays[: len(expected)]) else "the engine"
         return f"{role} gave a number that is not finite"
     draw_pairs = arrays[: len(expected)], arrays[len(expected) :]
     constant_flags = [all(np.array_equal(array, draws[0]) for array in draws) for draws in draw_pairs]
     if constant_flags[0]:
-        return "the graph gives the same in every draw; name the input that is the seed in seeds.vary"
-    return "the engine gives the same in every draw, and the graph does not" if constant_flags[1] else ""
+        return "the graph gives the same output in every draw; name the input that is the seed in seeds.vary"
+    return "the engine gives the same output in every draw, and the graph does not" if constant_flags[1] else ""
 
 
 def _kernel(samples: Array, generator: np.random.Generator) -> Array:

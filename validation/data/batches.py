@@ -24,8 +24,8 @@ def enough_samples(
     """The inputs of group `start`, and of those after it until there are as many samples as `sizes` has for the batch.
 
     After the last group comes the first; all groups together may hold fewer samples. Only the one group where `sizes`
-    lacks the batch dim, or where it is another axis too. Groups whose samples have another shape are left out. Where an
-    input of group `start` is empty, as a state of a first step can be, that of the next group in which none is.
+    lacks the batch dim, or where it is another axis too. Groups whose samples have another shape are left out. If an
+    input of group `start` is empty, as a state of a first step can be, the next group without an empty one is used.
     """
     order = ((start + step) % len(groups) for step in range(len(groups)))
     start = next((index for index in order if all(array.size for array in groups[index].values())), start)

@@ -1,7 +1,6 @@
-"""Samples from a Python generator: each a dict with one array per input, which is checked when it comes.
-
-An array has its input's rank (a whole batch, of any size that the model takes) or one rank less: one sample of a batch,
-to which the leading axis is added here.
+"""Samples from a Python generator: each a dict with one array per input, which is checked on arrival. An array has its
+input's rank (a whole batch, of any size that the model takes) or one rank less: one sample of a batch, to which the
+leading axis is added here.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -98,7 +98,7 @@ def join(samples: Sequence[Tensors], dim: str, inputs: Sequence[TensorSpec]) -> 
         elif not all(np.array_equal(step_array, step_arrays[0]) for step_array in step_arrays):
             raise DataError(
                 f"samples of one step differ in input {spec.name!r}, which has no dim {dim!r} to join them along; "
-                "give them the same, or number the steps apart"
+                "give them the same values, or give the steps different numbers"
             )
     return arrays
 
@@ -289,8 +289,8 @@ def read_order(samples: Samples, name: str | None) -> Array | None:
         repeat_starts = starts[order[starts] == sequence_number][:2]
         raise DataError(
             f"{samples.name}: {name!r} has {sequence_number} from step {repeat_starts[0]} and again from "
-            f"step {repeat_starts[1]}, behind other sequences; store the steps of a sequence one behind the "
-            "other, or number the sequences apart"
+            f"step {repeat_starts[1]}, after other sequences; store the steps of a sequence next to each other, or "
+            "give the sequences different numbers"
         )
     return order
 

@@ -199,7 +199,7 @@ class Samples:
                 if length not in dim.sizes:
                     yield f"{axis_text}, outside {dim.words}; crop or pad it, or widen dims.{size}"
                 if dim_lengths.setdefault(size, length) != length:
-                    yield f"{axis_text} and {dim_lengths[size]} elsewhere; make equal"
+                    yield f"{axis_text} and {dim_lengths[size]} elsewhere; make them equal"
         yield from self._wrong_sums(dim_lengths)
 
     def _wrong_sums(self, sizes: Mapping[str, int]) -> Iterator[str]:
@@ -208,7 +208,7 @@ class Samples:
             length = self.arrays[spec.name].shape[axis + 1 if self.complete else axis]
             has_sizes = all(term.isdecimal() or term in sizes for term in total.split(PLUS))
             if has_sizes and (size := size_of(total, sizes)) != length:
-                yield f"{self.arrays[spec.name]} has {length} along {total!r}, which is {size}; make it so long"
+                yield f"{self.arrays[spec.name]} has {length} along {total!r}, which is {size}; make them equal"
 
     def _axes(self, spec: TensorSpec) -> Iterator[tuple[int, int, int | str]]:
         """(axis, length, declared size) of the axes of one sample: all but axis 0, and sums of dims."""
@@ -329,7 +329,7 @@ def sizes_of(tensors: Tensors, specs: Sequence[TensorSpec]) -> dict[str, int]:
                 raise DataError(f"tensor {spec.name!r} has shape {shape}: {sizes_text}")
     for spec, axis, name in list_sums(specs):
         if (length := tensors[spec.name].shape[axis]) != (size := size_of(name, sizes)):
-            raise DataError(f"tensor {spec.name!r} has {length} on axis {axis}, where {name!r} is {size}")
+            raise DataError(f"tensor {spec.name!r} has size {length} on axis {axis}, but {name!r} is {size}")
     return sizes
 
 

@@ -73,7 +73,9 @@ def find_arrays(path: Path, inputs: Sequence[str], most_files: int | None = None
     if path.is_dir():
         # An input may be called 'encoder/x:0', whose file lies in a folder of this one; none may lead out of it.
         if strays := [name for name in inputs if name.startswith("/") or ".." in name.split("/")]:
-            raise DataError(f"{path}: no file in a folder can be called {strays[0]!r}; store the inputs in one .npz")
+            raise DataError(
+                f"{path}: input {strays[0]!r} cannot be the path of a file in a folder; store the inputs in one .npz"
+            )
         nested_names = [name for name in inputs if "/" in name]
         if all((path / f"{name}.npy").is_file() for name in inputs):
             names = [file.stem for file in sorted(path.glob("*.npy"))] + nested_names
@@ -93,7 +95,7 @@ def find_arrays(path: Path, inputs: Sequence[str], most_files: int | None = None
 
 
 def _describe_missing(path: Path, inputs: Sequence[str]) -> str:
-    """What was looked for in a folder, and what to do with what is there instead."""
+    """The files that a folder should have, and the remedy for those that it has instead."""
     files_text = join_first([f"{name}.npy" for name in inputs])
     remedy = f"{path} must hold {files_text}, or a folder of .npy files for each of "
     remedy += join_first(inputs) if len(inputs) > 1 else f"{inputs[0]}, or just .npy files, one for each sample"

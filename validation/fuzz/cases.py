@@ -244,7 +244,8 @@ def _move(generator: np.random.Generator, real: Array, values: Values) -> Array:
 
 
 def list_masks(inputs: Tensors) -> list[str]:
-    """Names of the inputs that hold only zeros and ones: twice a mask is no mask. [] if all inputs are such."""
+    """Names of the inputs that hold only zeros and ones, which a factor of two would spoil. [] if all inputs are
+    masks."""
     numbers = {name: array for name, array in inputs.items() if array.dtype.kind in "fiub"}
     masks = [name for name, array in numbers.items() if ((array == 0) | (array == 1)).all()]
     return masks if len(masks) < len(inputs) else []

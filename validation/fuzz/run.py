@@ -183,7 +183,7 @@ def judge_case(case: FuzzCase, inputs: Tensors, answers: _Answers, sides: FuzzSi
         if case.values in MOVED:
             failures = [check for check in failures if not _is_ill_conditioned(check, inputs, answers[0], sides)]
             if not failures:
-                reason = "the graph itself moves as far when its inputs do by one rounding"
+                reason = "the graph's own outputs change as much if its inputs change by one rounding"
                 return FuzzOutcome(case, "not judged", reason, checks)
         elif case.values not in (*REAL, *NOT_FINITE) and (reason := _beyond_float32(case, inputs, answers[0], sides)):
             return FuzzOutcome(case, "not judged", reason, checks)
@@ -338,7 +338,7 @@ def _beyond_float32(case: FuzzCase, inputs: Tensors, expected: Tensors, sides: F
     singles = {name: expected[name] for name in doubles if name in expected}
     checks = _checks(case, inputs, (doubles, singles), sides, sides.limits.current)
     failures = [check for check in checks if not check.passed]
-    return f"float32 itself is not right here: {describe(failures[0])} against float64" if failures else ""
+    return f"float32 itself is wrong here: {describe(failures[0])} against float64" if failures else ""
 
 
 def _describe_case(outcome: FuzzOutcome) -> FuzzedCase:

@@ -43,8 +43,8 @@ class Roller:
 
     def roll(self, run: Callable[[Tensors], Tensors], inputs: Tensors) -> dict[str, Array]:
         """The outputs of all steps, each stacked along a new axis 0, as the steps of `inputs` are; where steps have
-        several samples, an output that grows with them is cut into places. Of one that is a state, beside others that
-        are none, what the last step left, since it holds all steps or what became of them.
+        several samples, an output that grows with them is cut into places. If there are other outputs, an output that
+        is a state has only its value after the last step, which covers all steps.
 
         Raises DataError for inputs without a step, and what the model raises.
         """
@@ -64,7 +64,7 @@ class Roller:
         return {name: stack_steps(cut_places(arrays, sizes)) for name, arrays in step_outputs.items()}
 
     def _steps(self, inputs: Tensors) -> Iterator[dict[str, Array]]:
-        """What each step gives. Raises DataError where there is none."""
+        """The outputs of each step. Raises DataError if there are no steps."""
         names = [name for name in self.steps if name != BEGINS]
         count = min((len(inputs[name]) for name in names), default=0)
         if not count:
@@ -122,8 +122,8 @@ def cut_places(answers: Sequence[Array], sizes: Sequence[int]) -> list[Array]:
 
 
 def stack_steps(answers: Sequence[Array]) -> Array:
-    """What each step gave, along a new axis 0. Where the steps have several sizes, as weights over a cache that grows,
-    all are brought to the largest by their last element, which changes no argmax."""
+    """The results of all steps, along a new axis 0. If the steps have several sizes, such as weights over a growing
+    cache, all are padded to the largest with their last element, which changes no argmax."""
     arrays = [np.asarray(answer) for answer in answers]
     max_shape = np.max([array.shape for array in arrays], axis=0).astype(int)
     widths = [[(0, max_size - size) for max_size, size in zip(max_shape, array.shape, strict=True)] for array in arrays]
@@ -179,7 +179,7 @@ class RecordedSession(Session):
 
     def save(self, path: Path, roll_session: "RecordedSession | None" = None) -> Path | None:
         """Write the session's own answers, by the digest of their inputs; None, and no file, where they take more than
-        MOST_BYTES. roll_session: what `free_running` gave, whose answers are written too."""
+        MOST_BYTES. roll_session: the session of `free_running`, whose answers are written, too."""
         if self._bytes + (roll_session._bytes if roll_session else 0) > MOST_BYTES:
             return None
         answers = {**self._fresh, **(roll_session._fresh if roll_session else {})}

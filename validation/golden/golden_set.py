@@ -1,4 +1,4 @@
-"""Golden sets, and what changed between two."""
+"""Golden sets, and the changes between two."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -113,15 +113,15 @@ class GoldenSet:
 
     @property
     def real_inputs(self) -> Tensors:
-        """The inputs of the first golden case of which none is empty, as states of first steps can be; of the first
-        case where all have an empty one. Raises DataError without any case."""
+        """The inputs of the first golden case without an empty input (states of first steps can be empty); if every
+        case has one, those of the first case. Raises DataError without any case."""
         first_inputs = None
         for case in self.of_kind("golden"):
             if all(array.size for array in case.inputs.values()):
                 return case.inputs
             first_inputs = first_inputs or case.inputs
         if first_inputs is None:
-            raise DataError("the golden set has no golden case; freeze it again")
+            raise DataError("the golden set has no case of kind 'golden'; make it again with golden data")
         return first_inputs
 
     def save(self, path: Path) -> str:
@@ -158,7 +158,7 @@ class GoldenSet:
 
 @dataclass(frozen=True, eq=False)
 class GoldenSequences:
-    """Sequences of steps that a model with state is run through, handing its states on. ends: as in `Streams`.
+    """Sequences of steps that a model with state is run through, passing its states on. ends: as in `Streams`.
 
     golden: a case is a sequence: inputs of its steps, without states, along a new axis 0 (`FreeRunningSession`).
     places: for each golden case of single steps, in order, the places of its steps in their sequences.  dim: what
@@ -198,7 +198,7 @@ def freeze(
     """
     groups = list(samples.batches() if isinstance(samples, Samples) else samples)
     if not groups:
-        raise DataError("a golden set needs at least one group of inputs; none was given")
+        raise DataError("the golden data has no samples; give at least one")
     cases = [_case(f"golden {index}", "golden", inputs, run) for index, inputs in enumerate(groups)]
     for index, sizes in enumerate(edge_sizes(specs, dims)):
         inputs = resize(enough_samples(groups, index % len(groups), specs, sizes), specs, sizes)
@@ -415,8 +415,8 @@ def change(before: GoldenSet, after: GoldenSet) -> GoldenChange:
 
 def _describe(output: str, difference: float, case: str) -> str:
     if math.isinf(difference):
-        return f"{output} of another shape or kind, or not finite, at {case}"
-    return f"{output} by up to {difference:.4g} at {case}"
+        return f"{output}: another shape or kind of numbers, or values that are not finite, in case {case}"
+    return f"{output}: by up to {difference:.4g}, in case {case}"
 
 
 def _sequences(golden: GoldenSet) -> tuple[object, ...]:

@@ -100,7 +100,7 @@ def load_cases(folder: Path) -> tuple[GoldenSet, str]:
             raise ValueError(f"format {header.format}; this version reads {FORMAT}")
         path = folder / "cases.npz"
         if digest_of_file(path) != header.arrays:
-            raise ValueError("cases.npz was changed on the way")
+            raise ValueError("cases.npz does not have the digest that cases.json gives")
         arrays = {name: stored_array.whole() for name, stored_array in stored_arrays(path).items()}
         cases, sequences = _cases(header.cases, arrays), None
         if sequence_header := header.sequences:

@@ -193,10 +193,10 @@ class OfflineBundle:
 def _check_engine(entry: _Entry, folder: Path) -> Engine:
     path = folder / "engines" / entry.file
     if digest_of_file(path) != entry.digest:
-        raise ValueError(f"{path.name} was changed on the way")
+        raise ValueError(f"{path.name} does not have the digest {entry.digest} of carry.json")
     for shard in list_shards(path) if path.suffix == ".onnx" else ():
         if digest_of_file(path.with_name(shard)) != shard:
-            raise ValueError(f"shard {shard} of {path.name} was changed on the way")
+            raise ValueError(f"shard {shard} of {path.name} has another digest than its name")
     return Engine(entry.request, path, entry.digest, path.stat().st_size, path.suffix)
 
 
@@ -256,8 +256,8 @@ class ReplaySession(Session):
         """The recorded answer to these inputs. Raises IntegrityError if there is none, or if it is damaged."""
         answer = self._answers.get(question(inputs, self._scope))
         if answer is None:
-            remedy = "carry the version anew, and run the kit with that folder"
-            raise IntegrityError(f"no answer to it was recorded; {remedy}")
+            remedy = "write the folder again with `enginesmith validate --carry`, and run the kit on it again"
+            raise IntegrityError(f"the results file has no answer to these inputs; {remedy}")
         return {name: unpack(value) for name, value in answer.items()}
 
 

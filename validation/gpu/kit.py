@@ -313,5 +313,5 @@ def _cannot(engine: Engine, own_target: Target) -> str:
     except EnginesmithError as error:
         return str(error)
     if engine.request.target.is_cpu != own_target.is_cpu:
-        return f"it is for {engine.request.target.name}, and this run is of {own_target.name}"
+        return f"it is for {engine.request.target.name}, but this run is for {own_target.name}"
     return find_incompatibility(backend, engine.request) or ""

@@ -1,1 +1,1 @@
-"""How fast an engine is here, how sure that is, and what it spends its time on."""
+"""The latency of an engine on this machine, its uncertainty, and the parts of its time."""

@@ -218,7 +218,7 @@ def describe_report(report: LatencyReport) -> Iterator[str]:
     )
     for kind, names in (("operations", graph.uncounted), ("shapes", graph.unsized)):
         if names:
-            yield f"not counted, for want of their {kind}: {join_first(names, 6)}"
+            yield f"not counted, because their {kind} are unknown: {join_first(names, 6)}"
 
 
 def join_reasons(reasons: Sequence[str]) -> str:

@@ -202,8 +202,8 @@ def _above_honest(stage: Stage, default: Budget, rounding: str, drift: Drift) ->
 
 
 def _with_slices(budget: Budget, drift: Drift, margin: float = HONEST_DB) -> Budget:
-    """With the SQNR of the whole as the limit of slices (`worst_slice` allows each its own honest rounding), and a
-    limit on the variation from honest rounding where something varies."""
+    """The budget with the SQNR of the whole tensor as the limit of slices (`worst_slice` allows each its own honest
+    rounding), and a limit on the variation from honest rounding where something varies."""
     budget = replace(budget, slice_sqnr_db=budget.sqnr_db)
     if not drift.centered_sq:
         return budget

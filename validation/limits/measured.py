@@ -4,7 +4,7 @@ The ratio of an error to an output's energy says little where most of that energ
 signal of 0.4 keep 57 dB even if the answer is always 288. So the ratio to the variation over the golden samples has a
 limit too (`centered_sqnr_db`). It does not apply to an expected output that does not vary (masks, anchors): one whose
 variation is at most `STILL` units of its type in amplitude. At the engine stage, where the graph itself rounds to the
-engine's precision, neither where an honest kernel's rounding is half of the variation or more.
+engine's precision, it also does not apply if an honest kernel's rounding is half of the variation or more.
 """
 
 import math

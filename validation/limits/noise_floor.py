@@ -50,7 +50,7 @@ class DoubleSession:
 
         outline = load_outline(model, lists=True)
         if operator_name := random_operator(outline):
-            raise ValueError(f"{operator_name} draws its result")
+            raise ValueError(f"{operator_name} gives random results")
         if lacks_lists(outline):  # minutes and gigabytes: the evaluator makes a Python object of each number
             raise ValueError("a tree ensemble of this size is not run in float64")
         try:

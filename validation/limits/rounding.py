@@ -35,8 +35,8 @@ CHANCE = 0.1
 
 @dataclass(frozen=True)
 class NearTies:
-    """The limit on changed integers of a quantized graph. Quantization decides near ties otherwise, so some integers
-    may change: as many as do not show, at the level LEVEL, that more than `MOST_CHANGED` of all would."""
+    """The limit on changed integers of a quantized graph. Quantization changes near ties, so some integers may change:
+    as many as do not show, at the level LEVEL, that more than `MOST_CHANGED` of all would."""
 
     def limit(self, kind: str, elements: int) -> float:  # noqa: ARG002 - the same in every kind of case
         """The share of equal elements that a case of so many must have."""
@@ -46,8 +46,8 @@ class NearTies:
 
     def __str__(self) -> str:
         return (
-            f"quantization decides near ties otherwise: of all at most {MOST_CHANGED:.0%} may change, as far as the "
-            f"data shows; {DECISIONS} in validation.limits says otherwise"
+            f"quantization changes near ties: at most {MOST_CHANGED:.0%} of all integers may change, as far as the "
+            f"data shows; {DECISIONS} in validation.limits sets another limit"
         )
 
 
@@ -102,8 +102,8 @@ class Decisions:
         return min(1.0, (changed_bound + unmeasured_share) / (self.elements + self.unmeasured))
 
     def __str__(self) -> str:
-        summary = f"honest rounding decides {self.changed} of {self.elements} elements otherwise"
-        return f"{summary}; twice that, and no less than one near tie more"
+        summary = f"honest rounding changes {self.changed} of {self.elements} elements"
+        return f"{summary}; twice as many may change, and at least one near tie more"
 
 
 # The normal quantile of 0.999, in standard errors, and what the other sample adds (`_chance`).

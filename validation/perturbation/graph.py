@@ -203,7 +203,7 @@ def with_rounding(
 
     copy = lift(inline_functions(model), _OPSET)
     if opset_of(copy) < _OPSET:
-        raise ValueError(f"its opset is older than {_OPSET}, and onnx cannot lift it")
+        raise ValueError(f"its opset is older than {_OPSET}, and onnx cannot convert it")
     _lower(copy)
     rounding = _Rounding(*types_of(copy), _HALVES.get(half or "", 0), activation_blocks)
     rounding.units = FEW_UNITS if any(node.op_type in _QUANTIZE for node in walk_nodes(copy.graph)) else MANY_UNITS
@@ -274,7 +274,7 @@ class _Rounding(Nodes):
 
     def _take(self, node: "NodeProto", makers: Mapping[str, "NodeProto"]) -> None:
         if node.op_type in RANDOM:
-            raise ValueError(f"{node.op_type} draws its result")
+            raise ValueError(f"{node.op_type} gives random results")
         for index, name in enumerate(node.input):
             node.input[index] = self._inputs.get(name, name)
         for body in list_bodies(node):

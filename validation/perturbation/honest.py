@@ -119,15 +119,16 @@ def measure_rounding(
 ) -> Iterator[Honest]:
     """The drift of honest kernels of a graph, or of a chain of graphs, on some cases of the golden set.
 
-    For a large model it is yielded twice: from one way to round, then from all, which only loosens limits: most engines
-    pass with the first. thorough: whether a graph in 16 bits or with quantized tensors is then run on
+    For a large model it is yielded twice, from one way to round and then from all, which only loosens limits: most
+    engines pass with the first. thorough: whether a graph in 16 bits or with quantized tensors is then run on
     THOROUGH_SAMPLES, THOROUGH_DRAWS times, and yielded after each, and then on the edges that were left out, each under
-    its name; a small one only where it has more golden cases or edges, or is run on whole cases.
-    graphs: ONNX files, whose sizes bound the runs.  perturbed: is opened for the runs.  reference: a session of what is
-    perturbed.  whole: whether all golden cases are run whole, as sequences are, and none is cut to its first samples.
+    its name; a small one only where it has more golden cases or edges, or is run on whole cases.  graphs: ONNX files,
+    whose sizes bound the runs.  perturbed: a context that gives the perturbed graph.  reference: a session of the
+    original graph.  whole: whether all golden cases are run whole, as sequences are, and none is cut to its first
+    samples.
 
-    It is ended after `MOST_S`, and when the runs take too much memory; then, and where a graph cannot be perturbed or
-    run so, the last result has what is known and says why it is no more.
+    It stops after `MOST_S`, and when the runs take too much memory. Then, and if a graph cannot be perturbed or run,
+    the last result is partial and gives the reason.
     """
     partial_result, bounds = Honest(), _Bounds.of(graphs)
     is_small = sum(map(graph_bytes, graphs)) < SMALL_BYTES

@@ -1,8 +1,8 @@
 """AOTInductor: PyTorch's own compiler, ahead of time, into one `.pt2` package that runs without the model's code.
 
-What it compiles is the ONNX model, as a program that `builders.onnx_torch` makes of it: one dynamic dimension for each
-named one, from the least to the greatest size of all profiles. It generates C++ for the CPU (Triton for GPUs) and needs
-a C++ compiler for both.
+It compiles the ONNX model as a torch program (`builders.onnx_torch`), with a dynamic dimension for each named one, from
+the least to the greatest size of all profiles. It generates C++ for the CPU (Triton for GPUs) and needs a C++ compiler
+for both.
 
 Native code for a CPU runs only on CPUs that have its instructions. It is built for a level of x86-64, v3 (AVX2) or v4
 (AVX-512), never for "native". The level is part of the toolchain, hence of the build key, and an engine is refused
@@ -118,12 +118,12 @@ class AotInductor:
             if spec.dtype in _NO_DTYPE:
                 return f"{spec.name!r} is {spec.dtype}, which torch has no operators for; cast it to int64 or float32"
         if versions["cpu"] not in _INSTRUCTIONS:
-            return f"{_AVX2}, and this machine is {versions['cpu']}; use onnxruntime"
+            return f"{_AVX2}, but this machine is {versions['cpu']}; use onnxruntime"
         if "c++" not in versions:
             remedy = "apt-get install g++, or set backends.aotinductor.compiler"
             return f"there is no C++ compiler {self.compiler!r}; {remedy}"
         if request.target.is_cpu and level_of(request) not in _INSTRUCTIONS:
-            return f"{_AVX2}, and {request.target.name} has not; use onnxruntime"
+            return f"{_AVX2}, but the target {request.target.name} lacks it; use onnxruntime"
         return cpu_kinds.refusal(request, "AOTInductor") or request_checks.refusal(request, "AOTInductor")
 
     def requires(self, request: BuildRequest) -> tuple[Requirement, ...]:

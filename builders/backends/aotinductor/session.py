@@ -41,7 +41,7 @@ class PackageSession(Session):
         sound_flags: list[bool] = results.pop().tolist() if self._faults else []
         for fault, is_sound in zip(self._faults, sound_flags, strict=True):
             if not is_sound:  # an index out of range or a division by zero: the results are of other numbers
-                raise DataError(f"{fault}: the inputs hold what the model has no answer to")
+                raise DataError(f"{fault}: the model has no result for these inputs")
         output_arrays = {spec.name: to_array(tensor) for spec, tensor in zip(self.outputs, results, strict=True)}
         # An output that is an input would change with the caller's array.
         shared_names = {

@@ -121,7 +121,8 @@ class Iree:
 
 
 def _target_refusal(request: BuildRequest) -> str | None:
-    """GPUs that IREE 3.13 has no code for, and precisions it compiles no or small models of; found by compiling."""
+    """GPUs that IREE 3.13 has no code for, and precisions for which it compiles no models, or only small ones; found by
+    compiling."""
     target = request.target
     if not target.is_cpu and target.compute_capability not in _CAPABILITIES:
         return f"IREE makes no code for {target.sm}; use tvm, or tensorrt on a node with that GPU"
@@ -132,5 +133,5 @@ def _target_refusal(request: BuildRequest) -> str | None:
     if request.precision == "fp8":
         return "IREE compiles no conversion from FP8; use int8"
     if request.precision in IN_BLOCKS:
-        return f"IREE compiles no DequantizeLinear in blocks, which {request.precision} weights come in; use int8"
+        return f"IREE does not compile blockwise DequantizeLinear, which {request.precision} weights need; use int8"
     return None

@@ -177,8 +177,8 @@ class OnnxRuntime:
         except ModelError:
             return ""
         return (
-            "; it opens as it is written: set backends.onnxruntime.graph_optimization to none, give the sizes as dims, "
-            "or the value of an input that decides an If as source.arguments"
+            "; it opens without optimization: set backends.onnxruntime.graph_optimization to none, declare the sizes "
+            "as dims, or give the input that decides an If as source.arguments"
         )
 
     def runs(self, target: Target) -> str | None:

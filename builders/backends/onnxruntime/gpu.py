@@ -70,7 +70,8 @@ def write_whole(model: Path, path: Path) -> None:
     check_model(model)
     proto = onnx.load(model)
     if proto.ByteSize() > _MOST_BYTES:
-        raise ModelError(f"{model.name} has {proto.ByteSize()} bytes; an engine in one file holds 2 GB; use tensorrt")
+        size_text = f"{proto.ByteSize()} bytes; an engine in one file can have at most {_MOST_BYTES}"
+        raise ModelError(f"{model.name} has {size_text}; use tensorrt")
     onnx.save(proto, path)
 
 

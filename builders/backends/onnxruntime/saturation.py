@@ -5,9 +5,10 @@ which 16 bits hold: int8 weights within -64..64 stay. Others become uint8, which
 every CPU, more slowly: weight and zero point both grow by 128, so that the results are the same. An engine for such a
 CPU is rewritten in its file; a reference graph, which runs as it is written, in memory.
 
-ONNX Runtime's session option `session.x64quantprecision` does the like when a file is opened. It is not used: whoever
-opens a file without it gets wrong numbers, it fails for a weight that two nodes share ("Attempt to replace the existing
-tensor", 1.31), leaves factors that are made at run time, and does nothing in a graph that runs as it is written.
+ONNX Runtime's session option `session.x64quantprecision` does something similar when a file is opened. It is not used:
+whoever opens a file without it gets wrong numbers, it fails for a weight that two nodes share ("Attempt to replace the
+existing tensor", 1.31), leaves factors that are made at run time, and does nothing in a graph that runs as it is
+written.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -139,7 +140,7 @@ class _Scope:
         return self.owner(name).constants.get(name)
 
     def find_shifted(self, name: str) -> str | None:
-        """The name of the same plus 128, in this graph or one around it."""
+        """The name of the tensor plus 128, in this graph or one around it."""
         return self.shifted.get(name) or (self.outer.find_shifted(name) if self.outer else None)
 
     def _results(self, node: NodeProto) -> dict[str, int]:

@@ -331,7 +331,7 @@ class TensorRTEdition:
         if plan is not None:
             return bytes(plan)
         if build_monitor.stopped:
-            raise StepError(f"{self.title} was asked to end the build", "cancelled")
+            raise StepError(f"{self.title} was cancelled", "cancelled")
         reason = builder_reason(self.title, self.name, logger.messages)
         raise StepError(reason, kind) if (kind := failure_kind(logger.messages)) else EnginesmithError(reason)
 
@@ -370,7 +370,7 @@ class TensorRTEdition:
         if request.precision in IN_BLOCKS and capability == (7, 5):
             return f"{self.title} has no {request.precision} weights on sm_75; use int8 or fp16"
         if request.precision == "int8-dynamic":
-            return f"{self.title} takes no activation scales made at run time; use int8 with calibration, or fp8"
+            return f"{self.title} supports no activation scales computed at run time; use int8 with calibration, or fp8"
         return None
 
     def _io_refusal(self, request: BuildRequest) -> str | None:

@@ -122,9 +122,9 @@ def _find_ignored(node: "onnx.NodeProto") -> str | None:
     if training_name or (node.op_type == "BatchNormalization" and attributes.get("training_mode", 0)):
         return "TVM ignores training_mode; export the model in evaluation mode"
     if node.op_type == "IsInf" and 0 in (attributes.get("detect_positive", 1), attributes.get("detect_negative", 1)):
-        return "TVM finds both infinities; compare with the one that is meant, or use another backend"
+        return "TVM ignores detect_positive and detect_negative; compare with one infinity, or use another backend"
     if node.op_type == "RoiAlign" and attributes.get("mode", b"avg") != b"avg":
-        return "TVM averages, whatever the mode; use another backend"
+        return "TVM ignores the mode and averages; use another backend"
     return None
 
 

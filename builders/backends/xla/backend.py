@@ -115,5 +115,5 @@ class Xla:
                     return f"input {spec.name!r}: dim {dim!r} has no max; xla needs one; add dims.{dim}.max"
         for dim, (low, _) in sizes.items():
             if low < 1:
-                return f"dims.{dim}.min is {low}; XLA's open sizes begin with 1: set it to 1, or use onnxruntime"
+                return f"dims.{dim}.min is {low}; XLA needs 1 or more: set it to 1, or use onnxruntime"
         return request_checks.sum_refusal(request, "XLA")

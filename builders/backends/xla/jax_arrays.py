@@ -235,7 +235,7 @@ def max_pool(x: jax.Array, kernel: Sizes, strides: Sizes, before: Sizes, after: 
 
 def max_pool_indices(*_: object) -> tuple[jax.Array, jax.Array]:
     """Raise ModelError: XLA's window reductions give no indices, so a graph that uses them is refused by its node."""
-    raise ModelError("its second output, the indices, is used")
+    raise ModelError("the graph uses its second output (the indices), which XLA cannot compute")
 
 
 def avg_pool(x: jax.Array, kernel: Sizes, strides: Sizes, pads: Sizes, count_pads: bool) -> jax.Array:

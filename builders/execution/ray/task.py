@@ -130,7 +130,7 @@ def disconnect() -> None:
 
 
 def _let_raylets_print(is_allowed: bool) -> None:
-    """Whether raylets print of lost workers on stdout, which is for results; `RayTask` makes errors of these.
+    """Whether raylets report lost workers on stdout, which is for results; `RayTask` makes errors of these.
 
     Ray 2.60 has no public switch for it: `log_to_driver` is about the workers' own output.
     """
@@ -235,9 +235,9 @@ def none_fits(needs: Needs, nodes: Iterable[RayNode], waited_s: float = 0.0) -> 
     wait_text = "wait longer for it" if waited_s else "wait for it"
     return (
         f"no node with {_describe_needs(needs)}{arrival_text}; the cluster's nodes: {nodes_text}; start one with "
-        f"`ray start --address HEAD{label_text}{gpu_option}`, or {wait_text} where nodes come by themselves "
-        "(`--wait-for-nodes 15m` of `build` and `validate`; from the chart's `gpuGroups`: a group of that "
-        "generation and product)"
+        f"`ray start --address HEAD{label_text}{gpu_option}`, or {wait_text} if an autoscaler adds nodes "
+        "(`--wait-for-nodes 15m` of `build` and `validate`; the chart needs a group of that generation and product "
+        "in `gpuGroups`)"
     )
 
 
@@ -326,7 +326,8 @@ def work_through(job: Job[object], modules: tuple[str, ...]) -> list[Event]:
 
 
 def work_here(job: Job[object]) -> list[Event]:
-    """All events of a job that is run in this worker itself: without limits, and seeing what earlier ones left."""
+    """All events of a job that is run in this worker itself: without limits, and with the state that earlier jobs
+    left."""
 
     def call() -> Untyped:
         with workdir() as folder:
@@ -417,12 +418,12 @@ class RayTask:
         ray.cancel(self.ref, force=force)
 
     def _failure(self, error: Exception) -> Exception:
-        """The StepError or UnavailableError for what Ray raised of a task."""
+        """The StepError or UnavailableError for an error that Ray raised for a task."""
         import ray.exceptions as said
 
         name, message = self.job.name, str(error)
         if isinstance(error, said.OutOfMemoryError):
-            reason = "killed by Ray, its node ran out of memory"
+            reason = "killed by Ray, because its node ran out of memory"
             memory_note = f"; it held {self.peak_mib:.0f} MiB" if self.peak_mib else ""
             return StepError(f"{name}: {reason}{memory_note}", "node-memory", message, self.peak_mib)
         if isinstance(error, said.LocalRayletDiedError | said.RaySystemError):

@@ -323,7 +323,8 @@ def _geometry(
 
 
 def _pad_to_window(size: Any, after: Any, reach: int, stride: int) -> Any:
-    """The pad after an axis, of that size with the pad before, so that the last window ends with it."""
+    """The pad after an axis with which the last window ends at the end of the padding.  size: of the axis with the pad
+    before."""
     count = -(-(size + after - reach) // stride) + 1
     if (count - 1) * stride >= size:
         count -= 1

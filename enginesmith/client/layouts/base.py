@@ -17,7 +17,7 @@ from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download
 from enginesmith.client.resolve import EngineRanking, Policy, Resolution
 from enginesmith.core.errors import InputError, UnavailableError, UnknownNameError
 from enginesmith.core.hardware.machine import Machine
-from enginesmith.registry.manifest import EngineEntry, Manifest
+from enginesmith.registry.manifest import EngineEntry, Manifest, pinned_engines
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import make_folder, reachable, sync_folder
 from enginesmith.registry.versions.lookup import Located
@@ -146,13 +146,7 @@ class SharedFolder:
         return self.dest / f".enginesmith-{self.model}.{kind}"
 
 
-# The plain layout: the link `current` leads to a folder with one engine and its description.
-#
-# ::
-#
-#     engines/
-#       3-8a41c0b2d9e7f631/        one folder a description: digits-3-l4-int8.engine and digits-3-l4-int8.json
-#       current -> 3-8a41c0b2d9e7f631
+# The plain layout: the link `current` leads to a folder with one engine and its description, '3-8a41c0b2d9e7f631'.
 #
 # A swap is one rename over the link. A server that opens `current/...` gets the old engine or the new one; the old
 # folder stays for servers that have it open.
@@ -284,5 +278,13 @@ def rank_each(
     if len(machines) > 1 and not layout.several:
         raise InputError("this layout holds the engine of one target; give --layout triton, or name one target")
     rankings = [rank_located(store, located, machine, policy, sure=sure) for machine in machines]
-    ranked_version, _ = rankings[0]
-    return ranked_version, [ranking.rejecting(layout.reject, layout.remedy) for _, ranking in rankings]
+    manifest = rankings[0][0].manifest
+
+    def reject(entry: EngineEntry) -> str | None:
+        graphs = pinned_engines(store, manifest, entry) if manifest.graphs and layout.remedy else ()
+        reasons = (
+            f"graph {graph.name!r}: {reason}" for graph, _, engine in graphs if (reason := layout.reject(engine))
+        )
+        return layout.reject(entry) or next(reasons, None)
+
+    return rankings[0][0], [ranking.rejecting(reject, layout.remedy) for _, ranking in rankings]

@@ -1,11 +1,7 @@
 """A model package of ONNX Runtime: engines of one version for several execution providers, of which the runtime picks.
 
-::
-
-    digits-3.ortpackage/
-      manifest.json              one component, the model; for each variant its provider, folder and model file
-      cpu-fp32/                  model.onnx, the shards of its weights, model.json (the engine's description)
-      sm_89-fp16/
+A folder such as `digits-3.ortpackage/` has manifest.json and a folder for each variant, such as `cpu-fp32/`, with
+model.onnx, the shards of its weights, and model.json (the engine's description).
 
 ONNX Runtime uses the first variant of the provider that a session asks for, so a package has one variant for each
 provider. A package is written once, whole or not at all; another version has a package with another name. The schema is
@@ -55,7 +51,7 @@ class ModelPackage:
         if entry.is_stripped:
             return "its file has no weights, and ONNX Runtime does not add them"
         if any(isinstance(requirement, Library) for requirement in entry.requires):
-            return "its operators are in a library, and a package names none"
+            return "its operators are in a library, which a model package cannot contain"
         if any(isinstance(requirement, WideSums) for requirement in entry.requires):
             return "its int8 sums saturate on CPUs without VNNI, and ONNX Runtime would run it there"
         return None

@@ -160,7 +160,7 @@ def _values(tokens: list[tuple[str, int]], line: int, depth: int) -> list["str |
 def _scalar_text(lexeme: str, line: int) -> str:
     """A number in decimal, or a quoted text without its quotes and with its escapes resolved."""
     if _LONG_NUMBER.fullmatch(lexeme):
-        problem = f"{lexeme[:20]}... is a number of {len(lexeme)} characters; the format has none of over 64 bits"
+        problem = f"{lexeme[:20]}... is a number of {len(lexeme)} characters; numbers have at most 64 bits"
         raise ValueError(f"line {line}: {problem}")
     if match := _OTHER_BASE.fullmatch(lexeme):
         return str(int(match[1], 16) if match[1] else int(match[2], 8))

@@ -1,13 +1,4 @@
-"""A model repository of Triton's: a folder a model, in it a folder a version, and `config.pbtxt`.
-
-::
-
-    models/
-      digits/
-        config.pbtxt               serves version 4 and no other
-        3/, 4/                     model.onnx or model.plan, and model.json that says what it is
-        warmup/4/                  golden inputs that Triton runs before it serves
-        00/                        what is on its way
+"""A model repository of Triton's: a folder a model, in it a folder a version, `warmup/`, and `config.pbtxt`.
 
 **A swap is one rename, of `config.pbtxt`.** The version's folder comes first, by a rename of its own, and the
 configuration last: its `version_policy` names the one version that is served. Triton reads that file once, and only
@@ -32,21 +23,22 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from enginesmith.client.layouts import triton_config
 from enginesmith.client.layouts.base import Placed, SharedFolder
-from enginesmith.client.layouts.protobuf_text import parse
-from enginesmith.client.pull import BlobFetcher, Pulled, download_best, download_engine
-from enginesmith.client.resolve import EngineRanking, Resolution
+from enginesmith.client.layouts.protobuf_text import ProtoMessage, parse
+from enginesmith.client.pull import BlobFetcher, Origin, Pulled, as_json, describe, download_best, download_engine
+from enginesmith.client.resolve import EngineCandidate, EngineRanking, Resolution
 from enginesmith.core.errors import InputError, IntegrityError, digest_of
 from enginesmith.core.hardware.cpu_kinds import this_kind
 from enginesmith.core.hardware.machine import Machine
+from enginesmith.core.names import Reference
 from enginesmith.core.requirements import Library, numbers
-from enginesmith.core.state import with_int8_states
-from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
+from enginesmith.core.state import PinnedGraph, states_of, with_int8_states
+from enginesmith.registry.manifest import EngineEntry, Manifest, functions_of, make_request, pinned_engines
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.store.files import (
     BlobDigest,
@@ -89,7 +81,15 @@ class Triton:
         return triton_config.find_unservable(entry)
 
     def check(self, manifest: Manifest, entries: Sequence[EngineEntry]) -> None:
-        """See `Layout`: raises the errors of `write_config` before any file is written."""
+        """See `Layout`: raises the errors of `write_config` before any file is written, and InputError for an ensemble
+        with functions."""
+        if functions := functions_of(manifest):
+            raise InputError(
+                f"{manifest.reference} has the function {functions[0].name!r} between its graphs, and Triton would not "
+                "call it; pull without --layout, and serve it with enginesmith.Ensemble"
+            )
+        if manifest.graphs:  # each is checked when it is written
+            return
         files = [triton_config.TritonFile(entry, triton_config.file_suffix(entry)) for entry in entries]
         triton_config.write_config(
             manifest.model, 1, "", files, hints=triton_config.ServingHints.of(manifest), batching=self.batching
@@ -102,9 +102,10 @@ class Triton:
 
 @dataclass(frozen=True)
 class TritonPlace(SharedFolder):
-    """A model in a repository."""
+    """A model in a repository. beside: versions that stay served beside the next one."""
 
     layout: Triton
+    beside: tuple[int, ...] = ()
 
     @property
     def root(self) -> Path:
@@ -113,16 +114,20 @@ class TritonPlace(SharedFolder):
 
     def served(self) -> str:
         """The version number in our own configuration; '' without one. Raises InputError for another program's."""
+        return str(next(iter(self._list_served()), ""))
+
+    def _list_served(self) -> tuple[int, ...]:
+        """As `served`, with the version that an ensemble still uses."""
         with suppress(FileNotFoundError):
             config_text = (self.root / CONFIG).read_text(encoding="utf-8")
             try:
                 version_numbers = parse(config_text).message("version_policy").message("specific").numbers("versions")
             except ValueError:
                 version_numbers = ()
-            if not config_text.startswith(triton_config.HEADER) or len(version_numbers) != 1:
+            if not config_text.startswith(triton_config.HEADER) or not version_numbers:
                 raise InputError(f"{self.root / CONFIG} was not written by enginesmith; give another --dest")
-            return str(version_numbers[0])
-        return ""
+            return version_numbers
+        return ()
 
     def description(self) -> Path | None:
         """The JSON of the served version."""
@@ -133,6 +138,8 @@ class TritonPlace(SharedFolder):
         self, store: Store, located: Located, rankings: Sequence[EngineRanking], fetcher: BlobFetcher, keep: int
     ) -> Placed:
         """See `Place`. Each ranking gives the engine of another compute capability."""
+        if located.manifest.graphs:
+            return self._swap_ensemble(store, located, rankings, fetcher, keep)
         self.layout.check(located.manifest, [ranking.resolution().chosen for ranking in rankings])
         version_number, served_number = triton_version(located.manifest.version), self.served()
         with self._leaving_nothing(version_number) if not served_number else nullcontext():
@@ -158,6 +165,7 @@ class TritonPlace(SharedFolder):
                     batching=self.layout.batching,
                     warmup=warmup,
                     libraries=_list_libraries(pulled_engines[0].engine, rankings[0].machine, folder),
+                    beside=self.beside,
                 )
                 is_swapped = self._switch(version_number, served_number, config, pulled_engines[0].engine, warmup, keep)
             identity = digest_of([config, *(str(engine.engine.digest) for engine in pulled_engines)])
@@ -165,6 +173,51 @@ class TritonPlace(SharedFolder):
             is_best = not any(engine.resolution.lost for engine in placed_engines)
             previous_number = served_number if served_number != str(version_number) else ""
             return Placed(placed_engines, folder, self.root, previous_number, is_swapped, identity, is_best)
+
+    def _swap_ensemble(
+        self, store: Store, located: Located, rankings: Sequence[EngineRanking], fetcher: BlobFetcher, keep: int
+    ) -> Placed:
+        """Write each graph as the model MODEL@GRAPH, and then the ensemble. The graphs' models also serve the versions
+        of the earlier ensemble, which answers until Triton has loaded this one: it loads models before ensembles."""
+        manifest, chosen = located.manifest, [ranking.resolution() for ranking in rankings]
+        self.layout.check(manifest, [resolution.chosen for resolution in chosen])
+        version_number, served_number = triton_version(manifest.version), self.served()
+        graphs = [*zip(*(pinned_engines(store, manifest, resolution.chosen) for resolution in chosen), strict=True)]
+        for versions in graphs:  # before any folder is made
+            self.layout.check(versions[0][1], [engine for _, _, engine in versions])
+        outputs, configs = {spec.name for spec in chosen[0].chosen.outputs}, list[tuple[PinnedGraph, ProtoMessage]]()
+        for versions in graphs:
+            (graph, graph_manifest, _), place = versions[0], replace(self, model=f"{self.model}@{versions[0][0].name}")
+            graph_version = Located(Reference(graph.model, graph.version), graph_manifest)
+            candidates = [(EngineCandidate(engine, "of the ensemble"),) for _, _, engine in versions]
+            pairs = zip(rankings, candidates, strict=True)
+            graph_rankings = [replace(ranking, candidates=only, rejected=()) for ranking, only in pairs]
+            numbers = place._list_served()
+            numbers = numbers[1:] if served_number == str(version_number) else numbers[:1]
+            beside = tuple(number for number in numbers if number != triton_version(graph.version))
+            replace(place, beside=beside).swap(store, graph_version, graph_rankings, fetcher, max(keep, 1))
+            configs.append((graph, parse((place.root / CONFIG).read_text(encoding="utf-8"))))
+            # A state is an input and an output, which the client passes on.
+            outputs |= {f"{graph.name}.{state.output}" for state in states_of(graph_manifest.spec)}
+        config = triton_config.write_ensemble(self.model, version_number, manifest.version, configs, outputs)
+        path = self.root / str(version_number) / f"{_STEM}.json"
+        description = as_json(describe(located, chosen[0].chosen, path.name))
+        is_there = path.is_file() and path.read_bytes() == description
+        with nullcontext() if served_number else self._leaving_nothing(version_number), reachable(f"writing {path}"):
+            staging_folder = self.root / STAGING / ("" if is_there else str(version_number))
+            staging_folder.mkdir(parents=True, exist_ok=True)
+            if not is_there:
+                write_whole(staging_folder / path.name, description)
+            is_swapped = self._switch(version_number, served_number, config, chosen[0].chosen, None, keep)
+            for folder in self.dest.glob(f"{self.model}@*"):
+                if folder.name.rpartition("@")[2] not in {graph.name for graph, _ in configs}:
+                    shutil.rmtree(folder, ignore_errors=True)
+        origin: Origin = "there" if is_there else "registry"
+        pulled_engines = tuple(Pulled(path, path, located, resolution, origin) for resolution in chosen)
+        identity = digest_of([config, *(str(resolution.chosen.digest) for resolution in chosen)])
+        previous_number = served_number if served_number != str(version_number) else ""
+        is_best = not any(resolution.lost for resolution in chosen)
+        return Placed(pulled_engines, path.parent, self.root, previous_number, is_swapped, identity, is_best)
 
     @contextmanager
     def _leaving_nothing(self, number: int) -> Iterator[None]:

@@ -2,19 +2,19 @@
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
-from enginesmith.client.layouts.protobuf_text import Field, Fields, Word, entries, write_message
+from enginesmith.client.layouts.protobuf_text import Field, Fields, ProtoMessage, Word, entries, write_message
 from enginesmith.core.codec import Excerpt, decode
 from enginesmith.core.errors import InputError, IntegrityError
 from enginesmith.core.golden import golden_prefix
 from enginesmith.core.parsing import parse_json
 from enginesmith.core.requirements import Count
-from enginesmith.core.state import ENSEMBLE, with_int8_states
+from enginesmith.core.state import ENSEMBLE, PinnedGraph, split_source, with_int8_states
 from enginesmith.core.types import PLUS, BuildRequest, TensorSpec
 from enginesmith.registry.manifest import EngineEntry, Manifest, make_request
 
@@ -196,15 +196,13 @@ def label_file(number: int, output: str, hints: ServingHints) -> str:
 
 def find_unservable(entry: EngineEntry) -> str | None:
     """The reason why Triton cannot serve an engine; None if it can."""
-    if entry.backend == ENSEMBLE:
-        return "an ensemble is several models of Triton's, which this layout does not write; pull its graphs one by one"
-    if entry.backend not in _OPENED_BY:
+    if entry.backend not in {*_OPENED_BY, ENSEMBLE}:  # of an ensemble the graphs decide
         return f"Triton does not load {entry.backend} engines; it loads engines of {', '.join(_OPENED_BY)}"
     if entry.is_stripped:
-        return "its file has no weights, and Triton puts none in"
+        return "its file has no weights, and Triton does not add them"
     request = with_int8_states(make_request(entry))
     if not request.inputs or not request.outputs:
-        return "its inputs and outputs are not on record, and Triton's configuration states them"
+        return "its inputs and outputs are not recorded, and Triton's configuration needs them"
     if unservable_spec := next(
         (spec for spec in (*request.inputs, *request.outputs) if spec.dtype not in _TRITON_TYPES), None
     ):
@@ -227,10 +225,12 @@ def write_config(
     batching: DynamicBatching | None = None,
     warmup: Mapping[str, WarmupInput] | None = None,
     libraries: Sequence[str] = (),
+    beside: Sequence[int] = (),
 ) -> str:
-    """The configuration that serves version `number`, and no other, from these files.
+    """The configuration that serves version `number` from these files.
 
-    version: its name in the registry.  warmup: inputs of a request; their files are `warmup_files`.
+    version: its name in the registry.  beside: other versions that are served too.
+    warmup: inputs of a request; their files are `warmup_files`.
     libraries: paths of the engines' libraries with operators, which ONNX Runtime's backend passes to the loader.
     hints: the section `triton` of the version's spec.
     batching: how Triton joins requests; None: it does not.
@@ -247,8 +247,7 @@ def write_config(
                 "configuration must describe both; pull them into two folders"
             )
     config_fields: dict[str, Fields] = {"name": name, **config}
-    config_fields |= {"version_policy": {"specific": {"versions": [number]}}, **_name_files(files)}
-    config_fields["parameters"] = entries({"enginesmith_version": {"string_value": version}})
+    config_fields |= {**_name_version(version, number, *beside), **_name_files(files)}
     if libraries:
         config_fields["model_operations"] = {"op_library_filename": list(libraries)}
     if warmup:
@@ -258,6 +257,46 @@ def write_config(
             sizes = sorted({1, *(min(size, max_batch) for size in _tuned_sizes(requests[0]))})
         config_fields["model_warmup"] = [_write_warmup(number, requests[0].inputs, warmup, size) for size in sizes]
     return f"{HEADER}\n{write_message(config_fields)}"
+
+
+def _name_version(version: str, *numbers: int) -> dict[str, Fields]:
+    """The fields with the served versions. version: name of the first in the registry."""
+    parameters = entries({"enginesmith_version": {"string_value": version}})
+    return {"version_policy": {"specific": {"versions": list(numbers)}}, "parameters": parameters}
+
+
+def write_ensemble(
+    name: str, number: int, version: str, graphs: Sequence[tuple[PinnedGraph, ProtoMessage]], outputs: Collection[str]
+) -> str:
+    """The configuration of an ensemble. number, version: as in `write_config`.  graphs: with their configurations.
+    outputs: of the ensemble, as 'GRAPH.OUTPUT'.
+
+    If a graph has no batch axis for Triton, the ensemble has none, and the batch of the others is an ordinary axis.
+    """
+    max_batches = [sum(config.numbers("max_batch_size")) for _, config in graphs]
+    config_fields: dict[str, Fields] = {"name": name, "platform": ENSEMBLE, "max_batch_size": min(max_batches)}
+    used_names = {*outputs}.union(*(graph.sources.values() for graph, _ in graphs))
+    inputs, output_fields, steps = dict[str, Field](), list[Field](), list[Field]()
+    for (graph, config), max_batch in zip(graphs, max_batches, strict=True):
+        batch_dims = [-1] if max_batch > min(max_batches) == 0 else []
+        input_map, output_map = dict[str, Field](), dict[str, Field]()
+        for tensor in (*config.messages("input"), *config.messages("output")):
+            tensor_name, own_name = tensor.text("name"), f"{graph.name}.{tensor.text('name')}"
+            source, is_input = graph.sources.get(tensor_name, own_name), tensor in config.messages("input")
+            dims = [*batch_dims, *(int(str(size)) for size in tensor.fields["dims"])]
+            tensor_fields: dict[str, Fields] = {"data_type": Word(tensor.text("data_type")), "dims": dims}
+            if is_input:
+                input_map[tensor_name] = source
+                if split_source(source, [earlier.name for earlier, _ in graphs[: len(steps)]]) is None:
+                    inputs.setdefault(source, {"name": source, **tensor_fields})
+            elif own_name in used_names:
+                output_map[tensor_name] = own_name
+                output_fields += [{"name": own_name, **tensor_fields}] if own_name in outputs else []
+        versions = config.message("version_policy").message("specific").numbers("versions")
+        step: dict[str, Fields] = {"model_name": config.text("name"), "model_version": versions[0]}
+        steps.append({**step, "input_map": entries(input_map), "output_map": entries(output_map)})
+    config_fields |= {"input": [*inputs.values()], "output": output_fields, **_name_version(version, number)}
+    return f"{HEADER}\n{write_message({**config_fields, 'ensemble_scheduling': {'step': steps}})}"
 
 
 def warmup_files(inputs: Sequence[TensorSpec], warmup: Mapping[str, WarmupInput], batched: bool) -> dict[str, bytes]:

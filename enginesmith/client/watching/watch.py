@@ -88,10 +88,10 @@ class TrustRecheck:
             try:
                 require(documents, self.served[1], self._trust)
             except (UntrustedError, InputError) as error:
-                reason = f"TRUSTED NO LONGER, and still served: {error}"
+                reason = f"NO LONGER TRUSTED, but still served: {error}"
                 self._write_mark(f"{reason}\n".encode())
                 mark_path = self._place.file("distrusted")
-                raise UntrustedError(f"{reason}\n{mark_path} stays there until that changes") from error
+                raise UntrustedError(f"{reason}\n{mark_path} is deleted once it is trusted again") from error
             self._write_mark(None)
 
     def _read_served(self, store: Store) -> Manifest:
@@ -100,7 +100,7 @@ class TrustRecheck:
         with reachable(f"reading {folder}"):
             path = self._place.description()
             description_bytes = path.read_bytes() if path else b""
-        remedy = f"so nobody knows what is served: delete {self._place.served()} there, and it is made anew"
+        remedy = f"so the served version is unknown: delete {self._place.served()} there; the next poll pulls it again"
         with explain_damage(f"{folder} has no description that can be read", remedy):
             description = parse_as(description_bytes, _MAX_BYTES, _Served)
         manifest = lookup.load(store, description.model, description.version)

@@ -202,9 +202,10 @@ def _judge_installation(setup: requirements.Installation, machine: Machine) -> R
 
 
 def _describe_difference(name: str, built_value: str, present_value: str) -> str:
-    """'made with Python 3.11.6, and 3.11.7 is here'; for instructions, only those that differ."""
+    """'made with Python 3.11.6, but this machine has 3.11.7'; for instructions, only those that differ."""
     if name != INSTRUCTIONS:
-        return f"made with {name} {built_value}, and {present_value} is here"
+        present_text = "it is absent here" if present_value == ABSENT else f"this machine has {present_value}"
+        return f"made with {name} {built_value}, but {present_text}"
     missing_flags = sorted({*built_value.split()} - {*present_value.split()})
     extra_flags = sorted({*present_value.split()} - {*built_value.split()})
     phrases = [f"lacks {', '.join(missing_flags)}"] if missing_flags else []
@@ -226,7 +227,7 @@ def _judge_memory(memory: requirements.GpuMemory, machine: Machine) -> Requireme
     size_bytes = machine.memory_bytes
     if size_bytes is None:
         return RequirementFinding(memory, "unknown", "the GPU's memory is unknown")
-    reason = f"needs at least {format_bytes(memory.size_bytes)}, the GPU has {format_bytes(size_bytes)}"
+    reason = f"needs at least {format_bytes(memory.size_bytes)}, but the GPU has {format_bytes(size_bytes)}"
     return _make_finding(memory, memory.size_bytes > size_bytes, reason)
 
 

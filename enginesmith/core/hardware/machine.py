@@ -177,7 +177,7 @@ def _explain_unknown(key: str, product: str) -> str:
         return f"is not known; {suggest(key, names())}"
     sm = "sm_{}{}".format(*capability)
     if generation_of(capability):
-        return f"is not known by that name; it is {sm}: name that"
+        return f"is not known by this name; give {sm}"
     refusal = "is not supported" if key == sm else f"is a GPU of {sm}: {sm} is not supported"
     return f"{refusal}; known: {', '.join(generation.sm for generation in GENERATIONS)}"
 

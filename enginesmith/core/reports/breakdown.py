@@ -175,7 +175,7 @@ class TimeBreakdown:
     profile: NodeTimes | None
 
 
-# The quantization record of one int8 or fp8 graph: the error of each quantized tensor, and the nodes left in float.
+# The quantization record of one graph: the error of each quantized tensor, and the nodes left in float.
 #
 # `pipeline.quantization.record` creates it; a registry stores it as JSON (`core.codec`). SQNR is in decibels.
 
@@ -184,7 +184,7 @@ Span = tuple[float, float]
 
 @dataclass(frozen=True)
 class FloatNode:
-    """A node that stays in float (int8) or in fp32 (fp16, bf16), and the reason."""
+    """A node that stays in float (in fp32 if the graph is fp16 or bf16), or that has a wider format; and the reason."""
 
     node: str
     op_type: str
@@ -228,7 +228,7 @@ class QuantizedTensor:
 
 @dataclass(frozen=True)
 class SearchPoint:
-    """A point on the frontier of a mixed-precision search. share: of the multiplications with weights, in int8.
+    """A point of a mixed-precision search. share: of the multiplications with weights in the searched precision.
 
     predicted_db: SQNR predicted from the errors of single groups.  sqnr_db, cosine: measured on the whole model, or
     None.  left: number of groups that stay in float.  argmax_agreement: share of unchanged decisions.  accuracy: share

@@ -229,7 +229,7 @@ class _Marking:
         try:
             manifest = parse(data, model=model, version=version, place=place_of(self.store, key))
         except IntegrityError as error:
-            raise type(error)(f"{error}; nothing is collected while this document is there") from error
+            raise type(error)(f"{error}; no collection runs while this document exists") from error
         for graph in manifest.graphs:
             self.keep((graph.model, graph.version), f"graph of {model}@{version}")
 

@@ -115,8 +115,8 @@ def hold_claim(store: Store) -> Iterator[Claim]:
         other_sweeper = state.sweeper
         if other_sweeper is not None and other_sweeper.id != own_sweeper.id and now < other_sweeper.expires:
             raise ConflictError(
-                f"another collection ({other_sweeper.by}) is at work, until {stamp(other_sweeper.expires)} at the "
-                "latest if it died; run again when it is done"
+                f"another collection ({other_sweeper.by}) is running; run again when it has ended (if it was killed, "
+                f"its claim ends at {stamp(other_sweeper.expires)})"
             )
         return replace(without_sweeper(state), sweeper=own_sweeper)
 

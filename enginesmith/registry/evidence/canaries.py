@@ -153,7 +153,7 @@ def attach_canary(store: Store, manifest: Manifest, verdict: CanaryVerdict) -> N
         capability = parse_targets(verdict.target)[0].compute_capability if verdict.target.startswith("sm_") else None
         processor = hardware_of(entry.requires)
         if processor is None or judge(processor, Machine(capability)).state == "unmet":
-            raise InputError(f"the canary's report is not in order: {entry.unit} does not run on {verdict.target}")
+            raise InputError(f"the canary's report is invalid: {entry.unit} does not run on {verdict.target}")
     if not store.has(verdict.report):
         raise IntegrityError(f"canary report {verdict.report} is not in {store.uri}; run the canary again")
     key = canary_key(manifest.model, manifest.version, verdict.target, verdict.report)

@@ -203,7 +203,8 @@ class BlobCache:
                         actual_digest = download(file.stream)
                         if actual_digest != digest:
                             raise IntegrityError(
-                                f"blob {digest} came as other bytes (digest {actual_digest}); it was not stored"
+                                f"the bytes downloaded for blob {digest} have the digest {actual_digest}; they were "
+                                "not stored"
                             )
                         file.commit(path, read_only=True)
         self._evict()
@@ -227,7 +228,8 @@ class BlobCache:
         actual_digest = bring(partial_path)
         if actual_digest != blob.expected:
             raise IntegrityError(
-                f"blob {blob.digest} came as other bytes (their {blob.algorithm} is {actual_digest}); it was not stored"
+                f"the bytes downloaded for blob {blob.digest} have the {blob.algorithm} {actual_digest}, not "
+                f"{blob.expected}; they were not stored"
             )
         files.rename_durably(partial_path, path, read_only=True)
         self.verifications.add(blob, path)

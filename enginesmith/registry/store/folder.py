@@ -325,11 +325,13 @@ def _is_registry(store: FileStore) -> bool:
     if not store.root.is_dir():
         raise InputError(f"registry {store.root} is a file; give a folder")
     marker = store.read(layout.MARKER)
-    if marker is not None:
-        layout.check_format(marker, str(store.root))
-        return True
-    with files.reachable(f"listing {store.root}"):
-        other_names = {path.name for path in store.root.iterdir()} - _OWN
-    if other_names:
-        layout.refuse_other(other_names, str(store.root), "give an empty or a new folder")
-    return False
+    if marker is None:
+        with files.reachable(f"listing {store.root}"):
+            other_names = {path.name for path in store.root.iterdir()} - _OWN
+        if not other_names:
+            return False
+        marker = store.read(layout.MARKER)  # another process may have created the registry since the first read
+        if marker is None:
+            layout.refuse_other(other_names, str(store.root), "give an empty or a new folder")
+    layout.check_format(marker, str(store.root))
+    return True

@@ -162,8 +162,10 @@ def _send(place: HttpLocation, method: str, key: str, headers: Mapping[str, str]
         raise Declined(api.ABSENT, "not there")
     if status == 503 or status in _PASSING:
         raise Failed(f"the server is overloaded or failing ({status}); run again later", passing=status != 503)
-    if status in (401, 407):
-        raise Failed(f"the server requires a token; set {TOKEN_FILE} to the file that holds it")
+    if status == 401:
+        raise Failed(f"the server requires a valid token; set {TOKEN_FILE} to the file that holds it")
+    if status == 407:
+        raise Failed("a proxy in front of the server requires authentication; use a network path without this proxy")
     raise Failed(f"the server refuses with {status}; check the URI")
 
 
@@ -274,7 +276,7 @@ class HttpBucket(api.ByMd5):
         while pending:
             folder = pending.pop()
             if folder.count("/") > _MOST_FOLDERS:
-                raise IntegrityError(f"{self.place.uri} lists folders in folders without an end; is it a registry?")
+                raise IntegrityError(f"{self.place.uri} lists folders inside folders without end; is it a registry?")
             for name, is_folder in api.ask(self, "listing", lambda folder=folder: self._entries(folder)):  # type: ignore[misc]
                 if is_folder:
                     folders.append(f"{folder}{name}/")
@@ -282,7 +284,9 @@ class HttpBucket(api.ByMd5):
                 else:
                     objects.append(ListedObject(f"{folder}{name}", 0, "", _SOME_TIME))
             if (key_count := len(objects) + len(folders)) > MAX_KEYS:
-                raise IntegrityError(f"{self.place.locator(prefix)} is listed without end: {key_count} keys so far")
+                raise IntegrityError(
+                    f"{self.place.locator(prefix)}: the list of its keys does not end ({key_count} so far)"
+                )
         return ListedPage(tuple(objects), () if deep else tuple(folders), "")
 
     def _entries(self, folder: str) -> set[tuple[str, bool]]:

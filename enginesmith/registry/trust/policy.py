@@ -141,7 +141,8 @@ def load_policy(path: Path | str) -> TrustPolicy:
         for name, signer in signers.items():  # one key with two names would count as two signers
             signer_id = signer.key_id if isinstance(signer, KeySigner) else signer.identity
             if signer_id in signer_names:
-                raise Malformed(f"signers {signer_names[signer_id]!r} and {name!r} are the same signer; keep one name")
+                subject = "key" if isinstance(signer, KeySigner) else "identity"
+                raise Malformed(f"signers {signer_names[signer_id]!r} and {name!r} have the same {subject}; keep one")
             signer_names[signer_id] = name
         return TrustPolicy(
             tuple(_rule(rule, f"rules[{index}]", signers) for index, rule in enumerate(policy_text.rules)), str(path)
@@ -205,7 +206,8 @@ def _rule(text: _RuleText, where: str, signers: Mapping[str, Signer]) -> Rule:
         )
     if len(set(signer_names)) < len(signer_names) or (text.required and not 1 <= text.needed <= len(signer_names)):
         raise Malformed(
-            f"{where} needs {text.needed} of {len(signer_names)} signers; name each once, and need 1 to all of them"
+            f"{where} needs {text.needed} of {len(signer_names)} signers; name each signer once, and set `needed` to 1 "
+            "up to their number"
         )
     version = None if text.min_version is None else str(text.min_version)
     return Rule(text.models, tuple(signers[name] for name in signer_names), text.required, text.needed, version)
@@ -312,7 +314,9 @@ def signatures(
         try:
             bundle = read_bundle(bundle_bytes if bundle_bytes is not None else b"")
             if name != f"{bundle.key_id}{_SUFFIX}":
-                raise Malformed(f"is by key {bundle.key_id[:12]}, and its name says another: it was moved by hand")
+                raise Malformed(
+                    f"is by key {bundle.key_id[:12]}, but its file name has another key: it was moved by hand"
+                )
         except Malformed as error:
             yield name, error
         else:

@@ -84,7 +84,7 @@ def find_fault(store: Store, channel: Channel) -> str | None:
         except IntegrityError:  # which is reported for the version
             continue
         if channel.snapshots.get(manifest) != (digest_of_bytes(snapshot_bytes) if snapshot_bytes is not None else None):
-            return f"its snapshot has not all documents of version {version}, or others"
+            return f"its snapshot does not have the same documents as version {version}"
     return None
 
 

@@ -254,7 +254,7 @@ def rollout_refusal(policy: ChannelPolicy, manifest: Manifest, channel: str) -> 
         return None
     channel_name, wave_list = f"{manifest.model}:{channel}", ", ".join(map(str, policy.rollout.waves))
     return (
-        f"the policy of {channel_name} has versions come in waves ({wave_list}): "
+        f"the policy of {channel_name} requires a rollout in waves ({wave_list}): "
         f"`enginesmith rollout start {manifest.reference} {channel_name}`"
     )
 

@@ -1,5 +1,5 @@
 """`enginesmith doctor` and `enginesmith backends list`: what this machine and its compilers can build and run, and what
-lacks.
+is missing.
 
 Compilers are asked by way of their backends (`refuses`, `runs`, `versions`); none is imported.
 """
@@ -43,7 +43,7 @@ _CLAIMS = {"bytes": "same bytes", "outputs": "same outputs", "budget": "within l
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """One thing that was looked at. state: 'ok', 'missing' (it is optional) or 'broken' (it is needed)."""
+    """One checked thing. state: 'ok', 'missing' (it is optional) or 'broken' (it is needed)."""
 
     subject: str
     state: str

@@ -134,12 +134,12 @@ def build(
 
 
 def _sign(outcome: "Outcome", sign_key: Path, registry: str) -> "Outcome":
-    """Sign what was published, and nothing else; and ask its channel again if that did not move: it may have waited for
-    the signature. Raises IntegrityError when the registry holds another manifest."""
+    """Sign the published version, and try again to move its channel if that did not move: its policy may require the
+    signature. Raises IntegrityError when the registry holds another manifest."""
     store, name = open_store(registry), f"{outcome.model}@{outcome.version}"
     manifest = locate(store, parse_reference(name)).manifest
     if manifest.digest != outcome.manifest:
-        problem = f"{name} was published as manifest {outcome.manifest}, and is now {manifest.digest}; not signed"
+        problem = f"{name} was published as manifest {outcome.manifest}, but is now {manifest.digest}; not signed"
         raise IntegrityError(problem)
     for signature in add_signatures(store, manifest, SigningKey(sign_key)):
         say(str(signature))
@@ -178,7 +178,7 @@ def _compile(spec: str, options: "RunOptions", runner: str, quiet: bool) -> "Out
 
 
 def _send_if_unsent(outcome: "Outcome", registry: str) -> None:
-    """Send the event of the version to a configured server, if the run that published it did not come to that."""
+    """Send the event of the version to a configured server, if the run that published it has not sent it."""
     from pipeline.orchestration.gpu_workers import PUBLISHED, was_sent
 
     store = open_store(registry)
@@ -222,8 +222,8 @@ def show_outcome(outcome: "Outcome") -> None:
 
 
 def _show_proposals(outcome: "Outcome") -> None:
-    """Print what would repair each graph that failed, once, as it is pasted into the spec; of many rules, where they
-    stand: a graph that needs those is better built in another precision."""
+    """Print the repair of each failed graph, once, ready to paste into the spec; for many rules only where they are:
+    such a graph is better built in another precision."""
     snippets = {
         attribution.name: attribution.snippet
         for engine in outcome.failed

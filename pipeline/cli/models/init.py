@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.resources import files
@@ -14,7 +14,7 @@ import click
 
 from enginesmith.cli.options import command, emit_json, number_option, path_option, say
 from enginesmith.cli.tables import echo
-from enginesmith.core.errors import DataError, InputError
+from enginesmith.core.errors import DataError, InputError, ModelError
 from enginesmith.core.names import inside
 from enginesmith.core.text import pluralize
 from enginesmith.core.types import Dim, TensorSpec
@@ -22,7 +22,7 @@ from enginesmith.registry.store.base import open_store
 from enginesmith.registry.store.files import start_atomic_write
 
 if TYPE_CHECKING:
-    from pipeline.drafts.facts import FoundModel
+    from pipeline.drafts.facts import FoundEnsemble, FoundModel
     from pipeline.drafts.requests import Scaling, SplitRequests
     from pipeline.orchestration.watch import WatchedSpec
     from pipeline.sources.hub import HubFile
@@ -71,16 +71,21 @@ def init(models: tuple[str, ...], out: Path | None, requests: Path | None, scali
     """Write a spec for MODEL: its inputs with their names, types and shapes, and the sizes at which the model runs.
 
     MODEL: an ONNX file, a .pt2 program, a torch entry point such as model.py:build or package.models:build, Triton's
-    config.pbtxt beside an ONNX file, or the folder of an ONNX Runtime model package. Without MODEL, init writes a
-    commented starter.
+    config.pbtxt of an ONNX model or an ensemble, or the folder of an ONNX Runtime model package. Without MODEL, init
+    writes a commented starter.
 
     Several ONNX files, in the order of the data flow, become an ensemble: init writes a spec for each file, and a
     spec that connects outputs to inputs whose names and shapes match. NAME=FILE sets the name of a graph.
     """
-    if len(models) > 1:
+    ensemble: FoundEnsemble | None = None
+    if len(models) == 1 and models[0].endswith(".pbtxt"):
+        from pipeline.drafts.onnx_model import look_at_ensemble
+
+        ensemble = look_at_ensemble(Path(models[0]))
+    if len(models) > 1 or ensemble:
         if requests:
             raise InputError("--from-requests accepts one MODEL; for several, the ensemble's spec names the data")
-        return _init_ensemble(models, out, force)
+        return _init_ensemble(models, out, force, ensemble)
     return _init_one(models[0] if models else None, out, requests, scaling, force)
 
 
@@ -93,10 +98,11 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
         _write({path: text}, force)
         say(f"wrote {path}; fill in the files it names, then: enginesmith plan {path}")
         return
+    is_file = ":" not in model or Path(model).exists()
+    _say_inputs(Path(model))
     from pipeline.drafts.text import write_spec
     from pipeline.sources.hub import find_cached
 
-    is_file = ":" not in model or Path(model).exists()
     model_facts, path = _look(Path(model), out) if is_file else _look_at_entry_point(model, out, requests)
     states = [state.input for state in model_facts.states] if requests else []
     hub_file = find_cached(Path(model))
@@ -108,6 +114,17 @@ def _init_one(model: str | None, out: Path | None, requests: Path | None, scalin
     for line in _describe(model_facts, states, bool(writers)):
         say(f"  {line}")
     say(f"read it, then: enginesmith plan {path}")
+
+
+def _say_inputs(model: Path) -> None:
+    """Say what an ONNX file takes and gives, before the seconds that its sizes take; nothing of another file."""
+    from pipeline.sources.onnx_header import format_shape, read_header
+
+    if model.suffix.lower() == ".onnx" and model.is_file():
+        with suppress(ModelError):  # `_look` says why
+            header = read_header(model)
+            inputs = ", ".join(f"{tensor.name} {format_shape(tensor.shape or ())}" for tensor in header.inputs)
+            say(f"{model.name}: {inputs} -> {', '.join(header.outputs)}; running it to find its sizes")
 
 
 def _describe(model: "FoundModel", given_states: Sequence[str], has_data: bool) -> Iterator[str]:
@@ -151,28 +168,32 @@ def draft_spec(model: Path, targets: str | None) -> tuple[Path, bool]:
     return path, True
 
 
-def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> None:
+def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool, ensemble: "FoundEnsemble | None") -> None:
     """Write the ensemble's spec into the folder of the first graph, and a spec for each graph beside it. If the first
-    graph is in the cache of the Hugging Face Hub, the specs go into the current folder."""
+    graph is in the cache of the Hugging Face Hub, the specs go into the current folder; those of an ensemble of
+    Triton's go into the model repository."""
     from pipeline.drafts import text as drafts
-    from pipeline.drafts.facts import model_name
+    from pipeline.drafts.facts import graph_key, model_name
     from pipeline.sources.hub import find_cached
     from pipeline.sources.onnx_header import read_header
 
-    named_models = [_split_name(text) for text in models]
+    named_models = [*ensemble.graphs.items()] if ensemble else [_split_name(text) for text in models]
     first_model = named_models[0][1]
-    if hub_file := find_cached(first_model):
+    if ensemble:
+        path = out or first_model.parents[1] / f"{ensemble.name}.yaml"
+    elif hub_file := find_cached(first_model):
         path = out or Path(f"{model_name(hub_file.name)}.yaml")
     else:
         path = out or first_model.parent / f"{model_name(first_model.resolve().parent.name)}.yaml"
     ensemble_name, graphs = model_name(path.stem), list[drafts.FoundGraph]()
     for name, model in named_models:
-        if model.is_file() and model.suffix.lower() != ".onnx":
+        if model.is_file() and model.suffix.lower() != ".onnx" and not ensemble:
             raise InputError(f"{model} is not ONNX, and only ONNX files can be connected; export it to ONNX")
         model_facts, _ = _look(model, path.parent / "spec.yaml")
-        outputs_by_name = {tensor.name: tensor for tensor in read_header(model).gives}
+        file = path.parent / str(model_facts.source["onnx"]) if ensemble else model
+        outputs_by_name = {tensor.name: tensor for tensor in read_header(file).gives}
         outputs = tuple(outputs_by_name[name] for name in model_facts.outputs or outputs_by_name)
-        key = drafts.graph_key(name or model.stem, [graph.key for graph in graphs])
+        key = graph_key(name or model.stem, [graph.key for graph in graphs])
         model_facts = replace(model_facts, name=model_name(f"{ensemble_name}-{key}"))
         graphs.append(drafts.FoundGraph(key, model_facts, outputs))
     drafts.check_unknown(graphs)
@@ -180,22 +201,22 @@ def _init_ensemble(models: tuple[str, ...], out: Path | None, force: bool) -> No
     files = {graph.key: f"{graph.model.name if graph.key == path.stem else graph.key}.yaml" for graph in graphs}
     if len({path.name, *files.values()}) <= len(files):
         raise InputError(f"{path} and {', '.join(files.values())} must be different files; name graphs with NAME=FILE")
-    texts = {path: drafts.write_ensemble(ensemble_name, graphs, files).encode()}
+    texts = {path: drafts.write_ensemble(ensemble_name, graphs, files, ensemble).encode()}
     texts |= {path.parent / files[graph.key]: drafts.write_spec(graph.model).encode() for graph in graphs}
     _write(texts, force)
     say(f"wrote {path}, and {', '.join(files.values())} for its graphs")
     for key, state in ((graph.key, state) for graph in graphs for state in graph.model.states):
         say(f"  {key}.{state.input} is a state: it takes {state.output} of the previous call")
-    for connection in drafts.find_connections(graphs):
+    for connection in drafts.find_connections(graphs, ensemble):
         say(f"  {connection.key}: {connection.source or 'FILL_IN'}: {connection.why}")
-    for key, is_apart in drafts.find_unconnected(graphs).items():
+    for key, is_apart in ({} if ensemble else drafts.find_unconnected(graphs)).items():
         unclear_text = "FILL_IN: nothing shows what connects it; if nothing does, name its outputs in outputs"
         say(f"  {key}: {'side by side: no output fits an input' if is_apart else unclear_text}")
     say(f"read them, write the data that golden names, then: enginesmith plan {path}")
 
 
 def _split_name(text: str) -> tuple[str, Path]:
-    """A graph's name, '' where NAME= does not stand before its file, and that; a file may have '=' in its name."""
+    """A graph's name ('' without NAME=), and its file, whose name may contain '='."""
     name, separator, file = text.partition("=")
     return ("", Path(text)) if Path(text).exists() or not separator else (name, Path(file))
 
@@ -249,7 +270,7 @@ def _look_in_cache(model: Path, hub_file: "HubFile", out: Path | None) -> tuple[
 
     folder = (out.parent if out else Path()).resolve()
     if not hub_file.file.endswith(".onnx"):
-        problem = "is in the cache of the Hugging Face Hub, and no .onnx file; copy it out of the cache"
+        problem = "is in the cache of the Hugging Face Hub, and is not an .onnx file; copy it out of the cache"
         raise InputError(f"{model} {_OTHERS.get(model.suffix.lower(), problem)}")
     if find_cached(folder / "spec.yaml"):
         remedy = "run in another folder, or give `enginesmith init` an --out outside of the cache"

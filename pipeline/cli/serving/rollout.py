@@ -419,7 +419,7 @@ def _describe_limits(state: Rollout) -> str:
     first_wave, node_text = state.plan.waves[0], pluralize(state.nodes, "node")
     if first_wave.region or first_wave.label or first_wave.share_ppm == WHOLE:
         return f"the shares of waves of all regions are limits for {node_text}; the first wave is {first_wave}"
-    return f"first wave: {first_wave}; {state.aim} on average, so that it stays a limit for {node_text}"
+    return f"first wave: {first_wave} of {node_text} at most, which means {state.aim} on average"
 
 
 def _print_status(status: "RolloutStatus") -> None:

@@ -2,7 +2,7 @@
 
 What was computed is kept on this machine, because parsing the source takes half a second and reading the result a
 hundredth: in `code/` of the local cache (`local_cache`), one small file for each set of functions. A file counts only
-while every module that it was computed from is what it was. It can be deleted at any time; where it cannot be written,
+while every module that it was computed from is unchanged. It can be deleted at any time; where it cannot be written,
 each process computes anew.
 """
 

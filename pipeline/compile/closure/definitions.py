@@ -31,7 +31,7 @@ class SourceFile:
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of all that is known of it."""
+        """SHA-256 of all its fields."""
         return digest_of_bytes(b"%d %d " % (self.is_package, self.is_compiled) + self.data)
 
 
@@ -388,7 +388,7 @@ class _ReachWalk:
                 self._refer((module_name, name or None))
 
     def _refer(self, target: Target, attribute: str | None = None) -> bool:
-        """Reach what a name stands for; of a module only `attribute`, or all of it. Whether it is ours."""
+        """Reach the definition of a name; of a module only `attribute`, or all of it. Returns whether it is ours."""
         module, name = target
         if not self._sources.owns(module):
             self.packages.add(module.partition(".")[0])

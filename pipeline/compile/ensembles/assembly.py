@@ -38,7 +38,7 @@ Tensor = HeaderTensor | TensorSpec
 def check_connections(ensemble: LoadedEnsemble, exported_outputs: Mapping[str, Sequence[Tensor]] | None = None) -> None:
     """Raise SpecError, a line for each connection between tensors that cannot meet.
 
-    exported_outputs: outputs by graph, of those that were exported; of the others what the headers of ONNX files say.
+    exported_outputs: by graph, of the exported graphs; those of the others come from the headers of ONNX files.
     """
     outputs: dict[str, Sequence[Tensor] | None] = {
         **{name: _header_outputs(graph) for name, graph in ensemble.graphs.items()},
@@ -50,7 +50,8 @@ def check_connections(ensemble: LoadedEnsemble, exported_outputs: Mapping[str, S
 
 
 def _header_outputs(graph: ModelSpec) -> Sequence[Tensor] | None:
-    """The outputs of an ONNX source; None of another, and where the file cannot be read, which its own build says."""
+    """The outputs of an ONNX source; None of another, and where the file cannot be read, which its own build
+    reports."""
     if graph.source.kind != "onnx":
         return None
     try:
@@ -132,7 +133,7 @@ def read_data(
 
 
 def whole_inputs(ensemble: LoadedEnsemble) -> tuple[tuple[TensorSpec, ...], tuple[Dim, ...]]:
-    """The inputs of the whole under their names, and their dims.
+    """The inputs of the ensemble under their names, and their dims.
 
     A dim of axis 0 keeps its name, so that samples of all inputs are grouped together, in sizes that every graph with
     such a dim takes; others are 'GRAPH.DIM'.
@@ -217,7 +218,7 @@ class EnsembleForecast:
 
     @property
     def counts(self) -> Counter[str]:
-        """How many units of the whole and of its graphs there are by action."""
+        """How many units of the ensemble and of its graphs there are by action."""
         return sum((forecast.counts for forecast in self.graphs.values()), Counter(unit.action for unit in self.units))
 
 
@@ -246,7 +247,7 @@ class Assembly:
     chain: list[ChainedGraph] = field(default_factory=list)
 
     def run(self, compile_graph: CompileGraph) -> Outcome:
-        """Build the graphs in order and publish the whole, unless one has no version. Raises what a step raises,
+        """Build the graphs in order and publish the ensemble, unless one has no version. Raises what a step raises,
         DataError with the name of the graph that its data does not suit, and SpecError for connections between tensors
         that cannot meet."""
         compiled_graphs = dict[str, CompiledGraph]()
@@ -266,8 +267,8 @@ class Assembly:
         return self._publish(golden, compiled_graphs)
 
     def plan(self, foresee_graph: ForeseeGraph, records: RunContext) -> EnsembleForecast:
-        """What `run` would do. Where the data of a graph is not on record, and this context runs nothing, it and those
-        after it are unknown.  records: of `open_records`. Raises as `run`."""
+        """A forecast of `run`. If a graph's data is not recorded, and this context runs nothing, this graph and the
+        later ones are unknown.  records: of `open_records`. Raises as `run`."""
         graph_forecasts, missing_step = dict[str, ForecastGraph](), None
         golden, calibration = self._open()
         if self.context is not records:
@@ -341,7 +342,7 @@ class Assembly:
                 self.context.store.put_file(self.loaded.folder / name)
 
     def _open(self) -> tuple[WholeData, WholeData | None]:
-        """The data of the whole, once everything that files show fits."""
+        """The ensemble's data, after the checks that need only its files."""
         check_connections(self.loaded)
         for spec in self.loaded.graphs.values():
             check_files(spec)  # all of them before the first is built

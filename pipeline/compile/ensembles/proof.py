@@ -138,8 +138,8 @@ class ProveEnsemble:
         return tuple(compared_specs.values())
 
     def _open(self, context: WorkerContext, engines: Parts, freely: bool = False) -> "AbstractContextManager[Ensemble]":
-        """The chain with engines in the place of graphs. Functions give what they give in fp32, which comes as inputs
-        of the whole; freely: what they make of these engines' answers."""
+        """The chain with engines in the place of graphs. Functions return their fp32 results, which come as inputs of
+        the ensemble; with `freely` they run on the answers of these engines."""
         store, whole_inputs = open_store(context.store), self.whole.inputs
         if freely:
             return open_chain(store, self.graphs, whole_inputs, self._given, context.workdir, engines)
@@ -147,8 +147,8 @@ class ProveEnsemble:
         return open_chain(store, graphs, (*whole_inputs, *self._given), self._compared, context.workdir, engines)
 
     def _freeze(self, context: WorkerContext) -> "GoldenSet":
-        """The data of the whole with what functions give in fp32, and what graphs give. Raises DataError where
-        functions give no row for any of it."""
+        """The ensemble's data with the fp32 results of functions and graphs. Raises DataError if functions return no
+        row for any of it."""
         from validation.golden.golden_set import Case, GoldenSet
 
         store, samples, cases = open_store(context.store), self.whole.open(), list[Case]()
@@ -162,12 +162,12 @@ class ProveEnsemble:
                         Case(f"golden {len(cases)}", "golden", {**batch_inputs, **inner_values}, chain_outputs)
                     )
         if not cases:
-            raise DataError("no sample of golden.data gives each graph a row: functions between them gave none")
+            raise DataError("no sample of golden.data gives each graph a row: functions between them returned none")
         return GoldenSet(tuple(cases))
 
     def _freeze_steps(self, context: WorkerContext) -> "GoldenSet":
-        """The steps of the whole with the states that the exported graphs hand on, in groups, and its sequences; with
-        what the graphs give, and labels. Raises DataError for data that are no sequences of steps."""
+        """The ensemble's steps with the states that the exported graphs pass on, in groups, and its sequences; with the
+        results of the graphs, and labels. Raises DataError for data that is not sequences of steps."""
         from pipeline.sources.steps import StateModel
         from validation.golden.golden_set import Case, GoldenSet
 
@@ -184,7 +184,7 @@ class ProveEnsemble:
         return GoldenSet(tuple(cases), labels, sequences=sequences)
 
     def _answer(self, context: WorkerContext) -> "GoldenSet":
-        """The data of the whole with its labels, and what graphs and functions make of it in fp32."""
+        """The ensemble's data with its labels, and the fp32 results of graphs and functions."""
         from validation.golden.golden_set import Case, GoldenSet
 
         store, samples, cases = open_store(context.store), self.whole.open(), list[Case]()
@@ -200,7 +200,7 @@ class ProveEnsemble:
 
 
 def _free_running(chain: "Ensemble", golden: "GoldenSet", boundary: Sequence[TensorSpec]) -> Iterator[Check]:
-    """Which share of the samples functions give as many rows for as in fp32: measured, not judged."""
+    """The share of samples for which functions return as many rows as in fp32: measured, not judged."""
     input_names = [spec.name for spec in chain.inputs]
     case_inputs = [case.inputs for case in golden.cases]
     answers = [chain.run({name: inputs[name] for name in input_names}) for inputs in case_inputs]
@@ -213,8 +213,8 @@ def _free_running(chain: "Ensemble", golden: "GoldenSet", boundary: Sequence[Ten
 
 
 def blame(checks: Sequence[Check]) -> list[str]:
-    """What a failed check of the whole is with each engine alone: 'with one engine among graphs in fp32: encoder alone
-    31.2, decoder alone 12.3'; nothing where none failed, or none was measured."""
+    """The value of a failed check of the ensemble with each engine alone: 'with one engine among graphs in fp32:
+    encoder alone 31.2, decoder alone 12.3'; nothing where none failed, or none was measured."""
     failed_check = next((check for check in checks if not check.passed), None)
     if failed_check is None:
         return []
@@ -242,7 +242,8 @@ def request_proof(
     chain: tuple[ChainedGraph, ...],
     outputs: tuple[TensorSpec, ...],
 ) -> ProveEnsemble:
-    """What proves engines of graphs in the place of a chain, with the limits and task metrics of the whole's spec."""
+    """The request that proves engines in the place of a chain's graphs, with the limits and task metrics of the
+    ensemble's spec."""
     limits, has_labels = spec.limits.get(precision), spec.golden.labels is not None
     stages = limits.model_dump(exclude_unset=True) if limits else {}
     metrics = tuple(metric.resolve(precision, has_labels) for metric in spec.golden.metrics)
@@ -250,10 +251,10 @@ def request_proof(
 
 
 def prove(request: ProveEnsemble, unit: str, context: RunContext, afresh: bool = False) -> Proof:
-    """The proof of an ensemble's engine; of one that cannot be opened or run, the one check `CRASHED`, which failed.
+    """The proof of an ensemble's engine; if it cannot be opened or run, a proof with the one failed check `CRASHED`.
 
-    afresh: also when the same proof is on record.
-    Raises UnavailableError and IntegrityError, which say nothing about the engines, and StepError when cancelled.
+    afresh: prove it even if the same proof is recorded. Raises UnavailableError and IntegrityError, which say nothing
+    about the engines, and StepError when cancelled.
     """
     backends = [backend_root(blob.request.backend) for blob in request.engines.values()]
     key = {

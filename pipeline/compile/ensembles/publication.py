@@ -39,9 +39,8 @@ from pipeline.values import Proof
 
 @dataclass(frozen=True)
 class EnsembleUnit:
-    """An ensemble for a target in a precision. engines: of its graphs, by name; of one that has none it is left out.
-
-    lacking: why not, by graph.
+    """An ensemble for a target in a precision. engines: by graph; graphs without an engine are left out.  lacking: why,
+    by graph.
     """
 
     target: Target
@@ -266,7 +265,8 @@ def _draft(ensemble: BuiltEnsemble, golden: str, judged_units: Sequence[UnitResu
 
 
 def current_engines(versions_of: Mapping[str, Manifest], context: RunContext) -> dict[str, Sequence[EngineEntry]]:
-    """The engines of graphs' versions with their status of today, by graph; of a CPU engine on this kind of CPU."""
+    """The engines of graphs' versions with their current status, by graph; for a CPU engine, that on this kind of
+    CPU."""
     own_target = this_kind().name
     entries_by_graph = {name: judge_entries(context.store, manifest) for name, manifest in versions_of.items()}
     return {name: [entry.on_cpu(own_target) for entry in entries] for name, entries in entries_by_graph.items()}

@@ -124,8 +124,8 @@ class Stages:
 
     def _compare(self, stage: "Stage", reference: Session, candidate: Session, golden: "GoldenSet") -> Proof:
         """The checks of a stage: step by step with the states of the exported graphs, and of sequences, which each side
-        runs with its own states. At the stage of the graphs the golden set has the reference's answers, and those
-        below fp32 must decide as it does."""
+        runs with its own states. At the stage of the graphs the golden set has the reference's answers, and graphs
+        below fp32 must make the same decisions."""
         from validation.comparison.decisions import decision_checks
         from validation.comparison.sessions import drift_checks
         from validation.comparison.tasks import free_running_checks, step_spreads
@@ -165,8 +165,8 @@ class Stages:
     def _engine_limits(
         self, graphs: Session, golden: "GoldenSet", sequences: "GoldenSequences | None" = None
     ) -> "StagedLimits":
-        """The limits of the engines against those graphs: those of fp32, which most keep in any precision and no fault
-        does; where they do not, what honest rounding of the chain adds."""
+        """The limits of the engines against those graphs: those of fp32, which sound engines mostly meet in any
+        precision and faulty ones do not; if they are missed, the limits of honest rounding of the chain."""
         from validation.limits.budget import Budgets, OutputLimits, StagedLimits, default_budget
 
         limits = self.limits.get("engine", {})

@@ -354,7 +354,7 @@ def write_samples(rows: "Iterator[Tensors]", complete: bool, workdir: Path) -> t
                 _check_row(name, entry, arrays[name], sample_count)
                 files[name].write(np.ascontiguousarray(entry, arrays[name].dtype).data)
         if not count:
-            raise DataError("the data of the whole gives no sample: functions before the graph gave no row for any")
+            raise DataError("the ensemble's data gives no sample: functions before the graph returned no row for any")
         path = workdir / "samples.npz"
         with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
             for name, array in arrays.items():
@@ -373,12 +373,12 @@ def _check_row(name: str, entry: "Array", array: "Array", size: int) -> None:
         count = entry.shape[0] if entry.ndim else "no axis of"
         raise DataError(
             f"input {name!r} gets {count} rows for {size} samples; store one complete input per entry of a new axis 0 "
-            "in the data of the whole"
+            "in the ensemble's data"
         )
     if entry.shape[1:] != array.shape[1:]:
         raise DataError(
             f"input {name!r} is {list(entry.shape[1:])} for one sample and {list(array.shape[1:])} for another; "
-            "samples of one graph have one shape: give data of the whole for which it is the same"
+            "all samples of a graph must have one shape: change the ensemble's data"
         )
 
 

@@ -58,7 +58,7 @@ class Measured:
 
 
 def write_document(document: VersionDocument) -> bytes:
-    """A version's document as JSON, in the order that it has, which is the page's."""
+    """A version's document as JSON, with its keys in the page's order."""
     return json.dumps(encode_document(document), ensure_ascii=False, allow_nan=False).encode()
 
 
@@ -133,7 +133,7 @@ def _draw_or_explain(document: VersionDocument) -> str:
         text = escape(f"{type(error).__name__}: {error}")
         return (
             f"<!doctype html><meta charset=utf-8><title>{escape(document.reference)}</title><p>The page of "
-            f"{escape(document.reference)} could not be drawn ({text}). What it is about lies beside it in report.json."
+            f"{escape(document.reference)} could not be drawn ({text}). Its data is beside it in report.json."
         )
 
 
@@ -153,7 +153,8 @@ def _parse(data: bytes, document_name: str) -> dict[str, object]:
 
 
 def version_page(manifest: Manifest, results: Measured, store: Store) -> str:
-    """The version's HTML report, beside its manifest, with the JSON it is drawn from; written once. Its address."""
+    """Write the version's HTML report beside its manifest, with the JSON it is drawn from, unless it exists. Returns
+    its address."""
     key, data_key = (key_of(manifest.model, manifest.version) for key_of in (page_key, page_data_key))
     if store.read(key) is None or store.read(data_key) is None:
         node_attributions = tuple(attributions(store, manifest).values())
@@ -316,8 +317,8 @@ def _driver() -> str:
 def environment_sbom() -> Json:
     """Every installed distribution of this process's environment.
 
-    Without serial number and time, which CycloneDX leaves free: the same environment is the same bytes. Engines that
-    were built on other hosts name their toolchain in the manifest.
+    Without serial number and time, which are optional in CycloneDX: the same environment gives the same bytes. Engines
+    that were built on other hosts name their toolchain in the manifest.
     """
     components = {item["purl"]: item for item in map(_component, importlib.metadata.distributions()) if item}
     return {
@@ -334,7 +335,7 @@ def _purl(name: str, version: str) -> str:
 
 
 def _component(distribution: importlib.metadata.Distribution) -> Json:
-    """A distribution as a component; {} for a folder that is none any more."""
+    """A distribution as a component; {} for a folder that no longer is one."""
     metadata = distribution.metadata  # is read again each time
     name, version = (str(metadata[field] or "") if metadata else "" for field in ("Name", "Version"))
     if not (name and version):

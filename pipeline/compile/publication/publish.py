@@ -210,7 +210,8 @@ def list_refitted(judged_units: Sequence[JudgedUnit]) -> dict[str, str]:
 
 
 def publish_version(draft: VersionDraft, context: RunContext) -> Outcome:
-    """Publish what was proven or may be proven elsewhere; say what failed; recognise a run that changed nothing.
+    """Publish the engines that are proven or may be proven elsewhere, report failures, and detect a run that changed
+    nothing.
 
     Raises as `enginesmith.registry.versions.publish.publish`.
     """
@@ -277,7 +278,7 @@ def _publish(draft: VersionDraft, context: RunContext) -> Published | None:
 
 
 def _list_results(draft: VersionDraft, published_entries: Sequence[EngineEntry] = ()) -> tuple[UnitResult, ...]:
-    """One for each unit, in the plan's order. The published entries are the truth where there are any."""
+    """A result for each unit, in the plan's order; from the published entries, if there are any."""
     entries, size_of = {entry.unit: entry for entry in published_entries}, draft.manifest.size_of
     pairs = ((unit, entries.get(unit.entry.unit, unit.entry)) for unit in draft.units)
     return tuple(replace(unit, entry=entry, size_bytes=size_of(entry)) for unit, entry in pairs)

@@ -1,5 +1,5 @@
-"""The step that finds out which node drifted, for what failed its checks: of a graph against the float model, or of
-an engine against its graph; and what of a run's verdicts a drifted node can explain."""
+"""The step that finds which node drifted in a graph that failed its checks against the float model, or in an engine
+that failed those against its graph; and the verdicts of a run that a drifted node can explain."""
 
 import math
 import time
@@ -109,9 +109,8 @@ class AttributeGraph:
     """Find which node of a quantized or cast graph drifted from the float model, and what to leave in float.
 
     reference, graph, golden: digests.  recipe: digest of how the graph was written (`GraphRecipe`), None where that is
-    not known: then nothing is proposed. A search moves scales between tensors, so its own float model is then the one
-    that the graph is taken apart against; the checks are against `reference` all the same.
-    seconds: for all of it (`Clock`).
+    not known: then nothing is proposed. A search moves scales between tensors, so the graph's nodes are then compared
+    with the search's own float model; the checks are still against `reference`.  seconds: for all of it (`Clock`).
     """
 
     reference: str
@@ -181,7 +180,7 @@ def _judge_trials(
 ) -> Callable[[Path], Sequence[Check]]:
     """A function that checks a trial's ONNX file. before: those of the graph as it is.  check: makes all of them.
 
-    Most trials fail by far, or on an edge that failed before; only those that do not run on everything.
+    Most trials fail clearly, or on an edge that failed before; only the others run on everything.
     """
     from builders.reference import ReferenceSession
     from validation.comparison.sessions import golden_drifts
@@ -292,7 +291,7 @@ def _read_recipe(store: Store, digest: str) -> GraphRecipe:
     try:
         return parse_as(store.read_blob(digest, MEASURED_BYTES), MEASURED_BYTES, GraphRecipe)
     except IntegrityError as error:
-        remedy = "build again, which writes it anew"
+        remedy = "build again to write a new one"
         raise document_error(f"recipe {digest} cannot be read", error, remedy) from error
 
 

@@ -75,8 +75,8 @@ def _link(store: Store, digest: str, dest: Path) -> None:
 
 
 def put_graph(store: Store, path: Path) -> StoredGraph:
-    """Store an ONNX graph, its shards first, or another engine's file, which has none. Of a registry on this machine
-    each shard then is a link to its blob, so that they take room once."""
+    """Store an ONNX graph, its shards first, or another engine's file, which has none. In a registry on this machine
+    each shard becomes a link to its blob, so it takes space only once."""
     names = list_shards(path) if path.suffix == ".onnx" else ()
     shards = tuple((name, path.with_name(name).stat().st_size) for name in names)
     for shard, size in shards:
@@ -92,7 +92,7 @@ def put_graph(store: Store, path: Path) -> StoredGraph:
 
 
 def fetch_engine(store: Store, blob: EngineBlob, folder: Path) -> Engine:
-    """An engine, verified, with the ONNX model where the weights are left to that. Raises as `fetch`."""
+    """An engine, verified, with the ONNX model if the engine's file has no weights. Raises as `fetch`."""
     fetch_one = fetch_graph if blob.suffix == ".onnx" else fetch
     path = fetch_one(store, blob.digest, folder / f"engine{blob.suffix}")
     request = blob.request
@@ -111,7 +111,7 @@ def open_session(store: Store, blob: EngineBlob, folder: Path) -> AbstractContex
 
 
 def golden_set(store: Store, digest: str, workdir: Path) -> "GoldenSet":
-    """The golden set of this digest. Raises as `fetch`, and DataError for a blob that is none."""
+    """The golden set of this digest. Raises as `fetch`, and DataError for a blob that is not a golden set."""
     from validation.golden.golden_set import GoldenSet
 
     return GoldenSet.load(fetch(store, digest, workdir / "golden.safetensors"))
@@ -123,15 +123,15 @@ def this_machine() -> str:
 
 
 def answers_here(export: Exported) -> str | None:
-    """Digest of what the exported model answered to its golden set, where that was on such a machine as this."""
+    """Digest of the exported model's answers to its golden set, if a machine like this one computed them."""
     golden_answers = export.answers
     return golden_answers.blob if golden_answers and golden_answers.machine == this_machine() else None
 
 
 @contextmanager
 def open_reference(store: Store, path: Path, golden: "GoldenSet", answers: str | None) -> "Iterator[RecordedSession]":
-    """The graph at `path`, opened to be run as it is written. answers: digest of what this very graph answered to the
-    golden set on this kind of machine; without them, or where they cannot be read, it is run for all of them. Raises as
+    """The graph at `path`, opened to be run as it is written. answers: digest of this graph's answers to the golden set
+    on this kind of machine; without them, or if they cannot be read, the graph is run for all of them. Raises as
     `ReferenceSession`."""
     from builders.reference import ReferenceSession, threads_for
     from validation.golden.free_running import RecordedSession

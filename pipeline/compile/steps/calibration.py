@@ -130,8 +130,8 @@ def open_samples(samples: CalibrationSamples) -> "AbstractContextManager[SampleS
 
 
 def complete_samples(source: "SampleSource", samples: CalibrationSamples, model: Path) -> "SampleSource":
-    """What `open_samples` gave, as it is; of a model with state, as steps with the states that the ONNX file `model`
-    hands on. Raises DataError for an array of sequences that is not there."""
+    """The samples of `open_samples`; of a model with state, as steps with the states that the ONNX file `model` passes
+    on. Raises DataError for an array of sequences that is not there."""
     from builders.reference import ReferenceSession, threads_for
     from enginesmith.streams import Streams
     from validation.data.joined import SequenceSamples, read_order, read_steps
@@ -156,7 +156,7 @@ def _store(store: Store, observations: "Observations", inputs: bytes) -> Observe
 def chosen_ranges(store: Store, variant: GraphVariant, observations: str, calibration: CalibrationMethod) -> "Ranges":
     """The ranges of the variant's scheme, chosen from the observations (a blob's digest) by the method of the spec.
 
-    Of precisions other than int8 the ranges are from minimum to maximum, which is all that fp8 and casts need.
+    For precisions other than int8 the ranges are from minimum to maximum, which is all that fp8 and casts need.
     """
     from pipeline.quantization.statistics.methods import MINMAX, method, ranges
     from pipeline.quantization.statistics.observations import Observations
@@ -233,7 +233,7 @@ def calibration_samples(spec: "ModelSpec") -> CalibrationSamples:
 
 
 def samples_key(samples: CalibrationSamples) -> Json:
-    """The samples as they enter a step's key: wherever they are."""
+    """The samples' part of a step's key, independent of their location."""
     return {name: value for name, value in encode(samples).items() if name != "root"}
 
 

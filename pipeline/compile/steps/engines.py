@@ -55,8 +55,8 @@ _DOCUMENT_BYTES = 1 << 16
 class BuildEngine:
     """Compile one engine, upload it, and put it on record by its build key.
 
-    instead_of: the request, with a larger workspace, whose build ran out of memory. It is then put on record that this
-    one stands for it, and a note says so.
+    instead_of: the request, with a larger workspace, whose build ran out of memory. The registry then records that this
+    engine replaces it, and a note says so.
     """
 
     request: BuildRequest
@@ -235,7 +235,7 @@ def _failure(unit: Unit, work: Work, error: EnginesmithError) -> BuildFailure:
 
 
 def reproduce(unit: Unit, spec: "ModelSpec", registry: str) -> str:
-    """The command that builds this unit alone, from the steps that are on record in `registry`."""
+    """The command that builds this unit alone, from the steps recorded in `registry`."""
     request = unit.request
     args = ("enginesmith", "build", spec.address, "--registry", registry, "--target", request.target.name)
     return shlex.join([*args, "--precision", request.precision, "--backend", request.backend])

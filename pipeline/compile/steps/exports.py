@@ -147,7 +147,7 @@ def _open_golden_samples(data: Path, request: ExportRequest, extra_names: Sequen
 
 
 def store_model(store: Store, path: Path, shapes: ModelShapes) -> OnnxModel:
-    """Put the canonical ONNX file `path` into the store: its digests, and what the steps after it ask of it."""
+    """Put the canonical ONNX file `path` into the store: its digests, and the facts that later steps need."""
     from builders.onnx_graphs.bodies import list_libraries
     from builders.onnx_graphs.outline import load_outline
     from pipeline.quantization.graph import tidy
@@ -185,7 +185,8 @@ def check_frozen(golden: str, work: Work) -> None:
 
 
 def settle_golden(golden: str, work: Work) -> None:
-    """Report how the golden set differs from the one before it, and note it as the latest. Raises as `check_frozen`."""
+    """Report how the golden set differs from the previous one, and record it as the latest. Raises as
+    `check_frozen`."""
     context = work.context
     check_frozen(golden, work)
     last_digest = latest_golden(work.spec.model, context)
@@ -283,7 +284,7 @@ def source_digests(spec: "ModelSpec", context: RunContext) -> Mapping[str, Any]:
 
 
 def place_of(file: Path, spec: "ModelSpec") -> str:
-    """Where a file lies in the spec's folder. Raises ModelError for a link that has come to lead out of it."""
+    """Where a file lies in the spec's folder. Raises ModelError for a link that now leads out of it."""
     if not file.resolve().is_relative_to(spec.folder):
         raise ModelError(f"{file} leads outside the spec's folder {spec.folder}; put the file itself inside")
     return str(file.resolve().relative_to(spec.folder))
@@ -307,8 +308,8 @@ def export(work: Work) -> Exported:
     """Export to canonical ONNX, freeze the golden set, and measure the parity of framework and ONNX.
 
     Raises SpecError, with every mistake that the headers of its files show, before anything heavy runs; InputError
-    where the model's files change meanwhile, DataError where the spec has frozen another golden set, StepError where
-    the job gave no model.
+    where the model's files change meanwhile, DataError where the spec has frozen another golden set, StepError if the
+    job returned no model.
     """
     spec, context = work.spec, work.context
     from pipeline.compile.preflight import check_files  # with pydantic, which no worker needs

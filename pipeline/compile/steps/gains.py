@@ -1,6 +1,5 @@
-"""The step that asks whether a quantized unit gains over the unit in floats that it stands for.
-
-Where the target is here, engines of both graphs are timed in turns; elsewhere the speed is modelled (`Graph.modelled`).
+"""The step that decides whether a quantized unit is faster than the unit in floats that it replaces. If the target is
+here, engines of both graphs are timed in turns; elsewhere the speed is modelled (`Graph.modelled`).
 """
 
 from dataclasses import dataclass
@@ -77,8 +76,8 @@ class Gain:
 
 
 def weigh_gain(request: BuildRequest, graph: Graph, export: Exported, work: Work) -> Gain | None:
-    """What a quantized unit gains over the unit of the spec in floats, of the same target and backend, that it stands
-    for; None without one, and where it is not known. Raises NotOnRecord as `RunContext.once`, but in a forecast."""
+    """The gain of a quantized unit over the spec's unit in floats of the same target and backend; None without such a
+    unit, and if the gain is unknown. Raises NotOnRecord as `RunContext.once`, but in a forecast."""
     scheme, rule = graph.variant.scheme, work.spec.quantization.gain
     floats = [precision for precision in work.spec.precision_list() if precision not in QUANTIZED]
     figures = graph.modelled.get("bytes" if rule == "bytes" else name_rates(request.target))

@@ -107,9 +107,8 @@ class WrittenGraph:
 class WriteGraph:
     """Write the model in one graph variant. model, observations: digests.
 
-    choice: what a search gave; then its model, in float, and its ranges are written instead.
-    states: those that engines of the graph take and give as int8.
-    wide_ends: whether what follows the last products of a cast stays in fp32.
+    choice: a search's result; its float model and ranges are then written instead.  states: those that engines of the
+    graph take and give as int8.  wide_ends: whether what follows the last products of a cast stays in fp32.
     """
 
     model: str
@@ -293,9 +292,8 @@ def quantize(
     """`write_graph`, with the checks of the graph against the exported model (the quantization stage).
 
     A graph that cannot be written or compared says why (`Graph.failure`), and the others are built. A cast that misses
-    its limits is written again with its last nodes in fp32 (`find_last_nodes`); that graph is taken if it keeps them.
-
-    Raises what says nothing about the graph (`stops_run`), and what `check_own_qdq` raises.
+    its limits is written again with its last nodes in fp32 (`find_last_nodes`); that graph is used if it keeps them.
+    Raises errors that are not about the graph (`stops_run`), and what `check_own_qdq` raises.
     """
     check_own_qdq(variant, work.spec, export)
     observed_ranges = None if isinstance(ranges, StepFailure) else ranges
@@ -325,7 +323,7 @@ def _unwritten(variant: GraphVariant, export: Exported, failure: StepFailure) ->
 
 
 def check_own_qdq(variant: GraphVariant, spec: "ModelSpec", export: Exported) -> None:
-    """Raise InputError for what a spec asks of the quantization of a model that carries Q/DQ of its own."""
+    """Raise InputError for quantization settings in the spec of a model that has its own Q/DQ."""
     if not export.model.carries_qdq or variant.precision == "fp32":
         return
     overrides, states = spec.quantization.overrides, spec.int8_states() if variant.precision in QUANTIZED else ()

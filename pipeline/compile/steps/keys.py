@@ -47,8 +47,9 @@ _DISTRIBUTIONS = {"google": "protobuf", "onnx_ir": "onnx-ir"}
 
 
 def code_key(*roots: Root) -> Json:
-    """What a step's key holds of code: a digest of what its request can reach, and the versions of the packages that
-    this imports. The step runs again when either changes; an engine does not, and its build key leaves them out.
+    """The code part of a step's key: a digest of the code that its request can reach, and the versions of the packages
+    that this code imports. The step runs again when either changes; an engine does not, and its build key leaves them
+    out.
 
     roots: the request's class, and what it finds by name at run time (`closure.code.backend_root`).
     """
@@ -232,9 +233,9 @@ def measure(unit: JudgedUnit, export: Exported, work: Work) -> JudgedUnit:
 def time_engine(engine: EngineBlob, latency: "Latency", golden: str, work: Work, afresh: bool = False) -> str | None:
     """Digest of the latency report of an engine on this kind of machine, from the record or measured now.
 
-    None where the engine could not be timed, which says nothing about whether it is right, and stops no other step.
-    afresh: measure also when there is a record.
-    golden: digest of the set that the inputs are from. Raises what says nothing about the engine (`stops_run`).
+    None where the engine could not be timed, which says nothing about its correctness, and stops no other step.
+    afresh: measure even if there is a record.  golden: digest of the set that the inputs are from. Raises errors that
+    are not about the engine (`stops_run`).
     """
     context = work.context
     name = f"latency {engine.request.unit}"
@@ -254,7 +255,7 @@ def time_engine(engine: EngineBlob, latency: "Latency", golden: str, work: Work,
 
 
 def measure_now(name: str, engine: EngineBlob, golden: str, terms: LatencyTerms, work: Work) -> LatencyReport:
-    """The latency report of an engine on this machine, always measured anew and not put on record. name: of the step.
+    """The latency report of an engine on this machine, always measured anew and not recorded. name: of the step.
     golden: as in `MeasureEngine`. Raises the errors of opening and running."""
     measure, context = MeasureEngine(engine, golden, model_shapes(work.spec), terms), work.context
     job = Job(name, measure, context.store.uri, engine_limits(work.spec, "latency"), Needs(alone=True))

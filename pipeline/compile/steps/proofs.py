@@ -197,7 +197,7 @@ class ExtraCalls:
         """Checks of calls at other magnitudes and sizes, and of repeated calls.
 
         golden_passed: whether the comparison on the golden set passed. Magnitudes, and sizes between those of the
-        golden set, are tried only where it did.
+        golden set, are tried only if it did.
         """
         from validation.calls.checks import call_checks, magnitude_checks
 
@@ -236,7 +236,7 @@ class CheckEngine:
 
     def run(self, context: WorkerContext) -> Proof:
         """The checks. Raises EnginesmithError for an engine that cannot be opened, and IntegrityError for a recorded
-        answer that is damaged or missing: it says nothing of the engine."""
+        answer that is damaged or missing: that says nothing about the engine."""
         store = open_store(context.store)
         if self.recorded is not None:
             from validation.gpu.devices import replay_session
@@ -377,11 +377,11 @@ def validate(built_unit: Built, export: Exported, work: Work) -> JudgedUnit:
 
 
 def prove_engine(check: CheckEngine, work: Work, afresh: bool = False) -> Proof:
-    """The proof of an engine: it is run against the graph it was built from; of one that cannot be opened or run, the
-    one check `CRASHED`, which failed.
+    """The proof of an engine: it is run against the graph it was built from; if it cannot be opened or run, a proof
+    with the one failed check `CRASHED`.
 
-    afresh: also when the same proof is on record. Raises UnavailableError and IntegrityError, which say nothing about
-    the engine, and StepError when cancelled.
+    afresh: prove it even if the same proof is recorded. Raises UnavailableError and IntegrityError, which say nothing
+    about the engine, and StepError when cancelled.
     """
     request = check.engine.request
     key = {
@@ -412,10 +412,8 @@ def engine_check(engine: EngineBlob, spec: "ModelSpec", golden: str) -> CheckEng
 
 
 def prove_or_crash(step: str, key: Json, job: Job[Proof], context: RunContext) -> Proof:
-    """The proof that a job gives, or has on record; the one check `CRASHED` where what it proves cannot be opened or
-    run.
-
-    Raises what says nothing about that (`stops_run`).
+    """The proof of a job, or its recorded one; with the one failed check `CRASHED` if the engine cannot be opened or
+    run. Raises errors that are not about the engine (`stops_run`).
     """
     try:
         return context.once(step, job.name, key, job)

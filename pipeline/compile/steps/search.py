@@ -91,11 +91,11 @@ class SearchResults:
 
 @dataclass(frozen=True)
 class SearchQuantization:
-    """Search what to quantize and how, for some kinds of int8, which share what does not depend on the kind. What comes
-    out for one kind is the same whichever others are searched beside it.
+    """Search what to quantize and how, for some kinds of int8, which share what does not depend on the kind. The result
+    for one kind does not depend on the others.
 
-    model, observations: digests.  answer: the output that is judged by labels.  most_s: after so many seconds each kind
-    gets what is known of it.
+    model, observations: digests.  answer: the output that is judged by labels.  most_s: after this many seconds each
+    kind gets its best result so far.
     """
 
     model: str
@@ -197,9 +197,9 @@ def _list_requests(
 
 
 def _find_kind(kind: Searched, spec: "ModelSpec", export: Exported) -> SearchedKind:
-    """What a search for a kind of int8 measures or models: with the first target of the spec that can be built for, and
-    the engine that measures what it saves, where the spec asks for measuring.
-    Costs are modelled by the first that has known rates.
+    """The target and engine that a search for a kind of int8 measures or models: the first target of the spec that can
+    be built for, and the engine that measures the saving, if the spec asks for measuring. Costs are modelled for the
+    first target with known rates.
 
     On another kind of CPU, or with another number of cores, the times are measured anew.
     """
@@ -236,7 +236,8 @@ def choose(
 def search_for_limits(
     kinds: Sequence[Searched], export: Exported, ranges: Observed | None, work: Work
 ) -> dict[Searched, SearchResult]:
-    """Search the most of some kinds of int8 that keeps the limits of their graphs, with smoothing. Raises as `choose`.
+    """Search the largest share of int8, for some kinds of it, that keeps the limits of their graphs, with smoothing.
+    Raises as `choose`.
 
     It may use half of this machine's memory, because engines are built beside it.
     """
@@ -258,8 +259,8 @@ def _search(
     ranges: Observed | None,
     work: Work,
 ) -> dict[Searched, SearchResult]:
-    """What is on record by kind, and in one job what is not. A search that ran out of its time is on record too, under
-    that time: it is made again when it may take longer."""
+    """The recorded results by kind; one job searches the missing ones. A search that ran out of time is recorded under
+    that time, and runs again when it may take longer."""
     spec, context = work.spec, work.context
     if export.model.carries_qdq:
         raise DataError("there is nothing to choose: the model has its own Q/DQ nodes, which are kept")

@@ -110,8 +110,8 @@ def write_engines(store: Store, manifest: Manifest, folder: Path, entries: Colle
 
 
 def _write_whole(store: Store, manifest: Manifest, folder: Path, targets: Collection[str] | None) -> OfflineBundle:
-    """The engines of an ensemble's graphs, a folder for each graph, with the golden data of the whole. Raises
-    InputError for functions between the graphs too."""
+    """The engines of an ensemble's graphs, a folder for each graph, with the ensemble's golden data. Raises InputError
+    for functions between the graphs too."""
     if names := ", ".join(map(repr, decode(manifest.spec.get("functions", {}), dict[str, Json], "spec.functions"))):
         raise InputError(
             f"{manifest.reference} runs code of its own between its graphs (functions {names}), which "
@@ -156,7 +156,7 @@ def _write_whole(store: Store, manifest: Manifest, folder: Path, targets: Collec
 
 
 def _cases(whole_data: WholeData) -> GoldenSet:
-    """The golden data of the whole. What is expected of it lies in the registry."""
+    """The ensemble's golden data; the expected outputs stay in the registry."""
     batches = enumerate(whole_data.open().batches())
     return GoldenSet(tuple(Case(f"golden {index}", "golden", case_inputs, {}) for index, case_inputs in batches))
 
@@ -210,7 +210,7 @@ def import_results(store: Store, results: Results) -> Iterator[Validated]:
 
 
 def _import_entry(store: Store, results: Results, trial: OfflineTrial) -> Validated:
-    """Judge an engine, of an ensemble once those of its graphs are proven, and attach the report."""
+    """Judge an engine and attach the report; an ensemble's engine only after those of its graphs are proven."""
     manifest = locate(store, Reference(trial.model, trial.version)).manifest
     require(store, manifest)
     entry = _find_entry(manifest, trial)
@@ -246,7 +246,8 @@ def _import_entry(store: Store, results: Results, trial: OfflineTrial) -> Valida
 
 
 def _find_entry(manifest: Manifest, trial: OfflineTrial) -> EngineEntry:
-    """The engine that the results are about, by digest. Raises _Refused where they are of something else."""
+    """The engine that has the digest in the results. Raises _Refused if the version has no such engine, or a field
+    differs."""
     entry = next((entry for entry in manifest.engines if entry.digest == trial.engine), None)
     if entry is None:
         raise _Refused(f"this version has no engine {trial.engine[:80]}; was it published again since?")
@@ -258,7 +259,7 @@ def _find_entry(manifest: Manifest, trial: OfflineTrial) -> EngineEntry:
     for fact_name, (trial_value, own_text) in value_pairs.items():
         if trial_value != own_text:
             raise _Refused(
-                f"its {fact_name} is {trial_value[:80]}, but this version's is {own_text}; carry the version again"
+                f"its {fact_name} is {trial_value[:80]}, but this version's is {own_text}; write the folder again"
             )
     return entry
 
@@ -268,10 +269,10 @@ def _check_device(entry: EngineEntry, device: KitDevice) -> None:
     if capability != entry.compute_capability:
         hardware = "a CPU" if capability is None else "sm_{}".format("".join(map(str, capability)))
         raise _Refused(
-            f"it ran on {hardware}, and the engine is for {entry.target}; run the kit on a node that has one"
+            f"it ran on {hardware}, but the engine is for {entry.target}; run the kit on a node that has one"
         )
     if capability is not None and entry.product and product_of(capability, device.label) != entry.product:
-        raise _Refused(f"it ran on {device.name[:80]}, and the engine is tuned for {entry.product}")
+        raise _Refused(f"it ran on {device.name[:80]}, but the engine is tuned for {entry.product}")
 
 
 def _check_time(manifest: Manifest, made_at: str) -> None:
@@ -286,7 +287,7 @@ def _check_time(manifest: Manifest, made_at: str) -> None:
 
 
 def _prove(entry: EngineEntry, trial: OfflineTrial, judge: Job[Proof]) -> Proof:
-    """The engine stage: measured from the recorded answers, or a failed check where the engine broke there."""
+    """The engine stage: measured from the recorded answers, or a failed check if the engine failed on that machine."""
     if trial.outcome in _BROKE:
         return Proof((replace(CRASHED, note=str(trial.reason)[:1000]),))
     if trial.outcome != "recorded" or trial.answers is None:

@@ -161,7 +161,7 @@ def _deployments(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> 
 
 
 def _unwanted_deployments(client: SyncPrefectClient, plan: DeploymentPlan, dry: bool) -> Iterator[DeploymentChange]:
-    """Delete what the same owner registered and the plan has no more, such as that of a GPU group that is gone."""
+    """Delete the owner's deployments that the plan no longer has, such as those of a removed GPU group."""
     if not (plan.owner and plan.keep):
         return
     planned_names = {*plan.keep, *(deployment_spec.full_name for deployment_spec in plan.deployments())}
@@ -227,7 +227,7 @@ def flow_of(deployment: WantedDeployment) -> "Flow[..., object]":
 def _differences(
     client: SyncPrefectClient, live_deployment: DeploymentResponse, deployment: RunnerDeployment
 ) -> list[str]:
-    """Names of what differs between a deployment on the server and what it is to be; not whether it is paused."""
+    """Names of the fields in which a deployment on the server differs from the plan, except whether it is paused."""
     schema = deployment._parameter_openapi_schema.model_dump(exclude_unset=True)
     schedules = [
         [getattr(schedule.schedule, "cron", None) for schedule in each_deployment.schedules or ()]
@@ -257,7 +257,7 @@ def _differences(
 
 
 def _comparable(automation: AutomationCore) -> JsonObject:
-    """An automation without the ids that the server gives it, and without whether it is enabled."""
+    """An automation without the server's ids and the flag whether it is enabled."""
     document = automation.model_dump(mode="json", include={"name", "description", "trigger", "actions"})
     trigger = read(document, "trigger", dict)
     trigger_fields = {name: sorted(value) if isinstance(value, list) else value for name, value in trigger.items()}
@@ -308,9 +308,9 @@ def unserved_runs() -> AutomationCore:
 
 
 def hopeless_runs() -> AutomationCore:
-    """The automation that ends a `compile-model` run as Failed when it was in vain that it started again `TRIES` times,
-    whether or not a process began it: Prefect's run count is of those that began."""
-    message = f"ended in vain {TRIES + 1} times; mend what its states and the worker's log say, and start it again"
+    """The automation that ends a `compile-model` run as Failed after `TRIES` restarts without success. Prefect's own
+    run count leaves out restarts whose process never began."""
+    message = f"failed {TRIES + 1} times; fix the cause in its states and the worker's log, and start it again"
     action = ChangeFlowRunState(state=StateType.FAILED, message=message)
     trigger = {"match_related": _BUILD, "after": {_RETRY}, "expect": _UNSERVED, "posture": Posture.Reactive}
     return _on_runs(_HOPELESS_RUNS, message, action, **trigger, threshold=TRIES, within=timedelta(days=30))

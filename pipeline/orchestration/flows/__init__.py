@@ -1,7 +1,7 @@
 """The Prefect flows, one per file: Prefect has order, retries and visibility, plain functions do the work.
 
-The registry keeps what a step gave by the digest of all that it read (`enginesmith.registry.builds.runs`). So tasks
-have neither cache keys nor persisted results of Prefect's own, whose keys would hold less.
+The registry stores a step's result by the digest of everything that the step read (`enginesmith.registry.builds.runs`).
+So tasks use neither Prefect's cache keys nor its persisted results, whose keys would cover less.
 """
 
 import os

@@ -56,9 +56,9 @@ except ProcessLookupError:
 def start_server() -> None:
     """Start the temporary server that Prefect's client will use; Prefect stops it when this process exits.
 
-    Ctrl-C of a terminal goes to all its processes, and a server that it ends could not be told how the flow ended, for
-    which Prefect's client tries for minutes: so the server ignores it. A run that is killed cannot stop its server: a
-    small process waits for the end of this one and stops it.
+    Ctrl-C in a terminal goes to all its processes. If it ended the server, Prefect's client would try for minutes to
+    report the flow's end, so the server ignores it. A run that is killed cannot stop its server: a small process waits
+    for the end of this one and stops it.
     """
     # Not above: it takes longer to import than all that the flow run of a worker needs.
     from prefect.server.api.server import SubprocessASGIServer

@@ -30,12 +30,12 @@ Run = Callable[[CanaryRequest], CanaryOutcome]
 
 
 def _run_name() -> str:
-    """'canary digits@4', 'canary of what was missed'."""
+    """'canary digits@4', 'canary of missed versions'."""
     parameters = runtime.flow_run.parameters
     return (
         f"canary {parameters['model']}@{parameters['version']}"
         if parameters.get("version")
-        else "canary of what was missed"
+        else "canary of missed versions"
     )
 
 

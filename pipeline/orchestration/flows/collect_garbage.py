@@ -1,4 +1,4 @@
-"""The flow that collects what a registry does not need any more."""
+"""The flow that deletes a registry's garbage."""
 
 from datetime import timedelta
 from typing import Annotated

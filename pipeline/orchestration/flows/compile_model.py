@@ -85,7 +85,7 @@ def run_flow(spec: str, options: RunOptions, quiet: bool = False) -> Outcome:
     if isinstance(outcome, BaseException):
         raise outcome
     if not isinstance(outcome, Outcome):
-        raise TypeError(f"the flow ended with {type(outcome).__name__} in place of an outcome")
+        raise TypeError(f"the flow returned {type(outcome).__name__} instead of Outcome")
     return outcome
 
 

@@ -1,9 +1,9 @@
 """Update a RayCluster to a given state: `python -m pipeline.orchestration.kuberay.apply FILE --owner CONFIGMAP`.
 
 Helm does not apply it itself. Ray's autoscaler writes `replicas` into the same list that Helm would send, and the
-numbers that an upgrade or a rollback sends are those of another time; here they are read and written in one step that
-fails when the object changed in between. And KubeRay 1.7 does not write `status.observedGeneration` when nothing else
-of the status changed, for which `helm --wait` waits.
+numbers in an upgrade or a rollback are outdated; here they are read and written in one step that fails if the object
+changed in between. And KubeRay 1.7 does not write `status.observedGeneration` when nothing else of the status changed,
+for which `helm --wait` waits.
 """
 
 import argparse
@@ -196,10 +196,12 @@ def apply(
         free_pods = idle_pods(old_pods, load) if load else []
         resource, old_names = plan_change(live_cluster, manifest, pods, reference, free_pods)
         if not cluster.replace(resource):
-            problem = f"{name} changes faster than it is written; run again"
+            problem = f"{name} keeps changing while it is written; run again"
         elif old_names:
             ended_names += [old_name for old_name in old_names if old_name not in ended_names]
-            problem = f"{name}: KubeRay does not end {', '.join(old_names)}; see that its operator runs, and run again"
+            problem = (
+                f"{name}: KubeRay does not end {', '.join(old_names)}; check that its operator runs, and run again"
+            )
         else:
             status_text = describe_suspension(resource) or "up to date"
             status_text += f"; ended {', '.join(ended_names)}" if ended_names else ""
@@ -209,27 +211,27 @@ def apply(
 
 
 def finish(cluster: Kubernetes, manifest: Object, owner: str, head: RayHead) -> str:
-    """What `apply` does, where pods of another image are left of the change that it made: they may be idle by now.
+    """Continue `apply` for the pods with another image that it left, which may be idle now.
 
     Nothing is changed while the RayCluster has other images than the wanted ones. Returns and raises as `apply`.
     """
     live_cluster = cluster.find()
     if live_cluster is None or images_of(live_cluster) != images_of(manifest):
-        return "nothing to finish: the RayCluster has not the images of this release"
+        return "nothing to finish: the RayCluster does not have the images of this release"
     if SUSPENDED not in annotations_of(live_cluster) and not outdated_pods(cluster.pods(), manifest):
         return "nothing to finish: no pod has another image"
     return apply(cluster, manifest, owner, head)
 
 
 def _leave(head: RayHead, old_pods: Sequence[Pod], load: Load | None) -> str:
-    """What is left with another image and when it ends, in words; '' for nothing. Busy workers are drained."""
+    """The pods that keep another image, and when they end, as text; '' for none. Busy workers are drained."""
     if not old_pods:
         return ""
     names = ", ".join(pod.name for pod in old_pods)
     if load is None:
-        return f"; left with another image, as Ray's head does not say what they do: {names}; run again"
+        return f"; pods with another image stay, because Ray's head does not say what they do: {names}; run again"
     head.drain([load.busy[pod.name] for pod in old_pods if pod.name in load.busy])
-    message = f"; left with another image, since builds run or wait: {names}; workers end after their unit"
+    message = f"; pods with another image stay, because builds run or wait: {names}; workers end after their unit"
     return message + ("; the head stays until nothing builds" if any(pod.group is None for pod in old_pods) else "")
 
 
@@ -242,7 +244,8 @@ def _check(live: Object, manifest: Object, pods: Sequence[Pod]) -> None:
     stopped_lines = "\n".join(f"  {line}" for line in lines)
     raise InputError(
         f"{name} is left as it is: workers may be building, and this would stop them:\n{stopped_lines}\n"
-        "Wait until they are idle and gone (a group keeps its `min`: set it to 0 first), or stop them:\n"
+        "Wait until Ray has removed the idle workers (a group keeps its `min` workers: set it to 0 first), or allow "
+        "this stop:\n"
         f"  kubectl annotate raycluster {name} --namespace {namespace} {CONSENT}=true\n"
         "Then run the same upgrade again."
     )

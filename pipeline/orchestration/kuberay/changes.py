@@ -91,8 +91,8 @@ def pods_of_other_versions(pods: Sequence[Pod], manifest: Object) -> list[Pod]:
 def find_orphans(pods: Sequence[Pod], manifest: Object) -> list[Pod]:
     """Workers of groups that are not wanted, which nothing else would end.
 
-    KubeRay 1.7 looks at the groups of the spec alone, and the autoscaler of Ray 2.60 fails in each of its rounds, for
-    all groups, as long as such a worker is there, also one that has ended.
+    KubeRay 1.7 handles only the groups in the spec, and Ray 2.60's autoscaler fails in every round, for all groups,
+    while such a worker exists, even one that has ended.
     """
     groups = groups_of(manifest)
     return [pod for pod in pods if pod.group is not None and pod.group not in groups]
@@ -110,32 +110,31 @@ def replicas_of(group: Object) -> int:
 
 
 def describe_stopped(pods: Sequence[Pod], live: Object, manifest: Object) -> Iterator[str]:
-    """What changing the RayCluster `live` to `manifest` would stop, a line for each worker or group; the head builds
-    nothing. A worker that the operator has yet to make for an unwanted group counts too: nothing would end it."""
+    """The workers and groups that a change of the RayCluster `live` to `manifest` would stop, one per line; the head
+    builds nothing. A worker that the operator has yet to make for a removed group counts too: nothing would end it."""
     old_head = next((pod for pod in pods_of_other_versions(pods, manifest) if pod.group is None), None)
     pods = [pod for pod in pods if pod.group is not None and not pod.ended]
     wanted_version = read(manifest, "spec.rayVersion", str)
     old_pods, orphans = pods_of_other_versions(pods, manifest), find_orphans(pods, manifest)
     for pod in pods:
         if pod in orphans:
-            yield f"{pod.name}: its group {pod.group} is not wanted any more"
+            yield f"{pod.name}: its group {pod.group} is removed"
         elif pod in old_pods:
-            yield f"{pod.name}: has Ray {pod.version}, and {wanted_version} is wanted"
+            yield f"{pod.name}: has Ray {pod.version}, not {wanted_version}"
         elif old_head:
-            version_text = f"{old_head.version}, and {wanted_version} is wanted"
-            yield f"{pod.name}: ends with {old_head.name}, which has Ray {version_text}"
+            yield f"{pod.name}: ends with {old_head.name}, which has Ray {old_head.version}, not {wanted_version}"
     worker_counts = Counter(pod.group for pod in pods)
     groups = groups_of(live)
     for name in find_unwanted_groups(live, manifest):
         if (replica_count := replicas_of(groups[name])) > worker_counts[name]:
             yield (
-                f"group {name}: {replica_count} workers are asked for, {worker_counts[name]} run, and it "
-                f"is not wanted any more"
+                f"group {name}: it is removed; {replica_count} workers were requested, and {worker_counts[name]} run"
             )
     pod_counts = Counter(pod.group for pod in pods if pod not in old_pods)
     for name, group in groups_of(manifest).items():
         if pod_counts[name] > (max_replicas := read(group, "maxReplicas", int)):
-            yield f"group {name}: {pod_counts[name]} run, max is {max_replicas}: Ray's autoscaler would stop the others"
+            worker_text = f"{pod_counts[name]} workers run, and max is {max_replicas}"
+            yield f"group {name}: {worker_text}: Ray's autoscaler would stop the others"
 
 
 # On the RayCluster, with the value "true": this one change may stop workers. It is taken away with that change.
@@ -149,9 +148,9 @@ _REDIS_FINALIZER = "ray.io/gcs-ft-redis-cleanup-finalizer"
 def plan_change(
     live: Object, manifest: Object, pods: Sequence[Pod], owner: Object, idle: Sequence[Pod] = ()
 ) -> tuple[Object, list[str]]:
-    """What to write in place of the RayCluster `live`, and the names of the pods and groups that KubeRay then ends; as
-    long as there are some, plan and write again. owner: a reference to the object that it is deleted with.  idle: pods
-    that are to end although their group is wanted.  manifest: the wanted RayCluster."""
+    """The RayCluster to write in place of `live`, and the names of the pods and groups that KubeRay then ends; as long
+    as there are some, plan and write again. owner: a reference to the object that it is deleted with.  idle: pods that
+    are to end although their group is wanted.  manifest: the wanted RayCluster."""
     resource = merge(live, manifest, owner)
     unwanted_pods = list(dict.fromkeys([*pods_of_other_versions(pods, manifest), *find_orphans(pods, manifest), *idle]))
     groups = find_unwanted_groups(live, manifest)
@@ -188,8 +187,8 @@ def _keep_scale(group: Object, live: Object) -> Object:
 
 
 def _suspension(live: Object, manifest: Object) -> dict[str, bool]:
-    """`suspend` as others wrote it: Kueue where the RayCluster is in a queue, else a person. One that leaves Kueue is
-    not suspended any more; KubeRay 1.7 resumes where the field is false, and not where it is absent."""
+    """`suspend` as others wrote it: Kueue where the RayCluster is in a queue, else a person. A RayCluster that leaves
+    Kueue is resumed: KubeRay 1.7 resumes it if the field is false, not if it is absent."""
     is_suspended = find(live, "spec.suspend", bool, None)
     if is_suspended is None:
         return {}

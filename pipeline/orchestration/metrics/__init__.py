@@ -1,1 +1,1 @@
-"""Prometheus metrics, of one run while it lives and of a registry. Only what asks for them loads prometheus-client."""
+"""Prometheus metrics, of one run while it lives and of a registry. Only these modules load prometheus-client."""

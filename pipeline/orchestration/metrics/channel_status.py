@@ -144,8 +144,8 @@ class StatusWriter:
         self._texts, self._complaint = dict[str, str](), ""
 
     def write(self, listing: Sequence[ListedModel] | None, problem: str = "") -> None:
-        """Write what these models' channels serve. listing: None where the registry could not be read, for the reason
-        `problem`; then the texts before stay, with it."""
+        """Write what these models' channels serve. listing: None if the registry could not be read, for the reason
+        `problem`; then the earlier texts stay, with this reason."""
         try:
             if listing is not None:
                 self._texts = self._status.texts(listing)

@@ -229,7 +229,8 @@ def view_of(
 
 @dataclass(frozen=True)
 class _Look:
-    """What was read of a model: its newest version, the names of the documents beside its manifest, what they say."""
+    """What was read of a model: its newest version, the names of the documents beside its manifest, and their
+    content."""
 
     version: str
     keys: tuple[str, ...]
@@ -248,7 +249,7 @@ class Looker:
         self._registered: tuple[float, list[Registration]] = (-math.inf, [])
 
     def look(self) -> RegistryView:
-        """The numbers of now. Raises UnavailableError when the registry is out of reach."""
+        """The current numbers. Raises UnavailableError when the registry is out of reach."""
         all_runs = run_ids(self._store)
         model_names = set(sorted({model_of(run) for run in all_runs})[:MOST_MODELS])
         recent_runs = [run for run in all_runs if model_of(run) in model_names][:MOST_RUNS]
@@ -305,7 +306,8 @@ def _rollout(store: Store, model: str, channel: str) -> Rollout | None:
 
 
 def _view(store: Store, model: str, version: str) -> ModelView:
-    """What a version's documents say; nothing where they are damaged (`enginesmith registry fsck` gives the reason)."""
+    """The content of a version's documents; empty if they are damaged (`enginesmith registry fsck` gives the
+    reason)."""
     try:
         manifest = load(store, model, version)
         statuses = Counter((str(entry.status), entry.target, entry.backend) for entry in judge_entries(store, manifest))

@@ -1,1 +1,1 @@
-"""What became of each run: written while it runs, readable from elsewhere and afterwards (`enginesmith status`)."""
+"""The state of each run: written while it runs, readable elsewhere and afterwards (`enginesmith status`)."""

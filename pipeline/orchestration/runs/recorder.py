@@ -41,7 +41,7 @@ class Tracker(events.Progress):
         self.changes = self.printed = 0
 
     def emit(self, event: events.Event) -> None:
-        """Keep what follows from an event; printed text without credentials."""
+        """Update the state by an event; printed text is kept without credentials."""
         match event:
             case events.Planned(plan):
                 self._plan(plan)
@@ -98,7 +98,7 @@ class Tracker(events.Progress):
             self.changes += 1
 
     def _end_process(self, name: str, usage: Usage) -> None:
-        """Keep what a job took, and close its log."""
+        """Keep a job's time and memory, and close its log."""
         cpu_s = None if usage.cpu_s is None else round(usage.cpu_s, 2)
         usage_fields = {"seconds": round(usage.seconds, 3), "cpu_s": cpu_s, "peak_mib": round(usage.peak_mib, 1)}
         self._note(name, **usage_fields, ended_at=precise_now())
@@ -139,7 +139,7 @@ class Tracker(events.Progress):
             self.changes += 1
 
     def snapshot(self, heard_at: str) -> RunState:
-        """The state of the run now, with so many items that it fits into a document."""
+        """The state of the run now, with as many items as fit into a document."""
         with self._lock:
             items = limit_items(list(self._items.values()))
             return replace(self._run, heard_at=heard_at, items=items, left_out=len(self._items) - len(items))
@@ -156,7 +156,7 @@ class Tracker(events.Progress):
         return log_files
 
     def note_log(self, name: str, digest: str, size_bytes: int) -> None:
-        """Keep where a job's log is: digest of its blob."""
+        """Keep the place of a job's log: the digest of its blob."""
         self._note(name, log=digest, log_bytes=size_bytes)
 
     def pasts(self) -> list[tuple[str, str, Past]]:

@@ -230,14 +230,14 @@ class RunView:
 
 
 def view_runs(store: Store, runs: Iterable[RunState]) -> list[RunView]:
-    """Runs as they are read now: what runs was heard when its document was written, by the store's clock."""
+    """The current view of runs: a running one was last heard when its document was written, by the store's clock."""
     run_states = list(runs)
     ages = find_ages(store) if any(run.state == "running" for run in run_states) else {}
     return [RunView(run, _later(_moment(run.heard_at), ages.get(run.id, timedelta(0)))) for run in run_states]
 
 
 def _later(moment: datetime, age: timedelta) -> datetime:
-    """A moment and what has passed since; the moment itself where that is no time that a computer knows."""
+    """A moment and what has passed since; the moment itself if the sum cannot be represented."""
     try:
         return moment + age
     except OverflowError:

@@ -85,7 +85,8 @@ class BlockFormat:
 
     def scales(self, weight: Floats, importance: Floats | None = None) -> Floats:
         """The scale of each block of rows of a weight, [depth / block, channels]. importance: of each row's squared
-        error, [depth]; a scale of e4m3 is the one with the least error, of E8M0 the least that overflows nothing."""
+        error, [depth]; an e4m3 scale is the one with the least error, an E8M0 scale the smallest that overflows
+        nothing."""
         blocks = weight.reshape(-1, self.block or len(weight), weight.shape[-1])
         amax = np.abs(blocks).max(axis=1)
         if not self.block:
@@ -345,7 +346,7 @@ class _Writer:
     def _dequantize(
         self, form: BlockFormat, parts: list[str], scale: np.float32, name: str, axis: int, half: bool
     ) -> str:
-        """The tensor that codes and scales mean."""
+        """The dequantized tensor of codes and scales."""
         dtype, attrs = TensorProto.FLOAT16 if half else TensorProto.FLOAT, {"axis": axis, "block_size": form.block}
         result_name = f"{name}_dequantized"
         if not form.four_bits:
@@ -458,7 +459,7 @@ def emulate_blocks(model: ModelProto) -> ModelProto:
 
 
 class _Twin:
-    """Rewrites a graph in place: stored weights become what they mean, and dynamic quantization standard operators."""
+    """Rewrites a graph in place: stored weights become their values, and dynamic quantization standard operators."""
 
     def __init__(self, model: ModelProto) -> None:
         self.model, self.graph = model, model.graph

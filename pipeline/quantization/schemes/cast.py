@@ -115,7 +115,7 @@ class _UnderflowSearch:
             self.found[name] = f"tensor {name!r} reached only {amax:.3g} in calibration, {exact_text}"
 
     def judge_logarithms(self, nodes: Sequence[NodeProto]) -> None:
-        """Keep what a logarithm is taken of, unless it never came near zero: below the normal numbers a probability has
+        """Keep the argument of a logarithm, unless it never came near zero: below the normal numbers a probability has
         few digits or is 0, and its logarithm is an output of ordinary size, or infinite."""
         if self.half.tiny < 1e-10:  # bfloat16 reaches as far as float32
             return
@@ -125,7 +125,7 @@ class _UnderflowSearch:
                 self.found.setdefault(node.input[0], f"a logarithm is taken of {node.input[0]!r}: {exact_text}")
 
     def spread(self, nodes: Sequence[NodeProto]) -> None:
-        """Keep what is made of factors that vanish, as far as it was not measured."""
+        """Keep the unmeasured products of factors that vanish."""
         for node in nodes:
             reason = next((self.faded[name] for name in node.input if name in self.faded), None)
             divides_faded = node.op_type == "Div" and node.input[0] in self.faded
@@ -255,7 +255,7 @@ def _obstacle(
     if list_bodies(node):
         return "control flow"
     if node.op_type in ("ScatterElements", "ScatterND") and attribute_of(node, "reduction", b"none") != b"none":
-        return "it adds up or compares what falls together, which onnxruntime's CPU does in no 16 bits"
+        return "it reduces values at equal indices, which onnxruntime's CPU kernels cannot do in 16 bits"
     if any(name and name not in types for name in (*node.input, *node.output)):
         return "a tensor's type cannot be inferred"
     if not can_narrow(node, half, types, opset):

@@ -210,8 +210,8 @@ def _is_clipped(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
 
 
 def find_inexact(model: ModelProto, half: HalfFormat, ranges: Ranges | None) -> dict[str, str]:
-    """The tensors of a tidy model of which the absolute error counts, and `half` makes too large, with the reason: the
-    places where images are sampled, boxes, angles; and what these are computed of, up to layers with weights."""
+    """The tensors of a tidy model whose absolute error matters and is too large in `half`, with the reason: the places
+    where images are sampled, boxes, angles; and the tensors that these are computed from, up to layers with weights."""
     reasons = dict[str, str]()
     rounding = float(ml_dtypes.finfo(half.dtype).eps) / 2
     constants = {tensor.name for tensor in model.graph.initializer}
@@ -240,7 +240,7 @@ def _check_measured(name: str, half: HalfFormat, ranges: Ranges | None, headroom
     if amax * headroom <= half.largest:
         return ""
     growth_text = "" if headroom == HEADROOM else " and grows with the square of the inputs"
-    return f"tensor {name!r} reached {amax:g} in calibration{growth_text}, {half.name} ends at {half.largest:g}"
+    return f"tensor {name!r} reached {amax:g} in calibration{growth_text}; {half.name} ends at {half.largest:g}"
 
 
 def _find_inherited(node: NodeProto, reasons: Mapping[str, str], half: HalfFormat) -> str | None:

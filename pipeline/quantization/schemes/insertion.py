@@ -103,7 +103,7 @@ class Insertion:
         self.scales[tensor] = self.scales.pop(exact_name)
 
     def fold(self, node: str) -> None:
-        """Take out a node whose work saturation does; `write` must then be called for its output."""
+        """Remove a node whose work saturation does; `write` must then be called for its output."""
         self.graph.node.remove(self.by_name.pop(node))
 
     def weight(self, node_name: str, axis: int, scales: NDArray[np.float32], pair: bool) -> None:

@@ -174,7 +174,7 @@ def _insert_for_gpu(
     insertion: Insertion,
     overrides: Mapping[str, OverridePrecision],
 ) -> list[FloatNode]:
-    """Insert Q/DQ in place, as TensorRT wants it; the residual Adds that are left in float."""
+    """Insert Q/DQ in place, as TensorRT wants it; returns the residual Adds that are left in float."""
     float_nodes = []
     for site in sites:
         insertion.read(site.node, 0, *ranges.tensors[site.activation])
@@ -197,7 +197,7 @@ def _insert_for_cpu(
     scheme: QuantizationScheme,
     overrides: Mapping[str, OverridePrecision],
 ) -> list[FloatNode]:
-    """Insert Q/DQ in place, as onnxruntime's x86 kernels want it; the joins that are left in float."""
+    """Insert Q/DQ in place, as onnxruntime's x86 kernels want it; returns the joins that are left in float."""
     nodes = {node.name: node for node in model.graph.node}
     relus = {node.name for node in model.graph.node if node.op_type == "Relu"}
     insertion, float_nodes = Insertion(model, GRIDS["uint8"], scheme.weight_levels), []

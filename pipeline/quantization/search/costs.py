@@ -73,7 +73,7 @@ class CostModel:
         return round(sum(size * self._share(name, formats, floats) for name, size in self.weights.items()))
 
     def _share(self, tensor: str, formats: Mapping[str, str], floats: FloatPrecision) -> float:
-        """Bytes of a tensor over those that it has in fp32: fewer where all that read it take it so."""
+        """Bytes of a tensor over those that it has in fp32: fewer if all nodes that read it take a narrower format."""
         float_bits = 32 if floats == "fp32" else 16
         reader_formats = [formats.get(name) for name in self.readers.get(tensor, ())] or [None]
         index = 0 if tensor in self.weights else 1

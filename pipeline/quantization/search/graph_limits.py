@@ -50,7 +50,8 @@ def deal(runs: Sequence[T]) -> list[T]:
 
 
 def with_margin(floor: SearchFloor) -> SearchFloor:
-    """The floor, with the SQNR of its graph's limits, which says where to search; one without such limits as it is."""
+    """The floor, with the SQNR of its graph's limits, which says where to search; a floor without such limits is
+    unchanged."""
     return replace(floor, sqnr_db=budget_of(floor.graph).sqnr_db) if floor.graph else floor
 
 
@@ -109,7 +110,8 @@ class GraphJudge:
         ]
 
     def add(self, index: int, expected_outputs: Tensors, actual: Tensors) -> bool:
-        """Take the outputs of float model and trial for a run; whether a part of the runs, or an edge, fails here."""
+        """Take the outputs of float model and trial for a run; returns whether a part of the runs, or an edge, fails
+        here."""
         if self.is_edge(index):
             inputs = self._edges[index - len(self.runs)]
             pairs = {name: (values, actual[name]) for name, values in expected_outputs.items()}
@@ -125,7 +127,7 @@ class GraphJudge:
         return index >= len(self.runs)
 
     def _holds_at_edge(self, output: str, inputs: Tensors, pair: tuple[Array, Array]) -> bool:
-        """Whether an output keeps the graph's limits at an edge; so it is said of one that is judged by its rows."""
+        """Whether an output keeps the graph's limits at an edge; True for an output that is judged by its rows."""
         if output in self.limits.selected:
             return True
         usual_drift = self._usual.get(output)

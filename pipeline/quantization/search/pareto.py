@@ -43,7 +43,7 @@ def find_knee(points: Sequence[FrontierPoint]) -> FrontierPoint:
 def find_within(points: Sequence[FrontierPoint], budget_ms: float, latency: str) -> FrontierPoint:
     """The most accurate of the points within a budget; of equal ones, the fastest. latency: where their times are from.
 
-    Raises DataError where none is, which says the nearest.
+    Raises DataError, with the nearest point, if there is none.
     """
     affordable_points = [point for point in points if _ms(point) <= budget_ms]
     if not affordable_points:

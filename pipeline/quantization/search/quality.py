@@ -63,10 +63,9 @@ class Quality:
 
 @dataclass(frozen=True)
 class GraphLimits:
-    """The limits that an int8 graph is judged by (the quantization stage), for a search that shall hold them.
-
-    given: what the spec says, by metric, in place of the documented ones.  metrics: the spec's task metrics.
-    selected: outputs that are judged as sets of rows.
+    """The limits that an int8 graph is judged by (the quantization stage), for a search that must hold them.  given:
+    the spec's limits by metric, in place of the documented ones.  metrics: the spec's task metrics.  selected: outputs
+    that are judged as sets of rows.
     """
 
     given: Mapping[str, float | None] = field(default_factory=dict)

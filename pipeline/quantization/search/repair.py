@@ -45,7 +45,7 @@ class QuantizationRecipe:
 
     @property
     def float_precision(self) -> ProductPrecision:
-        """What an override must say to leave a node in the float type of the rest of the graph."""
+        """The precision of an override that leaves a node in the float type of the rest of the graph."""
         return "fp16" if self.scheme and self.scheme.float_precision == "fp16" else "fp32"
 
     def rules_with(self, nodes: Sequence[str]) -> list[Override]:
@@ -100,7 +100,7 @@ def propose(
 
 
 def narrow_groups(recipe: QuantizationRecipe, attribution: Attribution) -> list[Nodes]:
-    """The groups that the graph has in its narrow precision, in its order; of a cast, the nodes behind each row."""
+    """The groups in the graph's narrow precision, in the graph's order; for a cast, the nodes behind each row."""
     model = prepare_model(recipe.model)
     _, notes = recipe.write()
     if isinstance(notes, QuantizationNotes):

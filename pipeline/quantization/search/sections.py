@@ -1,9 +1,9 @@
-"""Cuts a model into sections, so that what a group costs is measured a few groups on, and not at the model's end.
+"""Cuts a model into sections, so that a group's cost is measured a few groups later, not at the model's end.
 
 A waist is a tensor through which everything passes that groups before it change: the residual stream between two
-layers. Where groups have one, their errors are known when they are known there, and what the rest of the model does to
-errors of that place is measured once, for all of them. So the cost of judging every group grows as their number does,
-where whole tails would cost its square. Models without waists, as a U-Net between its skips, are one section.
+layers. The errors of the groups before a waist follow from the errors at the waist, and the effect of the rest of the
+model on these is measured once, for all groups. So the cost of judging all groups grows with their number; with whole
+tails it would grow with its square. Models without waists, as a U-Net between its skips, are one section.
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,7 +5,7 @@ run on samples that no setting was fitted on, reaches the floor; then each of th
 holds. Damages of single groups add up closely enough to say which to try; what decides is the run of the whole model.
 Without a floor, points from all in int8 to all in float are run, and one is chosen by its latency (`pareto`).
 
-A floor that cannot do its work ends in an error: one that nothing can miss, and one that nothing reaches.
+A floor that nothing can miss, or that nothing reaches, is an error.
 """
 
 import math
@@ -165,7 +165,7 @@ def _choose_by_cost(
 
 
 def _name_rule(trial: SearchTrial, floor: SearchFloor | None, budget_ms: float | None) -> str:
-    """What chooses, and leaves groups in float that are not slower in int8; '' where nothing does."""
+    """The rule that chooses the point, and leaves groups in float that are not slower in int8; '' for none."""
     if floor is not None:
         return "the floor" if floor.graph is None else "the graph's limits"
     if budget_ms is not None and trial.groups:
@@ -180,8 +180,8 @@ def _list_costed(trial: SearchTrial) -> list[FrontierPoint]:
 
 
 def _find_best(trial: SearchTrial, floor: SearchFloor | None, budget_ms: float | None) -> FrontierPoint:
-    """The most in int8 of what was run and holds the floor, or the most accurate within the budget; all in float where
-    nothing does."""
+    """The tried point with the most int8 that holds the floor, or the most accurate one within the budget; all in float
+    if there is none."""
     if budget_ms is not None and (points := _list_costed(trial)):
         return find_within(points, budget_ms, trial.latency)
     passing_steps = [steps for steps, quality in trial.qualities.items() if floor is None or floor.holds(quality)]
@@ -199,8 +199,8 @@ def _list_free(trial: SearchTrial, point: FrontierPoint) -> list[str]:
 def _leave_slow_groups(
     trial: SearchTrial, scheme: QuantizationScheme, point: FrontierPoint, race: PairedRounds
 ) -> FrontierPoint:
-    """The point with what int8 does not make faster in float too; groups with the least compute are tried first, each
-    group's steps in their order.
+    """The point with the groups in float, too, that int8 does not make faster; groups with the least compute are tried
+    first, each group's steps in their order.
 
     A group that is left in float is so while the next ones are tried.
     """
@@ -251,7 +251,8 @@ def _find_shallowest(trial: SearchTrial, floor: SearchFloor) -> int:
 
 
 def _predict_depth(trial: SearchTrial, sqnr_db: float, last: FrontierPoint, low: int, high: int) -> int:
-    """The least depth from `low` on, below `high`, that should reach the floor, by what the last run was off."""
+    """The least depth from `low` on, below `high`, that should reach the floor, corrected by the error of the last
+    prediction."""
     excess = _beyond(trial, last)
     depths = range(low, high)
     return next((depth for depth in depths if trial.predicted_db(trial.ranked[:depth]) - excess >= sqnr_db), high - 1)

@@ -129,7 +129,7 @@ def _find_stages(model: ModelProto, groups: Sequence[SmoothingGroup]) -> Iterato
     end_names = [*(section.end for section in sections[1:]), None, None]
 
     def behind(part: ModelProto, nodes: Collection[str], end: str | None, also: Collection[str] = ()) -> ModelProto:
-        """The part behind what does not depend on these nodes, up to `end` or the outputs."""
+        """The part that depends on these nodes, up to `end` or the outputs."""
         dependents = downstream(part, nodes) - {*also}
         names = {name for node in part.graph.node for name in (*list_reads(node), *node.output)}
         boundary_types = {
@@ -208,8 +208,8 @@ def quality(
 ) -> Quality:
     """Quality of `actual` over all runs. Integer outputs are decisions; where there are no others, the share of those
     that change is the noise. An output of another size than expected, as of a graph that selects boxes itself, counts
-    as not finite. judge: counts what the graph's own checks miss, edges among them, which count for nothing else, and
-    ends with the first part of the runs that fails.
+    as not finite. judge: counts the failed checks of the graph, also at edges, which are used for nothing else; stops
+    at the first part of the runs that fails.
 
     answers: the right ones; None without labels.
     Raises DataError when there is not one label for each answer.

@@ -95,7 +95,7 @@ class GroupDamage:
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """One point of the frontier: the share of the multiplications with weights in int8, and the resulting quality.
+    """One point of the frontier: the share of the multiplications with weights that are quantized, and the quality.
 
     left: groups left in float; with several formats, names of `find_steps`; () in a frontier if the point was not run.
     predicted_db: from the damages of single groups.  sqnr_db, cosine, argmax_agreement, accuracy: of the whole model,
@@ -126,10 +126,10 @@ class MixedPrecisionChoice:
 
     model: in float, prepared: outliers moved, weights rounded.  ranges: of its activations.  left: node that stays in
     float or in a wider format -> reason; formats: of these nodes.  rows: the groups, most damage per multiplication
-    first.  frontier: from all groups in int8 down.  point: the chosen one.  smoothed: name in `model` of a smoothed
-    activation -> its statistics.  weight_db: node -> SQNR of its rounded weight.  ended: how far the search got in its
-    time; '' if it was completed.  table: points that were run and whose cost is known, fastest first.  latency: source
-    of the times.  rule: how `point` was chosen."""
+    first.  frontier: from all groups in `precision` down.  point: the chosen one.  smoothed: name in `model` of a
+    smoothed activation -> its statistics.  weight_db: node -> SQNR of its rounded weight.  ended: how far the search
+    got in its time; '' if it was completed.  table: points that were run and whose cost is known, fastest first.
+    latency: source of the times.  rule: how `point` was chosen."""
 
     model: ModelProto
     ranges: Ranges
@@ -337,7 +337,7 @@ def leave_all(side: FloatSide, target: SearchTarget, reason: str) -> MixedPrecis
 
 
 def _find_kinds(side: FloatSide, target: SearchTarget) -> dict[Precision, FittedKind]:
-    """By format that groups may have, what is fitted for it. A group's nodes take the target's own format, or fp8 where
+    """The fitted data of each format that groups may have. A group's nodes take the target's own format, or fp8 where
     none that reads the same takes that."""
     kinds = {name: _find_kind(side, replace(target, precision=name)) for name in list_formats(target.precision)}
     first_kinds = [kinds[name] for name in ("fp8", target.precision) if name in kinds]
@@ -560,7 +560,7 @@ class SearchTrial:
         return reason or f"{rule}: quantized alone it leaves {describe_alone(self._list_alone(name), self.precision)}"
 
     def _list_alone(self, name: str) -> tuple[tuple[str, float | None], ...]:
-        """By format that a group may have, the decibels that it alone leaves."""
+        """The SQNR in decibels with only this group quantized, by the formats that it may have."""
         return tuple((form, in_json(_decibels(noise[name]))) for form, noise in self.noises.items() if name in noise)
 
     def _row(self, name: str, folds: bool, total: float, precision: str) -> GroupDamage:

@@ -347,7 +347,7 @@ def nearest(matrix: Floats, levels: Levels = LEVELS) -> Floats:
 def compensate(matrix: Floats, moments: Floats, levels: Levels = LEVELS) -> Floats:
     """The matrix rounded by GPTQ, for activations whose mean of x x' is `moments`. levels: the last one.
 
-    Moments of more values than `WIDEST_IN_DOUBLE` are of no use afterwards: they are decomposed where they lie.
+    Moments of more values than `WIDEST_IN_DOUBLE` are decomposed in place, and invalid afterwards.
 
     Each output channel keeps a value at its last level, so that quantizing the result finds the same steps. Falls back
     to `nearest` when the moments are degenerate.
@@ -397,7 +397,7 @@ def _factor(moments: Real) -> Real | None:
 
 
 def _damp(moments: Real) -> None:
-    """In place: more on the diagonal. How a group is rounded whose activations are always zero does not matter."""
+    """In place: add to the diagonal. If a group's activations are always zero, its rounding does not matter."""
     size = moments.shape[-1]
     power = np.trace(moments, axis1=1, axis2=2) / size
     moments[:, np.arange(size), np.arange(size)] += np.where(power > 0, DAMPING * power, 1)[:, None]

@@ -244,7 +244,7 @@ def batches(layers: Sequence[Layer], max_bytes: int = MOST_BYTES) -> Iterator[tu
 
 @dataclass(frozen=True)
 class StartedRuns:
-    """Runs, and from where on the model has still to be computed. tensor_types: of the tensors that the inputs hold
+    """Runs, and the part of the model that must still be computed. tensor_types: of the tensors that the inputs hold
     too (name -> element type)."""
 
     runs: Sequence[Run]

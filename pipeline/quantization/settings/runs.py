@@ -130,7 +130,7 @@ def with_weights_inside(model: ModelProto) -> ModelProto:
 def with_weights_outside(model: ModelProto, folder: Path) -> ModelProto:
     """A copy whose large weights lie in one file of `folder`, which many graphs of them then share instead of copies.
 
-    Weights that are made out of these lie there, too, until `SessionRunner` has opened the graph that reads them.
+    Weights computed from these lie there, too, until `SessionRunner` has opened the graph that reads them.
     """
     copy = deepcopy(model)
     path = folder / "weights"
@@ -221,7 +221,7 @@ def downstream(model: ModelProto, nodes: Collection[str]) -> set[str]:
 def tail(model: ModelProto, tensor_types: Mapping[str, int], ends: Mapping[str, int] | None = None) -> ModelProto:
     """The part of a model behind the tensors of `tensor_types` (name -> element type): those read become its inputs.
 
-    Its outputs are the `ends` (name -> element type), by default those of the model's that are not known themselves.
+    Its outputs are the `ends` (name -> element type), by default the model's outputs that are not among `tensor_types`.
     """
     producers = {name: node for node in model.graph.node for name in node.output}
     outputs = [value for value in model.graph.output if value.name not in tensor_types]

@@ -100,7 +100,7 @@ def _find_fold(walk: "_FoldingWalk", group: SmoothingGroup) -> Fold | None:
 
 
 class _FoldingWalk:
-    """A model, for going from a tensor to what made it."""
+    """A model, for walks from a tensor to its producers."""
 
     def __init__(self, model: ModelProto) -> None:
         graph = model.graph
@@ -109,7 +109,7 @@ class _FoldingWalk:
         self.outputs = {value.name for value in graph.output}
 
     def made_by(self, tensor: str, only: set[str]) -> NodeProto | None:
-        """The node that makes a tensor; None where it is an input, or others than the nodes `only` read it too."""
+        """The node that makes a tensor; None for an input, and if nodes other than `only` read it, too."""
         if tensor in self.outputs or not {node.name for node in self.readers.get(tensor, ())} <= only:
             return None
         return self.makers.get(tensor)
@@ -213,8 +213,8 @@ def factors_of(reach: Floats, weights: Floats, strength: float) -> Floats:
 def apply_plans(model: ModelProto, plans: Sequence[SmoothingPlan], ranges: Ranges) -> tuple[ModelProto, Ranges]:
     """A prepared model with the plans carried out, in float, and the ranges that quantize it so.
 
-    The weights lie on the levels that int8 will give them; node names stay. Where the model's lie in a file they lie
-    beside it, until a session has opened the result (`with_weights_outside`).
+    The weights lie on the levels that int8 will give them; node names stay. If the model's weights lie in a file, these
+    lie beside it, until a session has opened the result (`with_weights_outside`).
     """
     editor, tensors = _Editor(model), dict(ranges.tensors)
     smoothed_plans = [plan for plan in plans if plan.factors is not None]
@@ -247,7 +247,8 @@ class _Editor:
         self.taken = {*self.initializers, *(name for node in self.graph.node for name in node.output)}
 
     def divide(self, activation: str, factors: Floats, nodes: Sequence[str]) -> str:
-        """Put a product with the inverse of the factors in front of these nodes; what they read from now on."""
+        """Put a product with the inverse of the factors in front of these nodes; returns the name that they read from
+        now on."""
         inverse_name = self._constant(f"{activation}_factors", 1 / factors)
         result = unused_name(f"{activation}_smoothed", self.taken)
         self.graph.node.append(helper.make_node("Mul", [activation, inverse_name], [result], name=result))
@@ -286,7 +287,8 @@ class _Editor:
                 ranges[tensor] = (ranges[tensor][0] * max_scale, ranges[tensor][1] * max_scale)
 
     def _constant(self, name: str, values: NDArray[np.floating], source: str = "") -> str:
-        """A new constant's name. source: of one that it is made out of, in whose folder it lies where that does."""
+        """A new constant's name. source: the constant that it is computed from; it lies in the same folder, if that
+        does."""
         new_name = unused_name(name, self.taken)
         tensor = from_array(np.asarray(values, np.float32), new_name, self.initializers.get(source, TensorProto()))
         self.graph.initializer.append(tensor)

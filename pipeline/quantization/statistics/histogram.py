@@ -1,4 +1,4 @@
-"""Histograms of float32 values, and what rounding the values that one counts to a number format costs.
+"""Histograms of float32 values, and the cost of rounding the counted values to a number format.
 
 The bin of a value is given by its bits: sign, exponent and 7 leading bits of the mantissa. Such a histogram needs no
 range beforehand, has a fixed size, resolves every value to one part in 128 wherever it lies, and two of them add up to
@@ -86,7 +86,7 @@ class LogHistogram:
 
     @property
     def nonfinite(self) -> int:
-        """How many of them were infinite or NaN."""
+        """How many values were infinite or NaN."""
         return int(self.counts[_special(self.keys)].sum())
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Calibration methods: from what a tensor held to the range that its quantized form shall hold.
+"""Calibration methods: from the values of a tensor to the range of its quantized form.
 
 A method is a small value with its parameter; `ranges` applies it to every tensor. All of them read the same
 observations, so that trying another one costs no inference. `int8` activations are symmetric (TensorRT), `uint8` ones
@@ -42,7 +42,7 @@ Bins = tuple[Floats, Floats, Floats]
 @dataclass(frozen=True)
 class Method:
     """A way to choose a range. name: as in a spec, with the parameter.  choose: gives the range of one tensor, within
-    its extremes.  needs_histogram: or else only extremes."""
+    its extremes.  needs_histogram: whether it reads the histogram; if not, only extremes."""
 
     name: str
     choose: Callable[[TensorStatistics, Activation], Pair]

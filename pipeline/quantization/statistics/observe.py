@@ -4,8 +4,8 @@ One sample at a time goes through the model (as few as the model takes, when it 
 memory nor result depends on a batch size, and a bad sample can be named. The tensors leave the session as its outputs,
 and are measured and dropped before the next sample: extremes (which show NaN, as onnxruntime's own reductions do not)
 and counts of a block while it is in a core's cache. Memory is that of one inference, of the measured tensors, and half
-a megabyte of counts per histogram, whatever the number of samples. What some of the samples show merges with what
-others do: workers split the data, and an interrupted pass goes on from the parts that are done.
+a megabyte of counts per histogram, whatever the number of samples. Statistics of parts of the samples can be merged:
+workers split the data, and an interrupted pass goes on from the parts that are done.
 
 onnxruntime optimizes the model first. It computes convolutions in a layout of its own (NCHWc: channels in blocks of a
 vector's width) and would copy every measured tensor back. Extremes and histograms do not depend on order, so the

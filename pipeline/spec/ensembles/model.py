@@ -275,7 +275,7 @@ class EnsembleSpec(SpecFile):
                 yield ("golden", *loc), f"{text}; name it in outputs too, with the others"
 
     def named_outputs(self) -> Iterator[tuple[Loc, str]]:
-        """(key, GRAPH.OUTPUT) of each output that the spec names: as the whole's, or in a task metric."""
+        """(key, GRAPH.OUTPUT) of each output that the spec names: as the ensemble's, or in a task metric."""
         yield from ((("outputs", index), name) for index, name in enumerate(self.outputs or ()))
         yield from ((("golden", *loc), name) for loc, name in self.golden.outputs())
 
@@ -359,7 +359,7 @@ class LoadedEnsemble:
 
     @property
     def model(self) -> str:
-        """The name of the whole in the registry."""
+        """The name of the ensemble in the registry."""
         return self.spec.model
 
     @property

@@ -43,7 +43,7 @@ def request(built: str = "1.2.3", target: str = "cpu", backend: str = "plain"):
         (Plain(), request("1.2.4"), "needs plain 1.2.4, found 1.2.3; install that version, or build it again here"),
         (Plain(), request("1.2.3+cpu"), "needs plain 1.2.3+cpu, found 1.2.3"),
         (Plain(), request(target="sm_89"), "built for sm_89, and cannot run here: no sm_89 GPU"),
-        (Plain(), request(backend="other"), "built by other, and this is plain; open it with other"),
+        (Plain(), request(backend="other"), "built by other, not by plain; open it with other"),
         (Plain(""), request(), "built by plain, which is not installed here: pip install plain"),
         (Plain(), replace(request(), toolchain=()), None),
     ],
@@ -76,7 +76,7 @@ def test_open_engine_opens_with_the_backend_and_the_options_of_the_request(engin
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"backend": "tensorrt-rtx"}, "built by tensorrt-rtx, and this is onnxruntime"),
+        ({"backend": "tensorrt-rtx"}, "built by tensorrt-rtx, not by onnxruntime"),
         ({"toolchain": (("onnxruntime", "99.0"),)}, "saved by onnxruntime 99.0"),
         ({"target": graphs.request("sm_89").target}, "cannot run here"),
     ],
@@ -89,7 +89,7 @@ def test_a_backend_itself_opens_no_foreign_engine(engine, changes, words):
 
 def test_a_truncated_or_missing_file_is_not_opened(engine):
     Path(engine.path).write_bytes(engine.path.read_bytes()[:-1])
-    with pytest.raises(IntegrityError, match=f"has {engine.size_bytes - 1} bytes, but the engine has"):
+    with pytest.raises(IntegrityError, match=f"has {engine.size_bytes - 1} bytes instead of {engine.size_bytes}"):
         discovery.open_engine(engine).__enter__()
     engine.path.unlink()
     with pytest.raises(IntegrityError, match="does not exist"):

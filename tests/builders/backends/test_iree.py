@@ -41,7 +41,7 @@ def own_request(target="cpu", precision="fp32", backend=IREE, **changes):
         ("cpu", "bf16", "bfloat16 for CPUs only in part .*; use fp32"),
         ("cpu", "fp8", "FP8; use int8"),
         ("l4", "int8-dynamic", "MatMulInteger for CPUs only; use int8"),
-        ("sm_89", "int4", "in blocks, .*; use int8"),
+        ("sm_89", "int4", "blockwise DequantizeLinear, .*; use int8"),
     ],
 )
 def test_unsupported_requests_are_refused_with_a_remedy(installed, target, precision, words):

@@ -53,16 +53,16 @@ def test_a_loop_with_a_fixed_trip_count_is_accepted(begins, again):
     ],
 )
 def test_a_loop_that_may_stop_early_is_refused(begins, again):
-    assert [reason for reason in reasons(loop(begins, again)) if "also when its condition says stop" in reason]
+    assert [reason for reason in reasons(loop(begins, again)) if "even after its condition became false" in reason]
 
 
 @pytest.mark.parametrize(
     ("size", "more", "words"),
     [
         (4, "", None),
-        ("n", "", "of a dynamic size"),
-        (3, ", scan_input_directions = [1]", "whatever scan_"),
-        (3, ", scan_output_axes = [1]", "whatever scan_"),
+        ("n", "", "whose dynamic size"),
+        (3, ", scan_input_directions = [1]", "ignores scan_"),
+        (3, ", scan_output_axes = [1]", "ignores scan_"),
     ],
 )
 def test_only_a_forward_scan_of_fixed_sizes_is_accepted(size, more, words):
@@ -108,14 +108,14 @@ GRU = 'GRU <hidden_size = 3, activations = ["{}", "{}"]> (x, w, r)'
         (pool(7, 2, 2, ", count_include_pad = 1"), "too much"),
         (pool("s", 3, 3), "too much"),
         (pool(7, 2, 2, PADS), "begin behind"),
-        (inferred("(uint8[4] a, uint8[4] b) => (uint8[4] y) { y = Div(a, b) }"), "takes uint8 for signed"),
-        (inferred("(uint8[1,1,4,4] a) => (uint8[1,1,k,l] y) { y = MaxPool <kernel_shape=[2,2]> (a) }"), "takes uint8"),
-        (cells(12, LENGTHS, lengths=np.array([5, 3], "int32")), "leaves sequence_lens out"),
+        (inferred("(uint8[4] a, uint8[4] b) => (uint8[4] y) { y = Div(a, b) }"), "reads uint8 as signed"),
+        (inferred("(uint8[1,1,4,4] a) => (uint8[1,1,k,l] y) { y = MaxPool <kernel_shape=[2,2]> (a) }"), "reads uint8"),
+        (cells(12, LENGTHS, lengths=np.array([5, 3], "int32")), "ignores sequence_lens"),
         (cells(12, PEEPHOLE, ", float[1, 9] p"), "peephole"),
         (cells(9, GRU.format("HardSigmoid", "Tanh")), "than HardSigmoid; use Sigmoid"),
-        (cells(3, "RNN <hidden_size = 3, clip = 0.5> (x, w, r)"), "leaves clip out"),
-        (padding("edge", -1, 0, 0, 0), "negative; cut off by Slice"),
-        (padding("wrap", 1, 0, 0, 0), "never done compiling"),
+        (cells(3, "RNN <hidden_size = 3, clip = 0.5> (x, w, r)"), "ignores clip"),
+        (padding("edge", -1, 0, 0, 0), "negative; crop with Slice"),
+        (padding("wrap", 1, 0, 0, 0), "compiles without end"),
         (inferred("(float[2, 3, 4] x) => (float[2, 3, 4] y) { y = Hardmax(x) }", 11), "opset 13 or later"),
         (inferred("(float[2, 2] x) => (float y) { y = Det(x) }"), "divides by zero"),
         (inferred("(float[1,1,4,4] x, float[1,3,3,2] p) => (float[1,1,3,3] y) { y = GridSample(x, p) }"), "far out"),
@@ -257,7 +257,7 @@ def test_the_error_names_the_node_and_comes_before_the_compiler(backend, tmp_pat
     loop_model = loop("c", "Identity(go)")
     loop_model.graph.node[-1].name = "decoder/steps"
     onnx.save(loop_model, tmp_path / "m.onnx")
-    with pytest.raises(ModelError, match=r"node 'decoder/steps' \(Loop\) runs .* says stop; .* or use onnxr"):
+    with pytest.raises(ModelError, match=r"node 'decoder/steps' \(Loop\) runs .* became false; .* or use onnxr"):
         iree.compile_model(tmp_path / "m.onnx", tmp_path, [])
 
 

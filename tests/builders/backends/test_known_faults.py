@@ -160,9 +160,9 @@ def test_the_rtx_parser_reads_linear_and_cubic_correctly(tmp_path):
     [
         (sampling("cubic"), {}, "takes the nearest pixel in place of cubic"),
         (sampling("linear", "reflection"), {}, "takes the nearest pixel in place of linear"),
-        (sums(), {"version": "10.9.0"}, "summed as another CumSum"),
-        (sums("<reverse=1>", "zero"), {"version": "10.9.0"}, "summed as another CumSum"),
-        (attention("x"), {"version": "11.2.1", "precision": "fp16"}, "reads 'x' as if transposing"),
+        (sums(), {"version": "10.9.0"}, "with the axis and attributes of another CumSum"),
+        (sums("<reverse=1>", "zero"), {"version": "10.9.0"}, "with the axis and attributes of another CumSum"),
+        (attention("x"), {"version": "11.2.1", "precision": "fp16"}, "reads 'x' without its Transpose"),
         (choosing(), {"version": "11.2.1", "target": "sm_86"}, "transpose in both branches"),
         (quantized(3), {}, "(QuantizeLinear) has other zero points than 0; quantize to symmetric int8"),
         (quantized(0, "uint8"), {}, "has uint8; quantize to symmetric int8"),
@@ -172,7 +172,7 @@ def test_unwritable_operators_are_refused_with_node_remedy_and_source(model, of,
     actual = verdict(model, tmp_path, **of)
     assert actual.refusal and words in actual.refusal and ";" in actual.refusal
     assert "https://github.com/" in actual.refusal and "node '" in actual.refusal
-    with pytest.raises(ModelError, match="tensorrt does not compute the model: node "):
+    with pytest.raises(ModelError, match="tensorrt would compute wrong results: node "):
         without_faults(request(**of), tmp_path / "graph.onnx", tmp_path)
 
 

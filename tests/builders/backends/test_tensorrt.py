@@ -75,7 +75,7 @@ def test_one_optimization_profile_per_bucket(tmp_path):
     ("sm_75", "fp8", "sm_75 has no FP8 (e4m3), which begins with sm_89; use int8"),
     ("sm_86", "fp8", "sm_86 has no FP8"),
     ("sm_75", "int4", "no int4 weights on sm_75; use int8 or fp16"),
-    ("sm_89", "int8-dynamic", "takes no activation scales made at run time; use int8 with calibration"),
+    ("sm_89", "int8-dynamic", "supports no activation scales computed at run time; use int8 with calibration"),
     ("sm_90", "fp16", "sm_90 is not in NVIDIA's support matrix of TensorRT-RTX"),
     ("sm_100", "int8", "nor a target of its compiler; build it with onnxruntime-cuda, on any machine, or"),
     ("sm_103", "fp32", "or tensorrt, on a worker with sm_103: add it to the spec's backends"),

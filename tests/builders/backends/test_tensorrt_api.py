@@ -18,13 +18,9 @@ FULL = [release for release in NAMES if not release.startswith("rtx")]
 (RTX,) = (release for release in NAMES if release.startswith("rtx"))
 # Used on RTX alone.
 RTX_ONLY = {
-    "ComputeCapability",
-    "IBuilderConfig.num_compute_capabilities",
-    "IBuilderConfig.set_compute_capability",
-    "CudaGraphStrategy",
-    "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE",
-    "IRuntimeConfig.cuda_graph_strategy",
-}
+    "ComputeCapability", "IBuilderConfig.num_compute_capabilities", "IBuilderConfig.set_compute_capability",
+    "CudaGraphStrategy", "CudaGraphStrategy.WHOLE_GRAPH_CAPTURE", "IRuntimeConfig.cuda_graph_strategy",
+}  # fmt: skip
 USED = {name: used for name, path in modules().items() if (used := names_used(path))}
 WHEELS = sorted(Path(os.environ.get("ENGINESMITH_TENSORRT_BINDINGS", "/nowhere")).glob("tensorrt_*bindings-*.whl"))
 

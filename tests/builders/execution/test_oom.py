@@ -34,9 +34,9 @@ def test_a_kill_counts_as_memory_only_with_the_kernels_evidence(tmp_path, monkey
 
 def test_a_job_over_its_limit_is_retried_once_if_reducible():
     def job(mib: int) -> Job:
-        reduced = ReducedRequest(Call(f"{JOBS}:hold", {"mib": mib, "limit_mib": 200}), f"with mib {mib}")
+        reduced_request = ReducedRequest(Call(f"{JOBS}:hold", {"mib": mib, "limit_mib": 200}), f"with mib {mib}")
         first = {"mib": 400, "limit_mib": 200}
-        return call_job("unit", f"{JOBS}:hold", first, limits=ProcessLimits(60, 200), reduced=reduced)
+        return call_job("unit", f"{JOBS}:hold", first, limits=ProcessLimits(60, 200), reduced=reduced_request)
 
     assert LocalExecutor(1).run(job(20)) == 20
     with pytest.raises(StepError, match=r"its limit is 200 MiB.*after 2 tries") as error:

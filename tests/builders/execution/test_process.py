@@ -255,8 +255,8 @@ def test_a_child_ends_if_its_parent_died_before_it_registered(tmp_path):
     (tmp_path / "job.json").write_text(json.dumps(task))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(place or "." for place in sys.path)}
     words = [sys.executable, "-m", "builders.execution.child", str(tmp_path), "0", "1"]
-    ended = subprocess.run(words, env=environment)
-    assert ended.returncode == 1
+    result = subprocess.run(words, env=environment)
+    assert result.returncode == 1
     assert not marked.exists()
 
 

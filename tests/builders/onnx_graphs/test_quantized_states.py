@@ -52,11 +52,11 @@ STATE = QuantizedState("past", "present", SCALE)
 def both(text: str, *states: QuantizedState) -> tuple[ModelProto, ModelProto]:
     rounded = onnx.parser.parse_model(text)
     quantize_states(rounded, states)
-    stored = copy.deepcopy(rounded)
-    with_int8_states(stored, states)
-    for model in (rounded, stored):
+    stored_copy = copy.deepcopy(rounded)
+    with_int8_states(stored_copy, states)
+    for model in (rounded, stored_copy):
         onnx.checker.check_model(model, full_check=True)
-    return rounded, stored
+    return rounded, stored_copy
 
 
 def steps(model: ModelProto, first: dict[str, np.ndarray], pairs: dict[str, str]) -> list[dict[str, np.ndarray]]:

@@ -103,9 +103,9 @@ def test_no_divisor_kills_an_engines_process(tmp_path, name):
         parsed("(int64[n] x, int64[n] by) => (int64[n] y, int64[n] z) { y = Div (x, by) z = Mod (x, by) }"), model
     )
     command = [sys.executable, "-W", "ignore", "-c", RUN, name, str(model), str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    plain, minus, zero = ended.stdout.splitlines()[-3:]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-2000:]
+    plain, minus, zero = result.stdout.splitlines()[-3:]
     low = np.iinfo("int64").min
     assert plain == str({"y": [3, low // 2, 4, 4, -4, 0], "z": [1, 0, 0, 0, 1, 0]})
     assert minus == str({"y": [-7, low, -8, -8, 9, 0], "z": [0] * 6})

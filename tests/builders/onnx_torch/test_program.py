@@ -133,7 +133,7 @@ def test_a_constant_branch_is_included_and_a_data_dependent_one_is_refused(tmp_p
     path = branched(tmp_path / "model.onnx", condition)
     asked = request((TensorSpec("x", "float32", ("n", 3)),), (TensorSpec("y", "float32", ("n", 3)),), (ONE_TO_16,))
     if condition is None:
-        with pytest.raises(ModelError, match=r"node 'choice' \(If\): data chooses its branch"):
+        with pytest.raises(ModelError, match=r"node 'choice' \(If\): its branch depends on data"):
             to_program(path, asked)
     else:
         (actual,) = to_program(path, asked).module()(torch.ones(2, 3))

@@ -23,16 +23,10 @@ from tempfile import TemporaryDirectory
 
 LIBRARIES = ("nvinfer", "nvinfer_plugin", "nvonnxparser")
 FUNCTIONS = (
-    "createInferBuilder_INTERNAL",
-    "createInferRefitter_INTERNAL",
-    "createInferRuntime_INTERNAL",
-    "createNvOnnxParserRefitter_INTERNAL",
-    "createNvOnnxParser_INTERNAL",
-    "getBuilderPluginRegistry",
-    "getNvOnnxParserVersion",
-    "getPluginRegistry",
-    "initLibNvInferPlugins",
-)
+    "createInferBuilder_INTERNAL", "createInferRefitter_INTERNAL", "createInferRuntime_INTERNAL",
+    "createNvOnnxParserRefitter_INTERNAL", "createNvOnnxParser_INTERNAL", "getBuilderPluginRegistry",
+    "getNvOnnxParserVersion", "getPluginRegistry", "initLibNvInferPlugins",
+)  # fmt: skip
 NAMES = Path(__file__).with_name("names.txt")
 _PYBIND = ("pybind11_builtins.", "builtins.")
 
@@ -74,12 +68,12 @@ def names_in_wheel(wheel: Path) -> list[str]:
         )
         places = os.pathsep.join([folder, *map(str, sys.path)])
         environment = {**os.environ, "PYTHONPATH": places, "LD_LIBRARY_PATH": folder}
-        done = subprocess.run(
+        result = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
         )
-        if done.returncode:
-            raise ImportError(f"{wheel.name}: {done.stderr.strip().splitlines()[-1]}")
-        return json.loads(done.stdout)
+        if result.returncode:
+            raise ImportError(f"{wheel.name}: {result.stderr.strip().splitlines()[-1]}")
+        return json.loads(result.stdout)
 
 
 def version_of(wheel: Path) -> str:

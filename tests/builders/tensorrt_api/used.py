@@ -9,32 +9,19 @@ import builders.backends.tensorrt
 
 # What the methods that make something give back. Functions of the bindings say so in their documentation.
 MADE_BY = {
-    "create_network": "INetworkDefinition",
-    "create_builder_config": "IBuilderConfig",
-    "create_optimization_profile": "IOptimizationProfile",
-    "deserialize_cuda_engine": "ICudaEngine",
-    "create_execution_context": "IExecutionContext",
-    "create_engine_inspector": "EngineInspector",
-    "create_runtime_config": "IRuntimeConfig",
-    "create_serialization_config": "ISerializationConfig",
-    "get_plugin_registry": "IPluginRegistry",
-    "get_error": "ParserError",
-    "get_timing_cache": "ITimingCache",
+    "create_network": "INetworkDefinition", "create_builder_config": "IBuilderConfig",
+    "create_optimization_profile": "IOptimizationProfile", "deserialize_cuda_engine": "ICudaEngine",
+    "create_execution_context": "IExecutionContext", "create_engine_inspector": "EngineInspector",
+    "create_runtime_config": "IRuntimeConfig", "create_serialization_config": "ISerializationConfig",
+    "get_plugin_registry": "IPluginRegistry", "get_error": "ParserError", "get_timing_cache": "ITimingCache",
     "create_timing_cache": "ITimingCache",
-}
+}  # fmt: skip
 # What comes in as an argument, or lies in an attribute, is known by its name.
 BY_NAME = {
-    "builder": "Builder",
-    "network": "INetworkDefinition",
-    "config": "IBuilderConfig",
-    "runtime": "Runtime",
-    "loaded": "ICudaEngine",
-    "cuda_engine": "ICudaEngine",
-    "context": "IExecutionContext",
-    "problem": "ParserError",
-    "registry": "IPluginRegistry",
-    "owner": "Builder",
-}
+    "builder": "Builder", "network": "INetworkDefinition", "config": "IBuilderConfig", "runtime": "Runtime",
+    "loaded": "ICudaEngine", "cuda_engine": "ICudaEngine", "context": "IExecutionContext", "problem": "ParserError",
+    "registry": "IPluginRegistry", "owner": "Builder",
+}  # fmt: skip
 # How the module of the bindings is called.
 _MODULE = ("trt", "self._trt")
 

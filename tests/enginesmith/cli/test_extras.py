@@ -35,13 +35,13 @@ def plain(name: str) -> str:
 @cache
 def brought_by(extra: str) -> frozenset[str]:
     """The distributions that an extra of ours installs; '' is no extra. As far as they are installed."""
-    ours = "enginesmith" if extra in _CLIENT_EXTRAS else "enginesmith-pipeline"
-    seen, todo = set[tuple[str, str]](), [(ours, extra)]
+    distribution = "enginesmith" if extra in _CLIENT_EXTRAS else "enginesmith-pipeline"
+    visited_extras, todo = set[tuple[str, str]](), [(distribution, extra)]
     while todo:
         name, expected = todo.pop()
-        if (plain(name), expected) in seen:
+        if (plain(name), expected) in visited_extras:
             continue
-        seen.add((plain(name), expected))
+        visited_extras.add((plain(name), expected))
         try:
             needed = [Requirement(text) for text in importlib.metadata.requires(name) or ()]
         except importlib.metadata.PackageNotFoundError:
@@ -49,7 +49,7 @@ def brought_by(extra: str) -> frozenset[str]:
         for each in needed:
             if each.marker is None or each.marker.evaluate({"extra": expected}):
                 todo += [(each.name, more) for more in ("", *each.extras)]
-    return frozenset(name for name, _ in seen)
+    return frozenset(name for name, _ in visited_extras)
 
 
 def distributions_of(module: str) -> set[str]:

@@ -18,14 +18,8 @@ from enginesmith.core.types import PRECISIONS
 
 # What they print is a format of its own, or goes to a file; or they are servers, or called by a container.
 WITHOUT_JSON = {
-    "init",
-    "initialize",
-    "registry metrics",
-    "traffic record",
-    "rollout receive",
-    "debug schema",
-    "site serve",
-}
+    "init", "initialize", "registry metrics", "traffic record", "rollout receive", "debug schema", "site serve",
+}  # fmt: skip
 # Phrases that no native speaker would write, or that address a program as a person.
 FOREIGN = ("no own", "says to them", "wants to", "may be given repeatedly", "as it is stored", "stands for,")
 

@@ -180,5 +180,10 @@ def test_an_interruption_that_python_drops_is_repeated() -> None:
         f"    threading.Event().wait({PATIENCE_S})\n"
         "cli._call = drop\n__main__.main()\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT)
-    assert (ended.returncode, ended.stderr) == (130, "interrupted; what was finished is kept, and is not done again\n")
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT
+    )
+    assert (result.returncode, result.stderr) == (
+        130,
+        "interrupted; what was finished is kept, and is not done again\n",
+    )

@@ -18,10 +18,10 @@ def published(empty: Store) -> Store:
 
 
 def test_the_table(published: Store, tmp_path: Path) -> None:
-    shown = run("pull", "--explain", "digits", "--target", "l4", "--memory", "24", "--driver", "580.65.06")
-    assert shown.exit_code == 0
-    assert "digits@1 on l4 (driver 580.65.06, memory 24.0 GiB)" in shown.stdout
-    assert "l4 int8 tensorrt-rtx" in shown.stdout and "built for sm_80; this is sm_89 (l4)" in shown.stdout
+    result = run("pull", "--explain", "digits", "--target", "l4", "--memory", "24", "--driver", "580.65.06")
+    assert result.exit_code == 0
+    assert "digits@1 on l4 (driver 580.65.06, memory 24.0 GiB)" in result.stdout
+    assert "l4 int8 tensorrt-rtx" in result.stdout and "built for sm_80; this is sm_89 (l4)" in result.stdout
     explained = run("pull", "digits", "--target", "l4", "--explain", "--dest", str(tmp_path / "out"))
     assert "the GPU's memory is unknown" in explained.stdout and not (tmp_path / "out").exists()
     none = run("pull", "--explain", "digits", "--target", "h100", "--json")
@@ -48,8 +48,8 @@ def test_an_explanation_follows_no_channel_and_is_one_document(published: Store)
 )
 def test_an_explanation_omits_engines_that_the_layout_cannot_open(published: Store, layout: str, reason: str) -> None:
     assert run("pull", "--explain", "digits", "--target", "l4").exit_code == 0
-    refused = run("pull", "--explain", "digits", "--target", "l4", "--layout", layout)
-    assert refused.exit_code == 2 and "rejected" in refused.stdout and reason in " ".join(refused.stdout.split())
+    result = run("pull", "--explain", "digits", "--target", "l4", "--layout", layout)
+    assert result.exit_code == 2 and "rejected" in result.stdout and reason in " ".join(result.stdout.split())
     for targets in (["all"], ["cpu", "--target", "l4"]):
         shown = run("pull", "--explain", "digits", "--target", *targets, "--layout", layout, "--json")
         answers = json.loads(shown.stdout)

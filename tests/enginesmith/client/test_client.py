@@ -32,9 +32,9 @@ def test_the_client_imports_few_modules(published: Store, tmp_path: Path) -> Non
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     modules = set(result.stdout.split())
     assert not {name.partition(".")[0] for name in modules} & HEAVY and "builders.backends.discovery" not in modules
-    ours = {name for name in modules if name.startswith("enginesmith.")}
-    assert len(ours) <= 25, sorted(ours)
-    assert not ours & {"enginesmith.registry.leases", "enginesmith.registry.versions.channel_writes"}
+    own_modules = {name for name in modules if name.startswith("enginesmith.")}
+    assert len(own_modules) <= 25, sorted(own_modules)
+    assert not own_modules & {"enginesmith.registry.leases", "enginesmith.registry.versions.channel_writes"}
 
 
 def test_resolve_and_pull(published: Store, tmp_path: Path) -> None:

@@ -26,11 +26,11 @@ SM89 = parse_targets("sm_89")[0]
 def test_a_pulled_engine_has_all_that_a_server_needs(store: Store, dest: Path) -> None:
     entry = engine(store)
     published = publish_engines(store, [entry, engine(store, "sm_89", status="unproven")])
-    pulled = pull(store, DIGITS, CPU, dest)
+    pulled_engine = pull(store, DIGITS, CPU, dest)
     assert names_in(dest) == ["digits-1-cpu-fp32.json", "digits-1-cpu-fp32.onnx"]
-    assert pulled.path.read_bytes() == b"engine cpu fp32" and pulled.warning is None
-    document = json.loads(pulled.description.read_bytes())
-    assert document["file"] == pulled.path.name and document["digest"] == entry.digest
+    assert pulled_engine.path.read_bytes() == b"engine cpu fp32" and pulled_engine.warning is None
+    document = json.loads(pulled_engine.description.read_bytes())
+    assert document["file"] == pulled_engine.path.name and document["digest"] == entry.digest
     assert document["inputs"] == [{"name": "image", "dtype": "float32", "shape": ["batch", 1, 8, 8]}]
     assert document["outputs"][0]["name"] == "logits"
     assert document["profiles"][0]["inputs"][0] == ["image", [1, 1, 8, 8], [8, 1, 8, 8], [32, 1, 8, 8]]
@@ -52,12 +52,17 @@ def test_pulling_again_copies_nothing_and_repairs_what_is_damaged(store: Store, 
 def test_an_unproven_engine_has_a_warning_or_is_refused(store: Store, dest: Path) -> None:
     entry = engine(store, "sm_89", status="unproven")
     manifest = publish_engines(store, [entry, engine(store)]).manifest
-    pulled = pull(store, DIGITS, SM89, dest)
-    assert "UNPROVEN" in str(pulled.warning) and json.loads(pulled.description.read_bytes())["status"] == "unproven"
-    blind = replace(pulled.engine, reason="not measured: y: constant", checks={"passed": 1, "not_measured": 1})
-    message = replace(pulled, resolution=replace(pulled.resolution, chosen=blind)).warning
+    pulled_engine = pull(store, DIGITS, SM89, dest)
+    assert (
+        "UNPROVEN" in str(pulled_engine.warning)
+        and json.loads(pulled_engine.description.read_bytes())["status"] == "unproven"
+    )
+    blind = replace(pulled_engine.engine, reason="not measured: y: constant", checks={"passed": 1, "not_measured": 1})
+    message = replace(pulled_engine, resolution=replace(pulled_engine.resolution, chosen=blind)).warning
     assert message == f"UNPROVEN: {blind.unit} is not proven: not measured: y: constant", "a run would prove nothing"
-    random = replace(pulled, resolution=replace(pulled.resolution, chosen=replace(blind, status=ON_RANDOM)))
+    random = replace(
+        pulled_engine, resolution=replace(pulled_engine.resolution, chosen=replace(blind, status=ON_RANDOM))
+    )
     assert str(random.warning).startswith("PROVEN ON RANDOM INPUTS: "), "the word that channels and reports have"
     channels.promote(store, manifest, "stable", proven_only=True)
     for refuse in (

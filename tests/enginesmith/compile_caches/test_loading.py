@@ -82,9 +82,9 @@ def pulled(store: Store, dest: Path, policy: Policy = UNSIGNED) -> Pulled:
 def test_an_untrusted_cache_is_neither_pulled_nor_read(store: Store, tmp_path: Path, mark: Path) -> None:
     published(store, tmp_path, mark)
     usual = pulled(store, tmp_path / "usual", Policy())
-    assert not usual.attachments and "is code, and no signature of it was checked" in usual.left_out[0][1]
+    assert not usual.attachments and "is code, and its signature was not checked" in usual.left_out[0][1]
     assert not (tmp_path / "usual" / "attachments").exists()
-    with pytest.raises(InputError, match=r"no compile cache came with .* is code"):
+    with pytest.raises(InputError, match=r"has no compile cache: .* is code"):
         warm_start(usual, allow_unsigned=True)
     result = pulled(store, tmp_path / "dest")
     for inputs in (result, *result.attachments, result.attachments[0].description):
@@ -100,7 +100,7 @@ def test_a_signature_that_a_policy_requires_suffices(store: Store, tmp_path: Pat
         pulled(store, tmp_path / "dest", policy)
     key = SigningKey(written(tmp_path, "release")[0])
     add_signatures(store, manifest, key)
-    assert "has not the signatures" in pulled(store, tmp_path / "dest", policy).left_out[0][1]
+    assert "lacks the signatures" in pulled(store, tmp_path / "dest", policy).left_out[0][1]
     add_signatures(store, manifest, key, [digest_of_file(tmp_path / "net.cache")])
     result = pulled(store, tmp_path / "dest", policy)
     assert result.attachments[0].signed_by == ("release",)
@@ -127,7 +127,7 @@ def test_other_bytes_than_were_published_are_refused(store: Store, tmp_path: Pat
 def stale_facts() -> Iterator[tuple[str, str, str]]:
     for name, text in FACTS:
         if name != "CPU instructions":
-            yield name, "another", f"made with {name} another, and {text} is here"
+            yield name, "another", f"made with {name} another, but this machine has {text}"
     flags = dict(FACTS)["CPU instructions"]
     yield "CPU instructions", f"{flags} avx9000".strip(), "this one lacks avx9000"
 
@@ -150,7 +150,7 @@ def test_a_machine_change_after_the_pull_is_detected(store, tmp_path, mark, monk
     result = pulled(store, tmp_path / "dest")
     monkeypatch.setenv("CXX", "no-such-compiler")
     for inputs in (result, result.attachments[0].description):
-        with pytest.raises(StaleCacheError, match=r"made with C\+\+ compiler .*, and absent is here; pull the one"):
+        with pytest.raises(StaleCacheError, match=r"made with C\+\+ compiler .*, but it is absent here; pull the one"):
             warm_start(inputs, allow_unsigned=True)
 
 

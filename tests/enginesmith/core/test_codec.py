@@ -52,9 +52,9 @@ OUTER = Outer(
 
 
 def test_a_value_survives_json_with_its_types() -> None:
-    read = decode(json.loads(json.dumps(encode(OUTER), allow_nan=False)), Outer)
-    assert read == OUTER and isinstance(read.path, Path) and isinstance(read.pair, Pair)
-    assert [type(value) for _, value in read.scalars] == [int, float, bool]
+    decoded_value = decode(json.loads(json.dumps(encode(OUTER), allow_nan=False)), Outer)
+    assert decoded_value == OUTER and isinstance(decoded_value.path, Path) and isinstance(decoded_value.pair, Pair)
+    assert [type(value) for _, value in decoded_value.scalars] == [int, float, bool]
     assert decode({**encode(OUTER), "anything": {"a": [1]}}, Outer) == replace(OUTER, anything={"a": [1]})
 
 

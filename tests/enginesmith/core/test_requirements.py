@@ -83,7 +83,7 @@ CPU = Machine(cpu="x86-64-v3")
         (Driver("580", "13"), Machine((8, 9), cuda="12.4"), "unmet", "needs CUDA 13, the driver supports 12.4"),
         (Driver("580", "13"), Machine((8, 9)), "unknown", "needs driver >= 580; the driver here is unknown"),
         (GpuMemory(1 << 30), GPU, "met", ""),
-        (GpuMemory(48 << 30), GPU, "unmet", "needs at least 48.0 GiB, the GPU has 24.0 GiB"),
+        (GpuMemory(48 << 30), GPU, "unmet", "needs at least 48.0 GiB, but the GPU has 24.0 GiB"),
         (GpuMemory(1), Machine((8, 9)), "unknown", "the GPU's memory is unknown"),
         (Product("l4", "errors are warned of"), GPU, "met", ""),
         (Product("l40s", "errors are warned of"), GPU, "unmet", "errors are warned of"),
@@ -203,7 +203,7 @@ EVERY: tuple[Requirement, ...] = (
 def test_every_kind_is_written_as_json_and_read_back() -> None:
     assert {item.kind for item in EVERY} == KINDS.keys()
     for item in EVERY:
-        written = json.loads(json.dumps(encode(item)))
-        assert written["kind"] == item.kind and codec.decode(written, type(item)) == item
-        assert codec.decode(written, Requirement) == item  # type: ignore[arg-type] # as a worker's result
+        document = json.loads(json.dumps(encode(item)))
+        assert document["kind"] == item.kind and codec.decode(document, type(item)) == item
+        assert codec.decode(document, Requirement) == item  # type: ignore[arg-type] # as a worker's result
     assert encode(Unknown("qubits", '{"kind":"qubits","count":9}')) == {"kind": "qubits", "count": 9}

@@ -56,16 +56,8 @@ def test_a_long_list_is_shortened_with_a_count():
 
 def test_bytes_are_shown_in_powers_of_1024():
     sizes = (None, 0, 512, 1023, 2048, 5 << 20, 40 << 30, 2 << 40)
-    assert [format_bytes(size) for size in sizes] == [
-        "",
-        "0 B",
-        "512 B",
-        "1023 B",
-        "2.0 KiB",
-        "5.0 MiB",
-        "40.0 GiB",
-        "2048.0 GiB",
-    ]
+    texts = ["", "0 B", "512 B", "1023 B", "2.0 KiB", "5.0 MiB", "40.0 GiB", "2048.0 GiB"]
+    assert [format_bytes(size) for size in sizes] == texts
 
 
 def test_task_metrics_are_one_line_with_their_units():

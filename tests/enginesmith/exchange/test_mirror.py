@@ -48,8 +48,8 @@ def test_a_version_arrives_whole_and_once(store: Store, tmp_path: Path, back: bo
     assert dest.read(page_key("digits", "1")) == b"<html>"
     move = channel_state.read_channel(dest, "digits", "stable").move  # type: ignore[union-attr]
     assert (move.by, move.why) == ("ada", f"mirror of {source.uri}: good")
-    pulled = pull(dest, parse_reference("digits:stable"), parse_targets("l4")[0], tmp_path / "out")
-    assert pulled.path.read_bytes() == b"a" * 9
+    pulled_engine = pull(dest, parse_reference("digits:stable"), parse_targets("l4")[0], tmp_path / "out")
+    assert pulled_engine.path.read_bytes() == b"a" * 9
     before = set(dest.list())
     again = mirror(source, [parse_reference("digits@1")], dest)
     assert (again.copied, again.present, set(dest.list())) == (0, blobs, before)

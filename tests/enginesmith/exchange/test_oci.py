@@ -107,9 +107,9 @@ def test_engines_follow_the_rules_of_the_format(store: Store, tmp_path: Path) ->
     layer = read(tmp_path / "out", read(tmp_path / "out", gpu)["layers"][0])
     with tarfile.open(layer) as tar:
         assert tar.getnames() == ["digits-1-l4-int8.engine", "digits-1-l4-int8.json"]
-        described = json.load(tar.extractfile("digits-1-l4-int8.json") or io.BytesIO())
+        description = json.load(tar.extractfile("digits-1-l4-int8.json") or io.BytesIO())
         engine_bytes = (tar.extractfile("digits-1-l4-int8.engine") or io.BytesIO()).read()
-    assert described["digest"] == entry.digest and store.read_blob(str(entry.digest)) == engine_bytes
+    assert description["digest"] == entry.digest and store.read_blob(str(entry.digest)) == engine_bytes
 
 
 def everything(root: Path) -> dict[str, bytes]:

@@ -177,20 +177,20 @@ def test_hostile_stamps_and_journals_are_ignored(tmp_path: Path) -> None:
 
 def test_existing_oci_layouts_are_checked(scene: Scene) -> None:
     store, layout = open_store(scene.root), scene.folder / "oci"
-    located = locate(store, DIGITS)
-    export_oci(store, located, layout)
+    located_version = locate(store, DIGITS)
+    export_oci(store, located_version, layout)
     valid = (layout / "index.json").read_bytes()
 
     for hostile in ({"annotations": [1]}, [], None, {"annotations": float("nan")}):
         (layout / "index.json").write_text(json.dumps({**json.loads(valid), "manifests": [hostile]}))
         with pytest.raises(InputError, match="is damaged"):
-            export_oci(store, located, layout)
+            export_oci(store, located_version, layout)
 
     @FEW
     @given(either(json.loads(valid)))
     def attack(data: bytes) -> None:
         (layout / "index.json").write_bytes(data)
-        calm(lambda: export_oci(store, located, layout))
+        calm(lambda: export_oci(store, located_version, layout))
         with suppress(ValueError):
             assert isinstance(json.loads((layout / "index.json").read_bytes()), dict | list | int | str)
 

@@ -73,9 +73,9 @@ def test_pull_continues_with_the_next_engine_and_resolve_omits_lost_ones(
     store, entries, manifest, damage, kind, tmp_path
 ):
     damage(store, str(entries[0].digest))
-    pulled = pull(store, DIGITS, CPU, tmp_path / "engines")
-    assert pulled.engine.precision == "int8" and pulled.path.read_bytes() == b"engine cpu int8"
-    (line,) = pulled.warnings
+    pulled_engine = pull(store, DIGITS, CPU, tmp_path / "engines")
+    assert pulled_engine.engine.precision == "int8" and pulled_engine.path.read_bytes() == b"engine cpu int8"
+    (line,) = pulled_engine.warnings
     assert line.startswith("LOST: cpu fp32 onnxruntime: ")
     answer = Client(store.uri).resolve("digits", "cpu")
     assert [item.entry.precision for item in answer.candidates] == ["int8"]
@@ -88,8 +88,8 @@ def test_pull_continues_with_the_next_engine_and_resolve_omits_lost_ones(
 @on_each_store
 def test_pull_continues_after_an_engine_with_wrong_bytes(store, entries, manifest, tmp_path):
     flip(store, str(entries[0].digest))
-    pulled = pull(store, DIGITS, CPU, tmp_path)
-    assert pulled.engine.precision == "int8" and "holds other bytes" in pulled.warnings[0]
+    pulled_engine = pull(store, DIGITS, CPU, tmp_path)
+    assert pulled_engine.engine.precision == "int8" and "holds other bytes" in pulled_engine.warnings[0]
 
 
 @each_damage

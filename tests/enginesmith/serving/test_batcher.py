@@ -153,7 +153,7 @@ def test_an_output_without_a_row_for_each_sample_is_an_error_of_the_batch(shape)
     session.outputs = (TensorSpec("y", "float32", ("batch",)),)
     with Batcher(session, most=2, wait_s=1000.0) as batcher:
         futures = [batcher.submit(request(1, 3)) for _ in range(2)]
-        with pytest.raises(DataError, match="'y' of 2 samples"):
+        with pytest.raises(DataError, match="'y' does not have one entry for each of 2 samples"):
             futures[0].result(PATIENCE_S)
 
 

@@ -46,7 +46,7 @@ CASES = {
     "a list": (lambda: [torch.zeros(2)], "holds a list and not a state dict"),
     "a tensor": (lambda: torch.zeros(2), "holds a Tensor and not a state dict"),
     "numbers": (lambda: {"w": torch.zeros(2), "n": 3}, "'n' is of type int, not a tensor"),
-    "no names": (lambda: {3: torch.zeros(2)}, "its key 3 is not a name"),
+    "no names": (lambda: {3: torch.zeros(2)}, "its key 3 is not a string"),
     "a sparse tensor": (lambda: {"w": torch.eye(3).to_sparse()}, "w is a sparse tensor"),
     "a checkpoint": (
         lambda: {"epoch": 3, "model_state": build().state_dict()},

@@ -106,14 +106,14 @@ def test_a_pass_on_all_targets_promotes(store: Store, pair, settled: Settle) -> 
 
 
 def test_under_a_policy_with_waves_a_pass_starts_one_rollout(store: Store, pair, settled: Settle) -> None:
-    one, two = pair
+    baseline, candidate = pair
     policies.write(store, "digits", "stable", ChannelPolicy(canary=True, rollout=plan("5%", "100%", soak=0)))
-    settled("cpu", two, one)
-    assert settled("sm_89", two, one) == "rollout started: digits:stable -> 2, in 2 waves"
+    settled("cpu", candidate, baseline)
+    assert settled("sm_89", candidate, baseline) == "rollout started: digits:stable -> 2, in 2 waves"
     assert serving(store) == "1"
     operations.abort(store, "digits", "stable", operations.Operator("ada", at(0), "no"))
-    assert "a rollout of 2 is aborted; a person starts another one" in hourly(store)
-    operations.start(store, two, "stable", plan("100%", soak=0), operations.Operator("ada", at(0)))
+    assert "a rollout of 2 is aborted; start another one by hand" in hourly(store)
+    operations.start(store, candidate, "stable", plan("100%", soak=0), operations.Operator("ada", at(0)))
     result = advance(store, "digits", "stable")
     assert result is not None and result.action == "done" and serving(store) == "2"
     assert len(channel_state.read_channel(store, "digits", "stable").move.canary) == 2
@@ -138,7 +138,7 @@ def test_a_fail_on_one_target_rolls_back_and_blocks_promotion(store, pair, settl
     three = published(store, "three", "cpu", "sm_89")
     assert settled("cpu", three, one).startswith("MISSING") and settled("sm_89", three, one).startswith("promoted")
     channels.rollback(store, "digits", "stable")
-    assert "a person promotes it again" in settle_newest(store, "digits", "stable", lambda _: None)
+    assert "promote it by hand to serve it again" in settle_newest(store, "digits", "stable", lambda _: None)
     assert serving(store) == "1"
 
 
@@ -150,7 +150,7 @@ def test_the_hourly_run_rolls_back_a_fail_with_a_lost_event(store: Store, pair, 
     keep("sm_89", two, one, slower=0.05)
     assert hourly(store) == "rolled back: digits:stable -> 1" and serving(store) == "1"
     assert channel_state.read_channel(store, "digits", "stable").move.why.startswith("canary FAIL ")
-    assert "a person promotes it again" in hourly(store) and serving(store) == "1"
+    assert "promote it by hand to serve it again" in hourly(store) and serving(store) == "1"
 
 
 def test_the_hourly_run_rolls_back_a_lost_fail_of_an_older_version(store: Store, pair, keep: Settle) -> None:

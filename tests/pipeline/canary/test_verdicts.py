@@ -133,7 +133,7 @@ def test_a_fail_rolls_back_only_a_served_candidate(store, versions, tmp_path):
     move = channel_state.read_channel(store, "digits", "stable").move
     assert move.action == "rollback" and move.by == "ada" and move.why.startswith("canary FAIL ")
     again = judged(tmp_path / "d", two, one, "--auto", failing=0.02)
-    assert "serves version 1 by now" in again.stderr
+    assert "now serves version 1" in again.stderr
     assert channel_state.read_channel(store, "digits", "stable").version == "1"
     fine = judged(tmp_path / "e", one, two, "--auto")
     assert fine.exit_code == 0 and channel_state.read_channel(store, "digits", "stable").version == "1"
@@ -155,7 +155,7 @@ def test_a_rollback_that_loses_a_race_changes_nothing(store, versions, monkeypat
     # A rollout that began meanwhile changes nothing of what is served.
     assert verdicts.roll_back(store, failed, "stable", "ada") == "rolled back: digits:stable -> 1"
     next(changes)()
-    assert "serves version 3 by now; no channel was moved" in verdicts.roll_back(store, failed, "stable", "ada")
+    assert "now serves version 3; no channel was moved" in verdicts.roll_back(store, failed, "stable", "ada")
     assert "eve moved it to 2 meanwhile" in str(run("rollback", "digits").exception)
 
 

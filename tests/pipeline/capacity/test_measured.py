@@ -44,7 +44,7 @@ def test_prices_use_the_narrowest_name(tmp_path: Path) -> None:
         ("l4: {per_hour: 1.0e+308}", "l4.per_hour: 1e+308: must be "),
         ("l4: 0.71", "l4: 0.71: must be a mapping"),
         ("l5: {per_hour: 1}", "prices.yaml:2: target 'l5' is not known; known: cpu"),
-        ("ampere: {per_hour: 1}", "prices.yaml:2: ampere is several: sm_80, sm_86; give each its price"),
+        ("ampere: {per_hour: 1}", "prices.yaml:2: ampere stands for several: sm_80, sm_86; give a price for each"),
         ("l4: {per_hour: 1}\nl4: {per_hour: 2}", "prices.yaml:3: key 'l4' is given twice; keep one"),
     ],
 )

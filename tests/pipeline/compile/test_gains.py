@@ -64,8 +64,8 @@ def test_fewer_bytes_count_as_a_gain_if_the_spec_says_so(wide: Project) -> None:
 def test_both_graphs_are_timed_alternately_here(wide: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     wide.change_spec(quantization={"gain": "latency"}, precisions=["fp32", "int8"], targets=[HERE])
     before = wide.run("plan", wide.spec, "--json").json
-    built = wide.run("build", wide.spec, "--json")
-    (reason,) = [row["reason"] for row in built.json["engines"] if row["precision"] == "int8"]
+    result = wide.run("build", wide.spec, "--json")
+    (reason,) = [row["reason"] for row in result.json["engines"] if row["precision"] == "int8"]
     assert "measured here in " not in "".join(str(entry.reason) for entry in wide.published()[1].engines)
     assert "measured here in " in reason and "times the speed of cpu fp32 onnxruntime" in reason, (before, reason)
     again = wide.run("plan", wide.spec, "--json")

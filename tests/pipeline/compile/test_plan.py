@@ -82,8 +82,8 @@ def test_new_calibration_data_are_no_cause_where_nothing_is_calibrated(precision
 
 
 def test_the_reason_is_the_known_cause_and_a_first_build_has_none() -> None:
-    changed = replace(REQUEST, model="c" * 64)
-    assert explain_change(REQUEST, changed, ["weights w changed"]) == "weights w changed"
+    changed_value = replace(REQUEST, model="c" * 64)
+    assert explain_change(REQUEST, changed_value, ["weights w changed"]) == "weights w changed"
     assert explain_change(None, REQUEST) == "no engine for this unit yet"
 
 

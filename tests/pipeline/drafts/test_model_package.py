@@ -1,6 +1,11 @@
-"""A spec out of a model package: as Olive writes them, as onnxruntime reads them, and hostile ones."""
+"""A spec out of a model package: as Olive writes them, as onnxruntime reads them, and hostile ones.
+
+`ENGINESMITH_OLIVE` names the Python of an environment with Olive (`pip install olive-ai==0.13.0`), which writes one.
+"""
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +86,23 @@ def test_a_variant_compiled_for_a_device_is_no_source(tmp_path: Path) -> None:
     compiled(root / "gpu/x.onnx")
     with pytest.raises(InputError, match=r"m/cpu, m/gpu.* are compiled for their devices"):
         look_at_package(root, tmp_path)
+
+
+@pytest.mark.skipif("ENGINESMITH_OLIVE" not in os.environ, reason="ENGINESMITH_OLIVE names no Python with Olive")
+def test_a_package_that_olive_itself_writes_is_read(tmp_path: Path) -> None:
+    command = [os.environ["ENGINESMITH_OLIVE"], "-m", "olive", "generate-model-package", "-o", tmp_path / "p"]
+    for name, options in (("gpu", [{"cuda": {}}]), ("cpu", [])):
+        (tmp_path / name).mkdir()
+        decoder = {
+            "filename": halving(tmp_path / name / "net.onnx").name,
+            "session_options": {"provider_options": options},
+        }
+        (tmp_path / name / "genai_config.json").write_text(json.dumps({"model": {"decoder": decoder}}))
+        command += ["-s", tmp_path / name]
+    subprocess.run(command, check=True, env={**os.environ, "OLIVE_DISABLE_TELEMETRY": "1"})
+    actual = look_at_package(tmp_path / "p.ortpackage", tmp_path)
+    assert str(actual.source["onnx"]).endswith("/cpu/net.onnx") and actual.name == "p"
+    assert any(note.endswith("/gpu (CUDAExecutionProvider)") for note in actual.notes)
 
 
 KEYS = st.sampled_from(["components", "variants", "m", "ep", "executor_info", "ort", "model_file"])

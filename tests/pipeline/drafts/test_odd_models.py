@@ -143,7 +143,7 @@ def test_any_tensor_name_is_valid_in_the_spec(tmp_path: Path, name: str) -> None
     ([node("Concat", ["p", "x"], ["y"], axis=1)], [X, value("p", ["batch", 0])], [value("y", ["batch", 8])],
      r"\[batch, 0\], which is always empty"),
     ([PRODUCT], [X, value("p", ["batch", 1 << 40])], [Y], r"\[batch, 1099511627776\], which is larger than any"),
-    ([node("Relu", ["w"], ["y"])], [], [value("y", [8, 4])], "takes no inputs"),
+    ([node("Relu", ["w"], ["y"])], [], [value("y", [8, 4])], "has no inputs"),
     ([PRODUCT], [X, X], [Y], "two inputs called 'x'"),
     ([node("OptionalGetElement", ["x"], ["y"])], [helper.make_value_info("x", OPTIONAL)], [X],
      "is optional, which no engine takes or gives; export the model without it"),

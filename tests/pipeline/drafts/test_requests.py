@@ -90,7 +90,7 @@ def test_images_are_cut_and_scaled(tmp_path: Path, shape: tuple[int, ...], first
         ("a.jsonl", '{"y": 1}', DataError, "a.jsonl:1 has no input 'x'"),
         ("a.json", '[{"x": [[1, 2], [3]]}]', DataError, "0: input 'x' is not an array of numbers: .*inhomogeneous"),
         ("a.csv", "1,2", InputError, "has the ending .csv; files of requests are .*jsonl"),
-        ("a.png", "PNG", DataError, "a folder of images needs"),
+        ("a.png", "PNG", DataError, "images needs .* of 3 or 4 axes; this one has x with 2 axes"),
         ("b.json", None, InputError, "does not exist"),
     ],
 )

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import yaml
@@ -11,8 +12,10 @@ from enginesmith.core.errors import InputError
 from pipeline.drafts.facts import FoundModel
 from pipeline.drafts.onnx_model import ProtoMessage, look_at_triton, parse
 from pipeline.drafts.text import write_spec
+from pipeline.spec.ensembles.model import load_ensemble
 from pipeline.spec.model import load_spec
 from tests.pipeline.drafts.graphs import halving
+from tests.pipeline.projects import exit_code
 from tests.pipeline.quantization.small_nets import build
 
 CONFIG = """
@@ -49,7 +52,7 @@ def sized(folder: Path, config: str, shape: str = "n,3,h,w") -> FoundModel:
 def test_configuration_that_contradicts_the_model_is_reported(tmp_path: Path) -> None:
     result = sized(tmp_path, "max_batch_size: 4 input {name: 'z' dims: [3, 5, 5]} input {name: 'x' dims: [192]}")
     assert "config.pbtxt: input 'z', which the model does not have; it has x" in result.notes
-    assert "config.pbtxt: input 'x' has 1 size, and the model takes 3: not taken" in result.notes
+    assert "config.pbtxt: input 'x' has 1 size, but the model takes 3: ignored" in result.notes
     right = sized(tmp_path / "right", "max_batch_size: 4 input {name: 'x' dims: [3, -1, 192]}").notes
     assert not any("input" in note for note in right)
 
@@ -127,7 +130,7 @@ def test_a_manual_configuration_is_kept_and_its_rest_reported(tmp_path: Path) ->
         "max_queue_delay_us": 100,
         "labels": {"y": "names.txt"},
     }
-    dropped = {note.split(": ")[1] for note in result.notes if "since no spec has it" in note}
+    dropped = {note.split(": ")[1] for note in result.notes if "because specs have no such key" in note}
     assert dropped == {"response_cache", "dynamic_batching.preserve_ordering", "instance_group.gpus"}
 
 
@@ -143,7 +146,7 @@ def test_a_manual_configuration_is_kept_and_its_rest_reported(tmp_path: Path) ->
 def test_of_several_versions_that_are_served_one_is_taken_and_the_others_are_reported(
     tmp_path: Path, policy: str, count: int
 ) -> None:
-    text = "config.pbtxt: version_policy: serves 2 versions, and a spec builds one: 1/model.onnx is taken"
+    text = "config.pbtxt: version_policy: serves 2 versions, but a spec builds one: 1/model.onnx is used"
     assert (text in sized(tmp_path, f"version_policy {{ {policy} }}").notes) == (count > 1)
 
 
@@ -162,7 +165,7 @@ def test_a_missing_label_file_is_reported(tmp_path: Path) -> None:
         ("\x00", "cannot be read"),
         ("a: 1\noutput {label_filename: '\\000'}", "line 2: .* has a NUL"),
         ("a " + "{ a " * 50, "deep"),
-        ("platform: 'ensemble'", "name the ONNX files of its steps"),
+        ("platform: 'ensemble'", "run `enginesmith init "),
     ],
 )
 def test_mistakes_are_reported(tmp_path: Path, text: str, words: str) -> None:
@@ -213,3 +216,51 @@ def as_plain(message: ProtoMessage) -> object:
 @given(MESSAGES)
 def test_written_text_can_be_parsed(message: dict[str, object]) -> None:
     assert as_plain(parse(as_text(message)[1:-1])) == message
+
+
+ENSEMBLE = """platform: "ensemble" max_batch_size: 8
+input { name: "IMAGE" data_type: TYPE_FP32 dims: [ 3, -1, -1 ] }
+output { name: "SCORES" data_type: TYPE_FP32 dims: [ 3, -1, -1 ] }
+ensemble_scheduling { step [
+  { model_name: "head" model_version: -1 input_map { key: "x" value: "features" }
+    output_map { key: "y" value: "SCORES" } },
+  { model_name: "backbone" model_version: -1 input_map { key: "x" value: "IMAGE" }
+    output_map { key: "y" value: "features" } }
+] }
+"""
+
+
+def write_ensemble(folder: Path, text: str) -> Path:
+    """A repository with an ensemble of a backbone and a head; its configuration."""
+    for name in ("backbone", "head"):
+        repository(folder / name, 'platform: "onnxruntime_onnx" max_batch_size: 8')
+    (folder / "net").mkdir()
+    (folder / "net" / "config.pbtxt").write_text(text)
+    return folder / "net" / "config.pbtxt"
+
+
+def test_the_steps_of_an_ensemble_become_its_graphs_in_the_order_of_the_data(tmp_path, capsys):
+    config = write_ensemble(tmp_path, ENSEMBLE)
+    assert exit_code("init", config) == 0
+    assert "head.x: backbone.y: as in config.pbtxt" in capsys.readouterr().err
+    np.savez(tmp_path / "golden.npz", IMAGE=np.zeros((8, 3, 8, 8), np.float32))
+    loaded = load_ensemble(tmp_path / "net.yaml")
+    assert {name: graph.source.onnx for name, graph in loaded.graphs.items()} == {
+        name: f"{name}/2/model.onnx" for name in ("backbone", "head")
+    }
+    assert loaded.spec.connections == {"backbone.x": "IMAGE", "head.x": "backbone.y"}
+    assert loaded.spec.outputs == ("head.y",) and loaded.graphs["head"].dims["batch"].max == 8
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"IMAGE" }', '"SCORES" }', "each of the steps head, backbone takes what another gives"),
+        ('value: "SCORES"', 'value: "other"', "no step gives the output 'SCORES'"),
+        ('model_name: "head"', 'model_name: "net"', "net/config.pbtxt is of the platform 'ensemble'"),
+        ('model_name: "head"', 'model_name: "gone"', "gone/config.pbtxt does not exist"),
+    ],
+)
+def test_an_ensemble_that_is_none_is_refused(tmp_path, capsys, old, new, words):
+    config = write_ensemble(tmp_path, ENSEMBLE.replace(old, new))
+    assert exit_code("init", config) == 2 and words in capsys.readouterr().err

@@ -90,7 +90,7 @@ def test_common_gaps_are_left_out_of_the_text():
     text = "\n".join(describe_comparison(decode(json.loads(json.dumps(encode(FOUND))), BackendComparison)))
     assert "fp32 b is refused: a | b" in text and "recommended: cpu fp32 a: because" in text
     assert "faster: x against y; too few runs" in text
-    assert "faster: x against z, by the times that each had alone (2,330 times)" in text
+    assert "faster: x against z, by the times of each alone (2,330 times)" in text
 
 
 def test_a_busy_machine_is_reported_once_with_the_remedy():
@@ -132,4 +132,4 @@ def test_an_unknown_precision_is_refused(project: Project):
     result = project.run("backends", "compare", project.spec, "--target", "cpu", "--precision", "fp8")
     assert result.code == 2 and "fp8: not in the spec, which has fp32, int8" in result.err
     result = project.run("backends", "compare", project.spec, "--target", "cpu", "--precision", "fp33")
-    assert result.code == 2 and "fp33: there is none; take of the spec's: fp32, int8" in result.err
+    assert result.code == 2 and "fp33: there is no such name; choose from the spec's: fp32, int8" in result.err

@@ -101,12 +101,12 @@ def test_engines_are_timed_one_at_a_time(built: Project) -> None:
         raise NotOnRecord(job.name)
 
     context = RunContext(store, Answering(note), Answering(note))
-    chosen = choose(store, parse_reference("tiny"), Target("cpu"), "fp32")
-    spec, golden = spec_of(chosen.manifest), chosen.manifest.sources["golden"]
+    choice = choose(store, parse_reference("tiny"), Target("cpu"), "fp32")
+    spec, golden = spec_of(choice.manifest), choice.manifest.sources["golden"]
     for timed in (
-        lambda: profile_published(chosen, ProfileOptions(), context),
-        lambda: benchmark_pair(chosen, chosen, ProfileOptions(), context),
-        lambda: time_engine(engine_of(chosen.entry), Latency(), golden, Work(spec, context), afresh=True),
+        lambda: profile_published(choice, ProfileOptions(), context),
+        lambda: benchmark_pair(choice, choice, ProfileOptions(), context),
+        lambda: time_engine(engine_of(choice.entry), Latency(), golden, Work(spec, context), afresh=True),
     ):
         with pytest.raises(NotOnRecord):
             timed()
@@ -116,8 +116,8 @@ def test_engines_are_timed_one_at_a_time(built: Project) -> None:
 @pytest.mark.parametrize("error", [IntegrityError("it is damaged"), ModelError("it does not run")])
 def test_an_untimeable_engine_stops_nothing_and_a_damaged_blob_does(built: Project, error: Exception) -> None:
     store, broken = built.store, Answering(raising(error))
-    chosen = choose(store, parse_reference("tiny"), Target("cpu"), "fp32")
-    work = Work(spec_of(chosen.manifest), RunContext(store, broken, broken))
-    golden = chosen.manifest.sources["golden"]
+    choice = choose(store, parse_reference("tiny"), Target("cpu"), "fp32")
+    work = Work(spec_of(choice.manifest), RunContext(store, broken, broken))
+    golden = choice.manifest.sources["golden"]
     with pytest.raises(IntegrityError) if isinstance(error, IntegrityError) else nullcontext():
-        assert time_engine(engine_of(chosen.entry), Latency(), golden, work, afresh=True) is None
+        assert time_engine(engine_of(choice.entry), Latency(), golden, work, afresh=True) is None

@@ -100,7 +100,11 @@ def test_a_weightless_engine_is_not_bundled(place, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("carry.json", "cannot be read as a folder of"), ("cases.npz", "changed on the way"), ("engines", "changed on")],
+    [
+        ("carry.json", "cannot be read as a folder of"),
+        ("cases.npz", "the digest that cases.json"),
+        ("engines", "the digest"),
+    ],
 )
 def test_a_folder_changed_in_transit_is_not_run(returned_once, tmp_path, name, message):
     shutil.copytree(returned_once[0], tmp_path / "out")
@@ -136,12 +140,12 @@ DOCTORED: dict[str, tuple[Change, str]] = {
     "another manifest": (with_field("manifest", "0" * 64), "its manifest is 000"),
     "other cases": (with_field("golden", "0" * 64), "its golden set is 000"),
     "another request": (with_field("build_key", "0" * 64), "its build key is 000"),
-    "another device": (with_device(compute_capability=[9, 0]), "it ran on sm_90, and the engine is for cpu"),
+    "another device": (with_device(compute_capability=[9, 0]), "it ran on sm_90, but the engine is for cpu"),
     "before it was made": (with_field("created_at", "2020-01-01T00:00:00+00:00"), "before this version was"),
     "yet to come": (with_field("created_at", "2999-01-01T00:00:00+00:00"), "in the future"),
     "no time": (with_field("created_at", "2026-01-01"), "not a time with a zone"),
     "an outcome of its own": (with_field("outcome", "splendid"), "'splendid', which this version does not know"),
-    "a case left out": (without_an_answer, "no answer to it was recorded"),
+    "a case left out": (without_an_answer, "has no answer to these inputs"),
     "a damaged answer": (with_a_damaged_answer, "a recorded answer is damaged"),
 }
 
@@ -227,7 +231,7 @@ def test_a_gpu_engine_is_proven_only_by_such_a_gpus_answers(place, returned_once
     copied = of_a_gpu(place, out, unit, tmp_path / "a", 0.0)
     assert copied.verdict == "refused" and "bit for bit in every case" in copied.reason
     elsewhere = of_a_gpu(place, out, unit, tmp_path / "b", 1e-6, compute_capability=(9, 0))
-    assert elsewhere.verdict == "refused" and "it ran on sm_90, and the engine is for sm_89" in elsewhere.reason
+    assert elsewhere.verdict == "refused" and "it ran on sm_90, but the engine is for sm_89" in elsewhere.reason
     assert of_a_gpu(place, out, unit, tmp_path / "c", 1e-6).verdict == "proven"
     assert of_a_gpu(place, out, unit, tmp_path / "d", 1e-2).verdict == "failed"
 

@@ -64,7 +64,7 @@ def test_missing_or_foreign_answers_of_a_graph_are_refused(place, returned):
     for request in list(answers)[:4]:
         gone = answers.pop(request)
         (result,) = judge(place[0], document)
-        assert result.verdict == "refused" and "no answer to it was recorded" in result.reason
+        assert result.verdict == "refused" and "has no answer to these inputs" in result.reason
         answers[request] = gone
     document["carried"][0]["golden"] = "0" * 64
     (result,) = judge(place[0], document)

@@ -148,8 +148,8 @@ def test_the_flow_proves_the_events_version_or_gives_the_reason(store, monkeypat
     run = flows.validate_pending.fn
     assert run(store.uri, "digits", "1", "cpu").message == "1 engine pending here, 1 proven"
     assert proven == ["digits@1"]
-    skipped = run(store.uri, "digits", "1", "sm_89")
-    assert (skipped.name, skipped.message) == ("Skipped", "digits@1: no sm_89 GPU on this machine")
+    result = run(store.uri, "digits", "1", "sm_89")
+    assert (result.name, result.message) == ("Skipped", "digits@1: no sm_89 GPU on this machine")
     run(store.uri)
     run(store.uri, "digits")
     assert proven == ["digits@1", "digits@3", "digits@3"], "without a version: the newest, and what is served"
@@ -173,12 +173,12 @@ def test_a_gpu_worker_is_requested_only_for_a_waiting_engine(store, monkeypatch)
     assert run(on="l4").message == "1 engine pending for l4, 1 proven"
     assert requests == [f"digits@{version} ['l4 fp32 tensorrt-rtx'] on l4" for version in "13"]
     others = {
-        "sm_90": "digits@1: an unproven engine is for l4, and these workers have sm_90",
-        "sm_89": "digits@1: an unproven engine is for l4, and these workers have sm_89",
+        "sm_90": "digits@1: an unproven engine is for l4, but these workers have sm_90",
+        "sm_89": "digits@1: an unproven engine is for l4, but these workers have sm_89",
     }
     for on, output in others.items():
-        skipped = run("digits", "1", "l4", on=on)
-        assert (skipped.name, skipped.message) == ("Skipped", output)
+        result = run("digits", "1", "l4", on=on)
+        assert (result.name, result.message) == ("Skipped", output)
         assert run(on=on).message == f"0 engines pending for {on}, 0 proven"
     assert len(requests) == 2
     for wrong in ("auto", "cpu"):

@@ -31,7 +31,7 @@ def test_the_measurably_fastest_is_recommended():
 
 def test_a_lead_without_a_paired_run_has_no_interval():
     advice = recommend([engine("a", 9e-3), engine("b", 1e-3)], [report.PairedComparison("b", "a", "faster", 1 / 9)])
-    expected = "the fastest, 1 ms per run; the next, a, takes 9 times as long (by the times that each had alone)"
+    expected = "the fastest, 1 ms per run; the next, a, takes 9 times as long (by the times of each engine alone)"
     assert advice.reason == expected
 
 

@@ -49,7 +49,7 @@ def model_of(folder: Path, name: str, **changes: np.ndarray) -> Path:
         ({"axes": np.array([1, 0])}, "'axes' has other values, and is not a weight"),
         ({"two": np.array(3.0, np.float32)}, "'two' has other values, and is not a weight"),
         ({"sizes": np.full(2, 2, np.float32)}, "'sizes' has other values, and is not a weight"),
-        ({"more": np.ones(3, np.float32)}, "'more' is in one of them alone"),
+        ({"more": np.ones(3, np.float32)}, "only one of the two models has constant 'more'"),
     ],
 )
 def test_models_that_differ_in_more_than_weights_are_distinguished(tmp_path, changes, words):

@@ -13,9 +13,9 @@ from tests.pipeline.projects import Project
 
 def plan(project: Project, place: Path) -> dict[str, dict[str, object]]:
     """The rows of `plan --all`, by folder."""
-    done = project.run("plan", "--all", place, "--json")
-    rows = {Path(row["spec"]).parent.name: row for row in done.json}
-    assert done.code == int(any(row["reason"] for row in rows.values()))
+    result = project.run("plan", "--all", place, "--json")
+    rows = {Path(row["spec"]).parent.name: row for row in result.json}
+    assert result.code == int(any(row["reason"] for row in rows.values()))
     return rows
 
 
@@ -35,8 +35,8 @@ def test_recorded_units_are_reported_for_every_spec(built: Project, place: Path)
     assert rows["there"]["units"] == {action: count for action, count in expected.items() if count}
     assert rows["wrong"]["units"] == {} and "inputs: is missing" in str(rows["wrong"]["reason"])
     assert plan(built, place) == rows, "with the copies that the first plan wrote"
-    done = built.run("plan", "--all", place / "there")
-    assert done.code == 0 and f"1 spec: 1 with nothing to do; {len(units)} units" in done.err
+    result = built.run("plan", "--all", place / "there")
+    assert result.code == 0 and f"1 spec: 1 with nothing to do; {len(units)} units" in result.err
     folded = built.run("plan", "--all", place).out  # a cell, which continues on the next line
     assert "missing; add it" in " ".join(folded.split())
 
@@ -68,8 +68,8 @@ def test_an_ensemble_is_one_row_with_the_units_of_its_graphs(tmp_path: Path) -> 
 
 
 def test_a_catalog_lists_registered_specs(project: Project) -> None:
-    done = project.run("build", "--all", "registered")
-    assert done.code == 3 or "no spec is registered" in done.err
+    result = project.run("build", "--all", "registered")
+    assert result.code == 3 or "no spec is registered" in result.err
     project.run("prefect", "register", project.spec, "--no-event")
     with gather_specs("registered", str(project.registry)) as specs:
         assert [address.partition("@")[0] for address in specs] == ["registered:tiny"]

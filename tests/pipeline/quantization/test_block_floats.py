@@ -297,9 +297,11 @@ def test_compensated_weights_lie_on_the_grid_and_lose_less_at_the_output(precisi
     rng, form = np.random.default_rng(3), FORMATS[precision]
     inputs = rng.normal(size=(512, 64)).astype(np.float32) @ rng.normal(size=(64, 64)).astype(np.float32)
     weight = rng.normal(size=(64, 24)).astype(np.float32)
-    rounded = compensate(weight, inputs.T @ inputs / np.float32(512), form)
-    assert np.array_equal(form.decode(*form.encode(rounded)), rounded), "writing the graph gives the same weights"
-    lost, plain = (np.square(inputs @ (other - weight)).sum() for other in (rounded, nearest(weight, form)))
+    rounded_weight = compensate(weight, inputs.T @ inputs / np.float32(512), form)
+    assert np.array_equal(form.decode(*form.encode(rounded_weight)), rounded_weight), (
+        "writing the graph gives the same weights"
+    )
+    lost, plain = (np.square(inputs @ (other - weight)).sum() for other in (rounded_weight, nearest(weight, form)))
     assert lost < 0.7 * plain
 
 

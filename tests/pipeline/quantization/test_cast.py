@@ -135,7 +135,7 @@ def test_measured_ranges_need_headroom() -> None:
     near = Ranges({"a": (0.0, 32753.0)}, "minmax", "0" * 64, 1)
     assert kept_nodes(model, ranges=fits) == set() and kept_nodes(model, ranges=near) == {"Relu_a", "MatMul_y"}
     notes = cast_float(model, "fp16", ranges=near)[1]
-    assert notes.float_nodes[0].reason == "tensor 'a' reached 32753 in calibration, fp16 ends at 65504"
+    assert notes.float_nodes[0].reason == "tensor 'a' reached 32753 in calibration; fp16 ends at 65504"
     assert kept_nodes(x_net("y = Relu(x)"), ranges=Ranges({"x": (0.0, 1e6)}, "minmax", "0" * 64, 1)) == {"Relu_y"}
 
 

@@ -95,8 +95,8 @@ def test_the_expected_error_assumes_uniform_values_in_each_bin(reach: float, cli
     bound = reach - clip / 2
     bins = LogHistogram.of(np.linspace(-reach, reach, 500).astype(np.float32)).bins
     values = (bins[0] + (bins[1] - bins[0]) * np.linspace(0.0005, 0.9995, 1000)[:, None]) + 0.0
-    exact = (np.square(values - quantized(values, -bound, bound, "int8")).mean(axis=0) * bins[2]).sum()
-    assert expected_error(bins, -bound, bound, bound / 127) == pytest.approx(exact, rel=0.03)
+    exact_error = (np.square(values - quantized(values, -bound, bound, "int8")).mean(axis=0) * bins[2]).sum()
+    assert expected_error(bins, -bound, bound, bound / 127) == pytest.approx(exact_error, rel=0.03)
 
 
 def test_a_single_outlier_does_not_stretch_percentiles_and_entropy() -> None:

@@ -34,9 +34,9 @@ def test_the_command_ranks_and_draws_and_the_build_uses_its_record(small: Projec
     assert (out / "frontier.svg").read_text().startswith("<svg")
     table = small.run("debug", "sensitivity", small.spec, "--activation", "uint8").out
     assert "chosen: " in table and "in int8: predicted" in table
-    built = small.run("build", small.spec, "--json")
-    assert built.code == 0, built.err
-    assert "choose int8 (uint8 activations): cached" in built.err
+    result = small.run("build", small.spec, "--json")
+    assert result.code == 0, result.err
+    assert "choose int8 (uint8 activations): cached" in result.err
     record = _record(small)
     assert "of the multiplications with weights in int8" in record["notes"][0]
     graph = onnx.load(small.store.path(record["model"]))
@@ -48,8 +48,8 @@ def test_another_floor_gives_another_choice(small: Project) -> None:
     assert small.run("debug", "sensitivity", small.spec, "--json").json["left"] == {}
     small.change_spec(quantization={"floor": {"sqnr_db": 130}}, precisions=["fp32", "int8"])
     assert small.run("debug", "sensitivity", small.spec, "--json").json["left"] != {}
-    built = small.run("build", small.spec)
-    assert built.code == 0 and "0 nodes compute in int8" in built.out
+    result = small.run("build", small.spec)
+    assert result.code == 0 and "0 nodes compute in int8" in result.out
     assert "0 nodes compute in int8" in small.run("plan", small.spec).out
     engine = next(row for row in small.run("build", small.spec, "--json").json["engines"] if row["precision"] == "int8")
     assert engine["status"] == "refused" and engine["digest"] is None and "use fp32" in engine["reason"]
@@ -74,9 +74,9 @@ def test_each_group_is_written_in_its_chosen_format(small: Project) -> None:
 
 def test_measured_times_are_part_of_the_choice_and_its_record(small: Project) -> None:
     small.change_spec(quantization={"latency": "measure"})
-    shown = small.run("debug", "sensitivity", small.spec, "--activation", "uint8", "--json")
-    assert shown.code == 0, shown.err
-    assert all(row["int8_ms"] > 0 and row["float_ms"] > 0 for row in shown.json["groups"])
+    result = small.run("debug", "sensitivity", small.spec, "--activation", "uint8", "--json")
+    assert result.code == 0, result.err
+    assert all(row["int8_ms"] > 0 and row["float_ms"] > 0 for row in result.json["groups"])
     table = small.run("debug", "sensitivity", small.spec, "--activation", "uint8")
     assert "choose int8 (uint8 activations): cached" in table.err and "without -> with" in table.out
     # No target of this spec takes the other kind of int8, so there is nothing to measure, and it says so.
@@ -92,9 +92,9 @@ def test_weights_of_a_reduced_range_are_searched_separately(small: Project, tmp_
     small.change_spec(backends={"onnxruntime": {"reduced_range": "always"}})
     shown = small.run("debug", "sensitivity", small.spec, "--activation", "uint8")
     assert "choose int8 (uint8 activations, 7-bit weights): done" in shown.err
-    built = small.run("build", small.spec, "--json")
-    assert "choose int8 (uint8 activations, 7-bit weights): cached" in built.err
-    assert "write int8 (uint8 activations, 7-bit weights, fp32 elsewhere): done" in built.err
+    result = small.run("build", small.spec, "--json")
+    assert "choose int8 (uint8 activations, 7-bit weights): cached" in result.err
+    assert "write int8 (uint8 activations, 7-bit weights, fp32 elsewhere): done" in result.err
     for version, last in (("1", 127), ("2", 64)):
         args = f"tiny@{version}", "--target", "cpu", "--precision", "int8", "--dest", tmp_path / version
         pulled = small.run("pull", *args, "--json").json

@@ -28,10 +28,10 @@ def test_the_page_shows_the_record(built: Project) -> None:
 
 
 def test_the_command_shows_the_record(built: Project) -> None:
-    shown = built.run("show", "tiny", "--quantization")
-    assert shown.code == 0, shown.err
-    assert "100.0 % of the multiplications with weights in int8" in shown.out
-    assert "activation, uint8" in shown.out and "weight, int8" in shown.out
+    result = built.run("show", "tiny", "--quantization")
+    assert result.code == 0, result.err
+    assert "100.0 % of the multiplications with weights in int8" in result.out
+    assert "activation, uint8" in result.out and "weight, int8" in result.out
     message = built.run("show", "tiny", "--quantization", "--json").json
     assert message[CPU_INT8]["tensors"][0]["sqnr_db"] <= message[CPU_INT8]["tensors"][-1]["sqnr_db"]
 
@@ -40,8 +40,8 @@ def test_without_calibration_there_is_nothing_to_show(project: Project) -> None:
     project.change_spec(targets=["cpu"], precisions=["fp32"], calibration=None)
     assert project.build().code == 0
     assert "<h2>Quantization</h2>" not in project.page()
-    shown = project.run("show", "tiny", "--quantization")
-    assert shown.out.strip() == "tiny@1 has no graph that was quantized by calibration"
+    result = project.run("show", "tiny", "--quantization")
+    assert result.out.strip() == "tiny@1 has no graph that was quantized by calibration"
     assert project.run("show", "tiny", "--quantization", "--json").json == {}
 
 

@@ -133,13 +133,13 @@ def test_a_model_with_int8_of_its_own_is_marked_everywhere(project: Project) -> 
     assert count_integer_nodes(model) and {name for name, _ in count_integer_nodes(model)} == {"MatMulInteger"}
     project.change_spec(targets=["cpu"], precisions=["fp32", "int8-dynamic"], backends={"onnxruntime": {}})
     planned = project.run("plan", project.spec)
-    built = project.run("build", project.spec, "--json")
-    assert built.code == 0, built.err
-    rows = {row["precision"]: row for row in built.json["engines"]}
+    result = project.run("build", project.spec, "--json")
+    assert result.code == 0, result.err
+    rows = {row["precision"]: row for row in result.json["engines"]}
     assert rows["fp32"]["status"] == rows["int8-dynamic"]["status"] == "proven"
-    assert "in int8, as the model came (" in rows["fp32"]["reason"] and "MatMulInteger" in rows["fp32"]["reason"]
-    assert "as the model came" not in rows["int8-dynamic"]["reason"]
+    assert "in int8, as in the source model (" in rows["fp32"]["reason"] and "MatMulInteger" in rows["fp32"]["reason"]
+    assert "as in the source model" not in rows["int8-dynamic"]["reason"]
     again = project.run("plan", project.spec)
-    assert planned.code == 0 and "as the model came" in again.out
+    assert planned.code == 0 and "as in the source model" in again.out
     page = next((project.registry / "models").glob("*/versions/1/report.html"))
-    assert "as the model came" in page.read_text()
+    assert "as in the source model" in page.read_text()

@@ -77,7 +77,7 @@ def test_a_worker_rehearses_a_unit_without_a_local_machine(built, monkeypatch):
     entry, slow = manifest.engines[0], replace(EQUAL, ratio=1.2, low=1.1, high=1.3)
     trial = replace(OLD, digest=entry.digest, report=entry.report, toolchain=entry.toolchain)
     there = replace(machine(), cpu="another")
-    measured = UnitRehearsal(manifest.reference, entry.unit, trial, trial, "stays", "slow", slow, there)
+    rehearsal_result = UnitRehearsal(manifest.reference, entry.unit, trial, trial, "stays", "slow", slow, there)
 
     def work(job: Any, *_: object) -> Any:
         request = decode_request(json.loads(json.dumps(encode_request(job.request))))
@@ -101,10 +101,10 @@ def test_a_worker_rehearses_a_unit_without_a_local_machine(built, monkeypatch):
     assert rehearse(nobody).why.startswith("no node with sm_90; start one; neither built")
     with pytest.raises(StepError, match="no node with"):
         rehearse(lost)
-    untimed = replace(measured, verdict="unknown", why="it could not be timed", times=None)
-    results = [untimed, measured]
-    assert (rehearse(work), rehearse().machine) == (untimed, None), "it is timed again the next time"
-    assert rehearse(work) == measured
+    untimed_unit = replace(rehearsal_result, verdict="unknown", why="it could not be timed", times=None)
+    results = [untimed_unit, rehearsal_result]
+    assert (rehearse(work), rehearse().machine) == (untimed_unit, None), "it is timed again the next time"
+    assert rehearse(work) == rehearsal_result
     assert [(result.verdict, result.machine) for result in (rehearse(), rehearse(nobody))] == [("stays", there)] * 2
     assert (rehearse(slower=0.5).verdict, rehearse(pin="3").verdict) == ("moves", "unknown")
     for other in (None, SimpleNamespace(digest="b" * 64)):
@@ -130,8 +130,8 @@ def test_each_side_runs_with_its_versions_in_place_or_in_an_environment(built, m
 
 def test_measurements_of_another_machine_count_for_the_local_engine(built, monkeypatch):
     """As of an ensemble, of which a graph may have been built again since."""
-    measured = UnitRehearsal("tiny@1", "cpu fp32 ensemble", OLD, OLD, "moves")
-    monkeypatch.setattr(Rehearser, "recall", lambda *_: measured)
+    rehearsal_result = UnitRehearsal("tiny@1", "cpu fp32 ensemble", OLD, OLD, "moves")
+    monkeypatch.setattr(Rehearser, "recall", lambda *_: rehearsal_result)
     rehearser = Rehearser(Upgrade({}), RunContext(built.store, LocalExecutor(), LocalExecutor()))
     manifest = built.published()[1]
     for digest, verdict in ((None, "moves"), (OLD.digest, "moves"), ("b" * 64, "unknown")):

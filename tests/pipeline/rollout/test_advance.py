@@ -183,7 +183,7 @@ def test_a_policy_with_waves_accepts_only_its_own_waves():
     ruled = fleet.plan("10%", "100%")
     policies.write(store, "digits", "stable", ChannelPolicy(rollout=ruled))
     assert policies.of_channel(store, *fleet.WHERE).rollout == ruled
-    with pytest.raises(InputError, match=r"come in waves \(10%, 100%\): `enginesmith rollout start digits@2 digits:st"):
+    with pytest.raises(InputError, match=r"in waves \(10%, 100%\): `enginesmith rollout start digits@2 digits:st"):
         channels.promote(store, two, "stable")
     assert operations.plan_of(store, *fleet.WHERE, None) == ruled == operations.plan_of(store, *fleet.WHERE, ruled)
     with pytest.raises(InputError, match="sets another plan"):

@@ -86,15 +86,15 @@ def test_all_functions_work_with_a_keyboard(tab: Tab, site: Path) -> None:
     tab.press("Tab", 9)
     assert tab.evaluate("document.activeElement.textContent") == "Skip to the content"
     assert tab.evaluate("document.activeElement.getBoundingClientRect().top") >= 0
-    seen = []
+    focused_texts = []
     for _ in range(12):
         tab.press("Tab", 9)
         style = tab.evaluate(
             "(style => [style.outlineStyle, parseFloat(style.outlineWidth)])(getComputedStyle(document.activeElement))"
         )
-        seen.append(tab.evaluate("document.activeElement.textContent.trim()"))
-        assert style[0] == "solid" and style[1] >= 2, (seen[-1], style)
-    assert seen[:3] == ["Models", "Canaries", "Runs"] and len(set(seen)) > 9
+        focused_texts.append(tab.evaluate("document.activeElement.textContent.trim()"))
+        assert style[0] == "solid" and style[1] >= 2, (focused_texts[-1], style)
+    assert focused_texts[:3] == ["Models", "Canaries", "Runs"] and len(set(focused_texts)) > 9
 
 
 def test_a_deep_link_shows_its_engine(tab: Tab, site: Path) -> None:

@@ -117,7 +117,8 @@ class TestGolden:
     def test_inputs_that_the_model_does_not_take_are_named_with_the_remedy(self, tmp_path):
         request = torch_request(tmp_path, net("return torch.zeros(1, 4)[x.to(torch.int64) + 7]"), inputs=(X,))
         fails(
-            request, "out of bounds.*; its inputs were random, of the sizes in dims: correct these, or add golden.data"
+            request,
+            "out of bounds.*; the inputs were random, with the sizes in dims: correct the dims, or add golden.data",
         )
 
     def test_without_samples_random_ones_are_used_with_a_note(self, tmp_path):
@@ -231,8 +232,8 @@ class TestOnnx:
         inputs = "float[B,1,W] x"
         save_onnx(build(inputs, outputs, text, weights), tmp_path / "source.onnx")
         x, dims = TensorSpec("x", "float32", ("batch", 1, "width")), (BATCH, Dim("width", 4, 8, 16, multiple=multiple))
-        exported = run(replace(self.request(tmp_path), inputs=(x,), dims=dims))
-        y, n, t = specs_of(onnx.load(exported.onnx))[1]
+        export_result = run(replace(self.request(tmp_path), inputs=(x,), dims=dims))
+        y, n, t = specs_of(onnx.load(export_result.onnx))[1]
         assert [y.shape, n.shape] == [y_shape, (1, "v")] and t.shape[2] == "v"
         request = BuildRequest("", "fp32", Target("cpu"), "onnxruntime", (x,), (y,), tuple(profiles((x,), dims)))
         assert largest_batch(request) == BATCH.max  # Triton's max_batch_size

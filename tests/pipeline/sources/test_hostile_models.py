@@ -170,7 +170,7 @@ def test_constants_inside_nodes_are_embedded_up_to_2_gb(folder: Path, monkeypatc
     far(model.graph.node[3].attribute[0].g.initializer.add(name="z", data_type=1, dims=[12]), "weights.bin")
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     monkeypatch.setattr(external_data, "LARGEST_BYTES", 47)
-    monkeypatch.setattr(onnx_model, "_parse", lambda _: model)
+    monkeypatch.setattr(onnx_model, "_parse", lambda _, weights: model)
     with pytest.raises(ModelError, match="constants of over 2 GB"):
         load_onnx(folder / "model.onnx", folder)
 

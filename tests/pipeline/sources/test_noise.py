@@ -36,13 +36,13 @@ def test_a_model_without_a_float64_run_is_exported_with_a_note(tmp_path: Path, b
     result = exported(tmp_path, body)
     assert all(check.passed for check in result.checks)
     (note,) = [note for note in result.notes if "noise floor" in note]
-    assert "is not known (" in note and "the documented limits count" in note and "Error: " in note
+    assert "is not known (" in note and "the documented limits apply" in note and "Error: " in note
 
 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("MOST_S", 0.01, "the float64 run was ended after 0.01 s"),
+        ("MOST_S", 0.0, "the float64 run was ended after 0 s"),
         ("BASE_MIB", 1, "the float64 run needs more than 1 MiB of memory"),
     ],
 )

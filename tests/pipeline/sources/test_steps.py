@@ -88,7 +88,7 @@ def test_outputs_of_unequal_steps_are_stored_place_by_place():
 
 
 def test_a_single_prompt_carries_no_state():
-    with pytest.raises(DataError, match="one step each"):
+    with pytest.raises(DataError, match="every sequence has one step"):
         prompted([1, 0, 0, 0, 1, 0, 0, 0], [0] * 4 + [1] * 4)
 
 
@@ -102,7 +102,7 @@ def test_a_batch_of_less_than_two_streams_runs_none_together():
 
 
 def test_sequences_of_one_step_are_refused():
-    with pytest.raises(DataError, match="one step each, so that no state is handed on"):
+    with pytest.raises(DataError, match="has one step, so no state is passed on"):
         cases(4, 3, np.arange(3))
 
 

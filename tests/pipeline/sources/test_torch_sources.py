@@ -45,18 +45,22 @@ class TestEntryPoint:
         fails(torch_request(tmp_path, LINEAR, arguments={"widht": 2}), "unexpected keyword argument 'widht'")
 
     def test_arguments_reach_the_function(self, tmp_path):
-        exported = run(torch_request(tmp_path, LINEAR, arguments={"width": 7}))
-        assert specs_of(onnx.load(exported.onnx))[1][0].shape == ("batch", 7)
+        export_result = run(torch_request(tmp_path, LINEAR, arguments={"width": 7}))
+        assert specs_of(onnx.load(export_result.onnx))[1][0].shape == ("batch", 7)
 
     def test_the_fields_of_a_dataclass_are_the_outputs(self, tmp_path):
         fields = "from dataclasses import dataclass\n@dataclass\nclass Output:\n    y: object\n    z: object = None\n"
-        exported = run(torch_request(tmp_path, fields + net("return Output(x * 2)")))
-        assert [value.name for value in onnx.load(exported.onnx).graph.output] == ["y"] and not failed(exported)
+        export_result = run(torch_request(tmp_path, fields + net("return Output(x * 2)")))
+        assert [value.name for value in onnx.load(export_result.onnx).graph.output] == ["y"] and not failed(
+            export_result
+        )
 
     def test_inputs_may_be_keywords_only_in_the_specs_order(self, tmp_path):
         code = net("return a * 2 + x.sum(1, keepdim=True)", more="").replace("self, x", "self, *, x, a")
-        exported = run(torch_request(tmp_path, code, inputs=(TensorSpec("a", "float32", ("batch", 2)), X)))
-        assert [value.name for value in onnx.load(exported.onnx).graph.input] == ["a", "x"] and not failed(exported)
+        export_result = run(torch_request(tmp_path, code, inputs=(TensorSpec("a", "float32", ("batch", 2)), X)))
+        assert [value.name for value in onnx.load(export_result.onnx).graph.input] == ["a", "x"] and not failed(
+            export_result
+        )
 
     def package(self, folder: Path, code: str) -> None:
         folder.mkdir()

@@ -48,8 +48,8 @@ class KnownTimes(RunTimes):
     """Times without interpolation. of: seconds of a run of (samples, size of each dim...)."""
 
     def __init__(self, of: Callable[..., float] = seconds_at) -> None:
-        empty = np.zeros((1, 1), np.int64)
-        super().__init__(ServiceTimes(("length",), empty, np.ones((1, 3)), np.ones(1)), None)
+        zero_size = np.zeros((1, 1), np.int64)
+        super().__init__(ServiceTimes(("length",), zero_size, np.ones((1, 3)), np.ones(1)), None)
         object.__setattr__(self, "of", of)
 
     def table(self, edges, max_samples):

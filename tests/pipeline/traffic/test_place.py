@@ -39,7 +39,10 @@ def test_a_file_says_its_model_and_another_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("others", "words"),
-    [({"sampling": 0.5, "seed": 1}, "hold 1 and 0.5 of the traffic"), ({"start": 3.0}, "do not count from the epoch")],
+    [
+        ({"sampling": 0.5, "seed": 1}, "hold 1 and 0.5 of the traffic"),
+        ({"start": 3.0}, "are not seconds since the epoch"),
+    ],
 )
 def test_files_that_do_not_belong_together_are_refused(tmp_path, others, words):
     write(tmp_path / "a.jsonl", [1, 2])

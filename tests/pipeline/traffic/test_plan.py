@@ -22,7 +22,7 @@ def test_the_batcher_fills_the_batch_dim_by_default():
         (BucketOptions(("lenght",)), "'lenght' is not a dynamic dim of the model; .*length"),
         (BucketOptions(("fixed",)), "'fixed' has only the size 7"),
         (BucketOptions(batch=9), r"--batch 9 is more than dims.batch accepts \(1..8\)"),
-        (BucketOptions(("batch",), batch=4), "batch gets no buckets of its own where requests are put together"),
+        (BucketOptions(("batch",), batch=4), "batch gets no buckets of its own if requests are batched"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, words):
@@ -50,7 +50,7 @@ def test_a_model_without_a_batch_has_no_policy():
     inputs = (TensorSpec("x", "float32", (3, "length")),)
     trace = trace_of_sizes([1, 2, 3])
     assert task_of(trace, dims=(LENGTH,), inputs=inputs).policy is None
-    with pytest.raises(InputError, match="cannot be put together"):
+    with pytest.raises(InputError, match="cannot be batched"):
         task_of(trace, BucketOptions(batch=4), (LENGTH,), inputs)
     with pytest.raises(InputError, match="no dynamic dim but the batch"):
         task_of(trace, dims=(BATCH,), inputs=(TensorSpec("x", "float32", ("batch", 8)),))

@@ -40,17 +40,9 @@ def test_an_attribution_is_read_back_unchanged_without_bare_nan() -> None:
     assert document["format"] == 1 and document["segments"] == 3
     assert document["rows"][0]["local"]["sqnr_db"] == "nan" and document["rows"][2]["local"]["sqnr_db"] == "-inf"
     nothing = replace(FOUND, proposal=Proposal(3, 7, False, None))
-    assert encode_document(nothing)["proposal"] == {
-        "groups": 3,
-        "runs": 7,
-        "minimal": False,
-        "leave": None,
-        "searched": False,
-        "ended_early": False,
-        "overrides": None,
-        "snippet": None,
-        "quality": None,
-    }
+    empty = dict.fromkeys(("leave", "overrides", "snippet", "quality"))
+    counts = {"groups": 3, "runs": 7, "minimal": False, "searched": False, "ended_early": False}
+    assert encode_document(nothing)["proposal"] == counts | empty
 
 
 @pytest.mark.parametrize("change", [{"format": 2}, {"rows": [{}]}, {"taps": None}])
@@ -80,9 +72,10 @@ def test_the_headline_says_blamed_spread_or_nothing() -> None:
 
 def test_the_result_always_says_whether_tapping_changed_the_outputs() -> None:
     assert "changed no bit" in describe_taps(FOUND) and describe_taps(FOUND) in describe_attribution(FOUND)
-    changed = replace(FOUND, taps=Taps(4, {"logits": TensorError(91.04, 1e-6)}))
+    changed_value = replace(FOUND, taps=Taps(4, {"logits": TensorError(91.04, 1e-6)}))
     assert (
-        describe_taps(changed) == "tapping changed the outputs (logits by 91.0 dB): the ranking is of the tapped model"
+        describe_taps(changed_value)
+        == "tapping changed the outputs (logits by 91.0 dB): the ranking is of the tapped model"
     )
     assert "not known" in describe_taps(replace(FOUND, taps=Taps()))
 

@@ -114,8 +114,8 @@ def same_hours_of_two_days(rng: Rng, count: int, *, slower: float = 0.0) -> Logs
 def hour_about(rng: Rng, count: int, *, slower: float = 0.0) -> Logs:
     """The two sides serve in turns of an hour."""
     times = arrivals(rng, 2 * count, 0, 24)
-    mine = (times // HOUR) % 2 == 0
-    return _of_a_day(rng, times[mine], times[~mine], slower, ("INSUFFICIENT",))
+    candidate_hours = (times // HOUR) % 2 == 0
+    return _of_a_day(rng, times[candidate_hours], times[~candidate_hours], slower, ("INSUFFICIENT",))
 
 
 def halves(rng: Rng, count: int, *, slower: float = 0.0, drift: float = 0.0) -> Logs:

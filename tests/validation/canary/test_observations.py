@@ -53,7 +53,7 @@ def test_good_lines_are_read(tmp_path):
         ("[" * 100_000, "is not JSON"),
         ('{"time": 1', "is not JSON"),
         ("\udcff\udcfe", "is not JSON"),
-        (json.dumps({**HEAD, "format": 2}), "observations of format 1 are needed"),
+        (json.dumps({**HEAD, "format": 2}), "'enginesmith-observations' in format 2; this version reads"),
         (json.dumps({**HEAD, "engine": "zz"}), "engine is 'zz'; a SHA-256"),
         (json.dumps(HEAD), "is a second head"),
         (json.dumps({**HEAD, "planned": -5}), "planned is '-5'"),

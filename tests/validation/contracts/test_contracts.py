@@ -128,10 +128,10 @@ SOFT = np.array([[0.2, 0.3, 0.5], [1, 0, 0]], np.float32)
     ],
 )
 def test_a_predicate_holds_on_what_it_describes_and_measures_what_breaks_it(structure, good, bad, value):
-    read = decode(structure, Structure)
-    ((_, number, limit),) = find_broken(read, good, good, {"batch": 2})
+    decoded_value = decode(structure, Structure)
+    ((_, number, limit),) = find_broken(decoded_value, good, good, {"batch": 2})
     assert number <= limit
-    ((name, broken, limit),) = find_broken(read, good, bad, {"batch": 2})
+    ((name, broken, limit),) = find_broken(decoded_value, good, bad, {"batch": 2})
     assert name == next(iter(structure))
     assert not broken <= limit
     assert broken == pytest.approx(value, nan_ok=True, rel=1e-6)

@@ -227,12 +227,12 @@ def test_draws_of_different_distributions_are_distinguished(of: str, vary: str |
 
 def test_samples_that_cannot_be_compared_fail() -> None:
     still, none, y = drawn("noise", "noise", Drawing("noise"), ("still", "none", "y"))
-    assert not still.passed and "the graph gives the same in every draw" in still.note
+    assert not still.passed and "the graph gives the same output in every draw" in still.note
     # Rounded otherwise, a constant is another constant: no draw was tested, and the note must not give a p-value.
     (near,) = drawn("noise", "noise", Nudged("noise"), ("still",))
     assert not near.passed and near.value is None and near.note == still.note
     (stuck,) = drawn("noise", "noise", Drawing("noise", 0.0), ("y",))
-    assert not stuck.passed and "the engine gives the same in every draw" in stuck.note
+    assert not stuck.passed and "the engine gives the same output in every draw" in stuck.note
     assert not none.passed and "no such output" in none.note
     assert y.passed
     (nan,) = drawn("noise", "noise", Drawing("noise", 1.0, lambda x, y: y * np.float32(np.nan)))

@@ -337,7 +337,7 @@ def test_a_sum_follows_from_the_sizes_of_its_dims(tmp_path):
     assert check_inputs(specs, tensors) == sizes_of(tensors, specs)
     tensors["mask"] = np.ones((1, 4), int)
     for check in (lambda: sizes_of(tensors, specs), lambda: check_inputs(specs, tensors)):
-        with pytest.raises(DataError, match=r"'mask' has 4 on axis 1, where 'past \+ tokens' is 5"):
+        with pytest.raises(DataError, match=r"'mask' has size 4 on axis 1, but 'past \+ tokens' is 5"):
             check()
 
 

@@ -28,7 +28,7 @@ def test_expected_outputs_that_moved_are_counted_and_the_largest_is_named(before
     result = change(before, freeze(GOLDEN, SPECS, DIMS, moved.run, np.arange(12)))
     assert (result.inputs, result.expected, result.labels) == ((), ("batch=16",), False)
     assert result.largest["y"][0] == pytest.approx(0.5, rel=1e-5)
-    assert str(result) == "1 of 7 cases has other expected outputs; y by up to 0.5 at batch=16"
+    assert str(result) == "1 of 7 cases has other expected outputs; y: by up to 0.5, in case batch=16"
 
 
 def test_changes_of_data_cases_labels_and_floor_are_reported(before: GoldenSet) -> None:
@@ -53,7 +53,7 @@ def test_an_output_of_another_shape_has_no_finite_difference(before: GoldenSet) 
     flat = freeze(GOLDEN, SPECS, DIMS, lambda inputs: {"y": Linear().run(inputs)["y"][:, :1]}, np.arange(12))
     result = change(before, flat)
     assert result.largest["y"][0] == np.inf
-    assert "y of another shape or kind, or not finite, at " in str(result)
+    assert "y: another shape or kind of numbers, or values that are not finite, in case " in str(result)
     assert result.to_json()["largest"]["y"]["difference"] is None
 
 

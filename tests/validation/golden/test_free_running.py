@@ -133,5 +133,5 @@ def test_template_inputs_are_not_empty():
 
     assert GoldenSet((case(0), case(3))).real_inputs["past"].shape == (1, 3)
     assert GoldenSet((case(0),)).real_inputs["past"].shape == (1, 0)
-    with pytest.raises(DataError, match="no golden case"):
+    with pytest.raises(DataError, match="no case of kind 'golden'"):
         _ = GoldenSet(()).real_inputs

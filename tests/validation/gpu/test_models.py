@@ -41,7 +41,7 @@ def test_cases_are_kept_without_safetensors_and_a_change_is_found(tmp_path: Path
             one.expected["y"], other.expected["y"]
         )
     (tmp_path / "cases.npz").write_bytes(b"PK")
-    with pytest.raises(IntegrityError, match=r"changed on the way\); copy the folder again"):
+    with pytest.raises(IntegrityError, match=r"digest that cases.json gives\); copy the folder again"):
         load_cases(tmp_path)
     (tmp_path / "cases.json").write_bytes(b"[" * 100)
     with pytest.raises(IntegrityError, match="holds no golden cases"):

@@ -163,12 +163,12 @@ def test_device_time_is_reported_where_the_device_measures_it():
 
 def test_a_report_survives_json():
     report = latency_report()
-    written = json.loads(json.dumps(encode(report), allow_nan=False))
-    assert decode(written, LatencyReport) == report
-    first = written["buckets"][0]
+    document = json.loads(json.dumps(encode(report), allow_nan=False))
+    assert decode(document, LatencyReport) == report
+    first = document["buckets"][0]
     assert {"median_s", "items_per_s", "surroundings"} <= first.keys() and first["surroundings"]["busy"] == []
-    assert {"saved", "source"} <= written["anatomy"]["traffic"].keys()
-    assert {"intensity", "macs", "by_dtype", "unsized"} <= written["anatomy"]["graph"].keys()
+    assert {"saved", "source"} <= document["anatomy"]["traffic"].keys()
+    assert {"intensity", "macs", "by_dtype", "unsized"} <= document["anatomy"]["graph"].keys()
     # What follows from other numbers cannot be made to say something else.
     first["items_per_s"] = 1e9
-    assert decode(written, LatencyReport) == report
+    assert decode(document, LatencyReport) == report

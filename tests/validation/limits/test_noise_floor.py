@@ -93,7 +93,7 @@ def test_a_floor_grows_with_the_sums_and_a_missing_floor_has_a_reason(tmp_path: 
 
 def test_a_model_with_random_operators_has_no_floor(tmp_path: Path) -> None:
     path = net(tmp_path, "r = RandomNormalLike(x) y = Add(x, r)", "float[2] x", "float[2] y")
-    with pytest.raises(ValueError, match="RandomNormalLike draws its result"):
+    with pytest.raises(ValueError, match="RandomNormalLike gives random results"):
         DoubleSession(path)
 
 

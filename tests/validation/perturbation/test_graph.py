@@ -103,7 +103,7 @@ def test_a_mask_of_the_lowest_number_does_not_overflow(tmp_path):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("r = RandomNormalLike(x) y = Add(x, r)", "RandomNormalLike draws its result"),
+        ("r = RandomNormalLike(x) y = Add(x, r)", "RandomNormalLike gives random results"),
         ("y = com.microsoft.QuickGelu(x)", "the type of 'y', which QuickGelu makes, is not known"),
         ("q = QuantizeLinear<axis=1>(x, steps, zeros) y = DequantizeLinear<axis=1>(q, steps, zeros)", "is not one"),
     ],

@@ -91,7 +91,7 @@ def test_an_unknown_rounding_has_a_reason(tmp_path):
         '<ir_version: 8, opset_import: ["": 20]> net (float[n,8] x) => (float[n,8] y) '
         "{ r = RandomNormalLike(x) y = Add(x, r) }"
     )
-    assert honest_of(tmp_path, model) == Honest(reason="RandomNormalLike draws its result")
+    assert honest_of(tmp_path, model) == Honest(reason="RandomNormalLike gives random results")
 
 
 @pytest.mark.parametrize(

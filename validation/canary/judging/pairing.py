@@ -61,11 +61,11 @@ class PairsEnd:
 def describe_kill(role: str, side: ObservationTable) -> str:
     """Why a side's log ends too early: its engine or its replay was killed; '' if neither was."""
     if side.died:
-        return f"the {role}'s engine ended its process: {side.died}; find out why, mend it, run the canary again"
+        return f"the {role}'s engine ended its process: {side.died}; find the cause, fix it, and run the canary again"
     if side.planned and not side.ended:
         return (
-            f"the run was killed after {len(side)} of {side.planned} requests ({side.path.name} does not say that it "
-            "was stopped in order); run the canary again"
+            f"the run was killed after {len(side)} of {side.planned} requests ({side.path.name} does not record an "
+            "orderly stop); run the canary again"
         )
     return ""
 
@@ -101,9 +101,7 @@ def end_of_pairs(candidate: ObservationTable, baseline: ObservationTable, ignore
         if (ignore_missing and (is_closed or is_chance)) or (is_closed and role == "candidate"):
             notes.append(text)
         else:
-            reasons.append(
-                f"{text}{'' if is_closed else ', and not both say that they were stopped in order'}; {CLOSE}"
-            )
+            reasons.append(f"{text}{'' if is_closed else ', and not both record an orderly stop'}; {CLOSE}")
     return PairsEnd(tuple(pending), "; ".join(reasons), tuple(notes))
 
 
@@ -179,8 +177,8 @@ def _other_hours(times: Sequence[Array], shared_rows: Sequence[Array]) -> str:
         return ""
     candidate_span, baseline_span = map(span_text, times)
     return (
-        f"the logs are of different times (candidate: {candidate_span}, baseline: {baseline_span}), and what the hour "
-        f"does to latency is not the engine; {REMEDY}"
+        f"the logs cover different times (candidate: {candidate_span}, baseline: {baseline_span}), and latency also "
+        f"depends on the time of day; {REMEDY}"
     )
 
 
@@ -194,9 +192,9 @@ def _other_load(shared_times: Sequence[Array], first: float, last: float) -> str
         total = int(a) + int(b)
         if min(int(a), int(b)) < total * share - _CHANCE * math.sqrt(total * share * (1.0 - share)):
             return (
-                f"the sides had an unlike load: {a} requests of the candidate and {b} of the baseline from "
+                f"the sides had different load: {a} requests of the candidate and {b} of the baseline from "
                 f"{span_text(np.asarray([start, end]))}, and load changes latency; {REMEDY}; or cut both logs to a "
-                "time of like load, or to one instance each"
+                "time of equal load, or to one instance each"
             )
     return ""
 
@@ -207,8 +205,8 @@ def _silent_end(candidate: ObservationTable, baseline: ObservationTable) -> str:
         later_count = int(np.count_nonzero(np.asarray(peer.time) > max(side.time)))
         if later_count * len(side) >= _SILENCE * len(peer):
             return (
-                f"{side.path.name} ({role}) stops {later_count} requests of {peer.path.name} earlier, and not both say "
-                f"that they were stopped in order; {CLOSE}"
+                f"{side.path.name} ({role}) stops {later_count} requests of {peer.path.name} earlier, and not both "
+                f"record an orderly stop; {CLOSE}"
             )
     return ""
 
@@ -223,7 +221,7 @@ def hours_apart(candidate: Array, baseline: Array) -> str:
         return ""
     return (
         f"the same requests arrived {distance_s / 60:.0f} minutes apart: the candidate's {span_text(candidate)}, the "
-        f"baseline's {span_text(baseline)}; what the hour does to latency is not the engine; send each request to both "
+        f"baseline's {span_text(baseline)}; latency also depends on the time of day; send each request to both "
         "sides at the same time"
     )
 

@@ -250,7 +250,8 @@ class Perplexity(Score[Following, Array]):
         """Add the places that count. Raises DataError for another vocabulary, and for tokens outside it."""
         expected, tokens = targets.expected, targets.tokens
         if expected.shape != answers.shape:
-            raise DataError(f"expected a vocabulary of {expected.shape[1]}, got {answers.shape[1]}")
+            shapes_text = f"{list(answers.shape)}, and the original's has {list(expected.shape)}"
+            raise DataError(f"{self.terms.output!r} has [places, vocabulary] {shapes_text}; they must be equal")
         if tokens is None:
             probabilities = np.exp(expected)
             # A token with probability 0 adds nothing, whatever the candidate's probability is.
@@ -258,7 +259,7 @@ class Perplexity(Score[Following, Array]):
             self._kept, self._places = self._kept + float((probabilities * gaps).sum()), self._places + len(answers)
             return
         if tokens.size and tokens.max() >= answers.shape[1]:
-            raise DataError(f"label {tokens.max()} is not a token of a vocabulary of {answers.shape[1]}")
+            raise DataError(f"label {tokens.max()} is not a token id; the vocabulary has {answers.shape[1]} tokens")
         row_indices = np.flatnonzero(tokens >= 0)
         expected_logprobs, candidate_logprobs = (
             array[row_indices, tokens[row_indices]] for array in (expected, answers)

@@ -281,7 +281,9 @@ class AzureBucket(api.ByMd5):
                 time.sleep(0.5)
                 status = copied_blob.get_blob_properties().copy.status
             if status != "success":
-                raise api.Failed(f"Azure says that copying it ended as {str(status)[:20]}; run again", passing=True)
+                raise api.Failed(
+                    f"Azure's copy of it ended with the status {str(status)[:20]}; run again", passing=True
+                )
 
     def page(self, prefix: str, token: str, *, deep: bool) -> api.ListedPage:
         """See `BucketApi.page`."""

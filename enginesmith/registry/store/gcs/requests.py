@@ -124,7 +124,7 @@ def _explain_answer(place: GcsLocation, status: int, error: Exception) -> str:
     if status == 403:
         return (
             "not allowed (403); docs/concepts/registry.md has the roles that are needed (without "
-            "storage.objects.list, Google answers so for what is absent, too)"
+            "storage.objects.list, Google gives this answer for absent objects, too)"
         )
     if status == 501:
         return api.UNKNOWN_REQUEST

@@ -375,5 +375,7 @@ def _pages(bucket: BucketApi, prefix: str, *, deep: bool) -> Iterator[ListedPage
         if not token:
             return
         if token in seen_tokens or len(seen_tokens) > MAX_KEYS // 1000 or key_count > MAX_KEYS:
-            raise IntegrityError(f"{bucket.place.locator(prefix)} is listed without end: {key_count} keys so far")
+            raise IntegrityError(
+                f"{bucket.place.locator(prefix)}: the list of its keys does not end ({key_count} so far)"
+            )
         seen_tokens.add(token)

@@ -37,7 +37,7 @@ from enginesmith.registry.store.objects.place import BucketPlace
 def write(bucket: api.BucketApi, key: str, data: bytes, expected: str | None) -> bool:
     """Put an object if it has the tag `expected` (None: is absent), and return whether this call did.
 
-    Raises UnavailableError, and UndecidedError if the response was lost and another object is stored by now.
+    Raises UnavailableError, and UndecidedError if the response was lost and the object is now absent or another one.
     """
     token, is_uncertain = secrets.token_hex(16), False
     for pause in api.pauses():
@@ -57,13 +57,13 @@ def write(bucket: api.BucketApi, key: str, data: bytes, expected: str | None) ->
 
 
 def _was_done(bucket: api.BucketApi, key: str, token: str) -> bool:
-    """True if the stored object has this token. Raises UndecidedError."""
+    """True if the stored object has this token. Raises UndecidedError if it has another one, or is absent."""
     attributes = reading.head(bucket, key)
     if attributes is not None and attributes.metadata.get(api.TOKEN) == token:
         return True
     raise UndecidedError(
-        f"writing {key} in {bucket.place.locator('')}: the answer was lost, and another writer's object is there now; "
-        "look at it, then run again"
+        f"writing {key} in {bucket.place.locator('')}: the response was lost, and the key now has "
+        f"{'no object' if attributes is None else 'the object of another writer'}; look at it, then run again"
     )
 
 
@@ -360,14 +360,18 @@ def open_registry(bucket: api.BucketApi, *, create: bool, check: bool = True) ->
         return ObjectStore(bucket)
     location = bucket.place.locator("")
     marker = reading.read_document(bucket, layout.MARKER, attempts=_ATTEMPTS)
-    if marker is not None:
-        layout.check_format(marker[0], location)
-    elif not create:
+    if marker is None and not create:
         raise UnavailableError(f"there is no registry at {location}; `enginesmith build` makes one, or set --registry")
-    else:
-        if other_names := [name.removesuffix("/") for name in api.names_below(bucket, "") if name != layout.MARKER]:
-            layout.refuse_other(other_names, location, "give a prefix of its own")
+    if marker is None and (names := [name.removesuffix("/") for name in api.names_below(bucket, "")]):
+        marker = reading.read_document(
+            bucket, layout.MARKER
+        )  # another process may have created it since the first read
+        if marker is None:
+            layout.refuse_other(names, location, "give a prefix of its own")
+    if marker is None:
         write(bucket, layout.MARKER, layout.MARKER_CONTENT, None)
+    else:
+        layout.check_format(marker[0], location)
     store = ObjectStore(bucket)
     if create:
         require_conditional_writes(bucket)

@@ -119,7 +119,7 @@ def _explain_answer(place: S3Location, place_text: str, error: Exception) -> str
     if status == 403 or code in ("AccessDenied", "AllAccessDisabled"):
         return (
             "not allowed (AccessDenied); docs/concepts/registry.md has the policy that is needed (without "
-            "s3:ListBucket, S3 answers so for what is absent, too)"
+            "s3:ListBucket, S3 gives this answer for absent objects, too)"
         )
     if status == 501 or code == "NotImplemented":
         return api.UNKNOWN_REQUEST

@@ -76,7 +76,7 @@ def test_the_error_for_no_node_names_request_nodes_and_remedy():
     assert message.startswith("no node with enginesmith/sm=sm_100 and 2 GPUs; the cluster's nodes: 2 with a CPU, ")
     assert "1 with enginesmith/sm=sm_89 and 1 GPU" in message and "1 with enginesmith/sm=sm_90 and 2 GPUs" in message
     assert "ray start --address HEAD --labels enginesmith/sm=sm_100 --num-gpus 2" in message
-    assert "or wait for it where nodes come by themselves (`--wait-for-nodes 15m` of `build` and `validate`" in message
+    assert "or wait for it if an autoscaler adds nodes (`--wait-for-nodes 15m` of `build` and `validate`" in message
     assert "nodes: none;" in none_fits(Needs(), ())
     assert "came in 15:00" in none_fits(Needs(), (), 900) and "wait longer" in none_fits(Needs(), (), 900)
 

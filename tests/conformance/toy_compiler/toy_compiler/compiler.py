@@ -18,12 +18,12 @@ OLDEST_OPSET = 13
 
 def compile_model(model: Path, path: Path, *, fold: bool) -> None:
     """Write the engine. Raises ModelError, naming node and operator, for what is not known."""
-    loaded = onnx.load(model)
-    opset = max(item.version for item in loaded.opset_import if item.domain in ("", "ai.onnx"))
+    loaded_model = onnx.load(model)
+    opset = max(item.version for item in loaded_model.opset_import if item.domain in ("", "ai.onnx"))
     if opset < OLDEST_OPSET:
         raise ModelError(f"{model.name} is of opset {opset}, and toy begins with {OLDEST_OPSET}; export it with that")
-    weights = {item.name: numpy_helper.to_array(item) for item in loaded.graph.initializer}
-    steps = [_step(node, weights) for node in loaded.graph.node]
+    weights = {item.name: numpy_helper.to_array(item) for item in loaded_model.graph.initializer}
+    steps = [_step(node, weights) for node in loaded_model.graph.node]
     if fold:
         steps = [step for step in steps if not _fold(step, weights)]
     for name, array in weights.items():

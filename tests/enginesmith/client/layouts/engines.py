@@ -1,18 +1,23 @@
-"""Versions for layouts: real ONNX models that add a number, with a golden set; engines of TensorRT of a few bytes."""
+"""Versions for layouts: real ONNX models that add a number, with a golden set; engines of TensorRT of a few bytes; an
+ensemble of two models."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from enginesmith.core.requirements import Weights, WideSums
+from enginesmith.core.state import ENSEMBLE
 from enginesmith.core.types import ShapeProfile, TensorSpec
-from enginesmith.registry.manifest import EngineEntry
+from enginesmith.registry.manifest import EngineEntry, Manifest, write_engines
 from enginesmith.registry.store.base import Store
 from enginesmith.registry.versions.publish import Published, publish
 from tests.enginesmith.registries import approval, draft, engine
+from tests.enginesmith.registry.test_ensembles import pin
 from validation.golden.golden_set import freeze
 
 GOLDEN = np.arange(3 * 64, dtype=np.float32).reshape(3, 1, 8, 8)
@@ -76,3 +81,45 @@ def publish_with_golden(
     drafted = replace(drafted, sources={**drafted.sources, "golden": golden_set(store, folder)})
     pairs = [(entry, approval(entry)) for entry in entries]
     return publish(store, drafted, pairs, (), channel="candidate", wanted_version=version)
+
+
+def publish_pair(
+    store: Store,
+    first: int,
+    second: int,
+    least: int = 1,
+    *,
+    state: bool = False,
+    functions: Mapping[str, object] = MappingProxyType({}),
+) -> Manifest:
+    """An ensemble for CPUs: an encoder adds `first` to an image's sum, and a decoder adds `second`. A graph with
+    the numbers of an earlier call is the same version.
+
+    least: batch of the encoder; only 1 gives it a batch axis in Triton.  state: whether the decoder has one.
+    functions: of the spec, in crop.py."""
+    past_text, present_text = (f", float[batch, 10] {name}" if state else "" for name in ("past", "present"))
+    text = f"""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[batch, 10] logits {past_text}) => (float[batch, 10] scores {present_text})
+        <float number = {{{second}}}> {{ scores = Add(logits, number) {"present = Neg(past)" if state else ""} }}"""
+    logits, past, scores, present = (
+        TensorSpec(name, "float32", ("batch", 10)) for name in ("logits", "past", "scores", "present")
+    )
+    decoder = engine(store, data=onnx.parser.parse_model(text).SerializeToString())
+    inputs, outputs = ((logits, past), (scores, present)) if state else ((logits,), (scores,))
+    sizes = ShapeProfile(tuple((spec.name, (1, 10), (4, 10), (16, 10)) for spec in inputs))
+    decoder = replace(decoder, inputs=inputs, outputs=outputs, profiles=(sizes,))
+    images = ((number, 1, 8, 8) for number in (least, 8, 32))
+    encoder = replace(cpu_engine(store, first), profiles=(ShapeProfile((("image", *images),)),))
+    graphs = dict[str, Manifest]()
+    for name, entry, number in (("encoder", encoder, first), ("decoder", decoder, second)):
+        states = {"past": {"output": "present", "initial": 0.0}} if state and entry is decoder else {}
+        drafted = replace(draft(store, number, f"pair-{name}"), spec={"state": states})
+        graphs[name] = publish(store, drafted, [(entry, approval(entry))], channel=None).manifest
+    whole = engine(store, data=write_engines({name: manifest.engines[0] for name, manifest in graphs.items()}))
+    whole = replace(whole, backend=ENSEMBLE, suffix=".json", profiles=())
+    whole = replace(whole, outputs=(replace(scores, name="decoder.scores"),))
+    sources = {"encoder": {"image": "image"}, "decoder": {"logits": "encoder.logits"}}
+    pins = tuple(replace(pin(name, manifest), sources=sources[name]) for name, manifest in graphs.items())
+    code = {f"function {name} crop.py": store.put_bytes(b"") for name in functions}
+    drafted = replace(draft(store, (first, second), "pair"), graphs=pins, spec={"functions": functions}, sources=code)
+    return publish(store, drafted, [(whole, approval(whole))], channel="candidate").manifest

@@ -10,15 +10,10 @@ import onnxruntime
 _API = {"GetErrorMessage": 2, "CreateEnv": 3, "CreateSessionOptions": 10, "SessionGetInputCount": 30}
 _GET_PACKAGE_API = 427
 _PACKAGE_API = {
-    "CreateModelPackageOptionsFromSessionOptions": 0,
-    "CreateModelPackageContext": 2,
-    "ModelPackage_GetComponentNames": 6,
-    "ModelPackage_GetVariantNames": 8,
-    "ModelPackage_GetVariantEpName": 9,
-    "SelectComponent": 11,
-    "ModelPackageComponent_GetSelectedVariantName": 13,
-    "CreateSession": 15,
-}
+    "CreateModelPackageOptionsFromSessionOptions": 0, "CreateModelPackageContext": 2,
+    "ModelPackage_GetComponentNames": 6, "ModelPackage_GetVariantNames": 8, "ModelPackage_GetVariantEpName": 9,
+    "SelectComponent": 11, "ModelPackageComponent_GetSelectedVariantName": 13, "CreateSession": 15,
+}  # fmt: skip
 _Table = ctypes.POINTER(ctypes.c_void_p)
 
 

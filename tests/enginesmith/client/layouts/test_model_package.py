@@ -28,13 +28,13 @@ def place(store: Store, dest: Path, *machines: str) -> Placed:
 
 def test_onnx_runtime_opens_it_with_the_providers_variant(store: Store, tmp_path: Path) -> None:
     publish_engines(store, [cpu_engine(store, 5), cuda_engine(store, "sm_89")])
-    placed = place(store, tmp_path / "m", "l4", "cpu")
-    assert placed.folder == tmp_path / "m" / "digits-1.ortpackage" and placed.swapped
-    loader = Loader(placed.folder)
+    placement = place(store, tmp_path / "m", "l4", "cpu")
+    assert placement.folder == tmp_path / "m" / "digits-1.ortpackage" and placement.swapped
+    loader = Loader(placement.folder)
     assert loader.components() == ["digits"]
     assert loader.variants("digits") == {"sm_89-fp16": "CUDAExecutionProvider", "cpu-fp32": "CPUExecutionProvider"}
     assert loader.select("digits") == ("cpu-fp32", 1)
-    assert {item.path.read_bytes() for item in placed.pulled} == {adds(5), adds(7)}
+    assert {item.path.read_bytes() for item in placement.pulled} == {adds(5), adds(7)}
 
 
 def test_a_package_that_the_loader_would_refuse_is_not_written(store: Store, tmp_path: Path) -> None:
@@ -49,15 +49,15 @@ def test_a_package_that_the_loader_would_refuse_is_not_written(store: Store, tmp
 
 def test_a_second_pull_repairs_it_and_other_engines_leave_it(store: Store, tmp_path: Path) -> None:
     publish_engines(store, [cpu_engine(store, 5), cuda_engine(store, "sm_89")])
-    placed = place(store, tmp_path / "m", "cpu")
-    model = placed.pulled[0].path
+    placement = place(store, tmp_path / "m", "cpu")
+    model = placement.pulled[0].path
     model.unlink()
     model.write_bytes(b"damaged")
     again = place(store, tmp_path / "m", "cpu")
-    assert model.read_bytes() == adds(5) and (again.swapped, again.identity) == (False, placed.identity)
+    assert model.read_bytes() == adds(5) and (again.swapped, again.identity) == (False, placement.identity)
     with pytest.raises(InputError, match="has other engines; delete it, or give another --dest"):
         place(store, tmp_path / "m", "cpu", "l4")
-    assert Loader(placed.folder).select("digits") == ("cpu-fp32", 1)
+    assert Loader(placement.folder).select("digits") == ("cpu-fp32", 1)
 
 
 def test_a_failed_pull_leaves_no_package_and_no_remains(store: Store, tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from pipeline.drafts.onnx_model import look_at_triton
 from tests.enginesmith.client.layouts.engines import GOLDEN, cpu_engine, plan, publish_with_golden, stripped
 from tests.enginesmith.client.layouts.model_config import read_config
 from tests.enginesmith.registries import approval, draft, engine, flip, names_in, publish_engines
-from tests.enginesmith.registry.test_ensembles import publish_graphs, publish_whole
 
 
 def place(store: Store, dest: Path, reference: str = "digits", layout: Triton = Triton(), **how):  # noqa: B008
@@ -38,8 +37,8 @@ def config(dest: Path) -> dict:
 
 def test_a_version_of_a_batch_becomes_a_repository(store: Store, dest: Path, tmp_path: Path) -> None:
     publish_with_golden(store, [cpu_engine(store, 5)], tmp_path, "a")
-    placed = place(store, dest)
-    assert (placed.folder, placed.previous, placed.swapped) == (dest / "digits" / "1", "", True)
+    placement = place(store, dest)
+    assert (placement.folder, placement.previous, placement.swapped) == (dest / "digits" / "1", "", True)
     assert names_in(dest / "digits") == ["1", "config.pbtxt", "warmup"]
     assert config(dest) == {
         "name": "digits",
@@ -63,7 +62,7 @@ def test_a_version_of_a_batch_becomes_a_repository(store: Store, dest: Path, tmp
     }
     warm = np.fromfile(dest / "digits" / "warmup" / "1" / "input0", np.float32)
     assert np.array_equal(warm.reshape(1, 8, 8), GOLDEN[0])
-    run = enginesmith.open_onnx(placed.folder / "model.json")
+    run = enginesmith.open_onnx(placement.folder / "model.json")
     assert run({"image": GOLDEN})["logits"][0, 0] == GOLDEN[0].sum() + 5
 
 
@@ -184,13 +183,13 @@ def test_a_version_without_engines_for_triton_is_reported_before_a_folder_is_mad
 def test_plans_of_several_generations_are_chosen_by_compute_capability(store: Store, dest: Path) -> None:
     entries = [plan(store, "sm_80", profiles=2), plan(store, "l4", profiles=2), cpu_engine(store, 1)]
     publish_engines(store, entries)
-    placed = place(store, dest, target=AllGenerations.ALL)
+    placement = place(store, dest, target=AllGenerations.ALL)
     result = config(dest)
     assert result["cc_model_filenames"] == {"8.0": "sm_80-fp16.plan", "8.9": "sm_89-fp16.plan"}
     assert (result["backend"], result["platform"]) == ("tensorrt", "tensorrt_plan")
     assert result["instance_group"] == [{"kind": "KIND_GPU", "count": 1, "profile": ["0", "1"]}]
-    assert [item.path.read_bytes() for item in placed.pulled] == [b"sm_80 fp16", b"l4 fp16"]
-    assert json.loads((placed.folder / "sm_89-fp16.json").read_bytes())["file"] == "sm_89-fp16.plan"
+    assert [item.path.read_bytes() for item in placement.pulled] == [b"sm_80 fp16", b"l4 fp16"]
+    assert json.loads((placement.folder / "sm_89-fp16.json").read_bytes())["file"] == "sm_89-fp16.plan"
     one = place(store, dest / "one", target="l4")
     assert config(dest / "one")["default_model_filename"] == "model.plan" == one.pulled[0].path.name
 
@@ -208,9 +207,9 @@ def test_engines_that_need_two_configurations_are_refused(store: Store, dest: Pa
 def test_engines_that_triton_cannot_serve_are_skipped_with_the_reason(store: Store, dest: Path) -> None:
     rtx = engine(store, "l4", "int8")
     publish_engines(store, [rtx, stripped(plan(store, "l4", "fp8")), plan(store, "l4")])
-    placed = place(store, dest, target="l4")
-    assert placed.pulled[0].engine.precision == "fp16"
-    reasons = dict(placed.pulled[0].resolution.rejected)
+    placement = place(store, dest, target="l4")
+    assert placement.pulled[0].engine.precision == "fp16"
+    reasons = dict(placement.pulled[0].resolution.rejected)
     assert "Triton does not load tensorrt-rtx engines" in reasons["l4 int8 tensorrt-rtx"]
     assert "has no weights" in reasons["l4 fp8 tensorrt"]
     odd = replace(cpu_engine(store, 1), outputs=(TensorSpec("logits", "complex64", ("batch", 10)),))
@@ -330,12 +329,6 @@ def test_configurations_of_others_and_two_writers_are_refused(store: Store, dest
     (dest / "digits" / "config.pbtxt").unlink()
     with hold(Triton().at(dest, "digits")), pytest.raises(UnavailableError, match="another process"):
         place(store, dest)
-
-
-def test_ensembles_are_refused(store: Store, dest: Path) -> None:
-    publish_whole(store, publish_graphs(store))
-    with pytest.raises(UnknownNameError, match="which this layout does not write; pull its graphs one by one"):
-        place(store, dest, "pair", target="sm_89")
 
 
 @given(st.text("0123456789.-abc", min_size=1, max_size=30))

@@ -55,7 +55,7 @@ def test_a_revoked_key_is_noticed_at_the_next_poll(store, tmp_path, dest, trust)
     assert watch.once().version == "1" and not (dest / MARK).exists()
     policy_file(tmp_path, OTHER)
     for looking in (watch, following(store, dest, trust, hook)):  # the same process, and one that was just started
-        with pytest.raises(UntrustedError, match=r"TRUSTED NO LONGER, and still served: digits@1 has 0 of the 1"):
+        with pytest.raises(UntrustedError, match=r"NO LONGER TRUSTED, but still served: digits@1 has 0 of the 1"):
             looking.once()
         assert served(dest) == "1" and "digits@1 has 0 of the 1" in (dest / MARK).read_text()
     policy_file(tmp_path, RELEASE)
@@ -139,7 +139,7 @@ def test_a_revoked_key_is_noticed_while_the_registry_is_unreachable(store, dest,
         assert not (dest / MARK).exists(), "that revokes nothing"
     monkeypatch.setattr(VersionLocator, "read_channel", down)
     policy_file(tmp_path, OTHER)
-    with pytest.raises(UntrustedError, match="TRUSTED NO LONGER, and still served"):
+    with pytest.raises(UntrustedError, match="NO LONGER TRUSTED, but still served"):
         watch.once()
     assert (dest / MARK).exists() and served(dest) == "1"
     policy_file(tmp_path, RELEASE)

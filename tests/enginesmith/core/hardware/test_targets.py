@@ -16,7 +16,7 @@ from enginesmith.core.types import Target
         ("sm_70", "'sm_70' is not supported"),
         ("7.0", "sm_70 is not supported"),
         ("sm_999", "known"),
-        ("a30", "it is sm_80: name that"),
+        ("a30", "give sm_80"),
         ("h10", "did you mean 'h100'"),
         ("amper", "did you mean 'ampere'"),
     ],

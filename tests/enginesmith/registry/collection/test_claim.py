@@ -34,7 +34,7 @@ def test_a_claim_depends_on_no_machines_clock(hours: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(parsing, "steady_s", lambda: 3600.0 * hours)
     other = Sweeper("other", "elsewhere 1", store.clock.now + SWEEPING)
     update_state(store, lambda state: replace(state, sweeper=other))
-    with pytest.raises(ConflictError, match=r"another collection \(elsewhere 1\) is at work"), hold_claim(store):
+    with pytest.raises(ConflictError, match=r"another collection \(elsewhere 1\) is running"), hold_claim(store):
         pass
     store.clock.now += SWEEPING
     with hold_claim(store) as claim:

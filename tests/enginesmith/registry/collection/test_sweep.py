@@ -119,7 +119,7 @@ def test_the_second_of_two_concurrent_collections_gets_an_error(due: MemoryStore
     for step in steps_of(due, gather)[:-1:2]:
         store, *actors = run_two(due, gather, gather, step)
         errors = [actor.error for actor in actors if actor.error]
-        assert len(errors) <= 1 and all("is at work" in str(error) for error in errors), step
+        assert len(errors) <= 1 and all("is running" in str(error) for error in errors), step
         assert verify(store).sound and read_state(store).sweeper is None, step
 
 
@@ -258,7 +258,7 @@ def test_a_claim_is_renewed_while_a_collection_works(due, clock, monkeypatch):
     collection = collect(slow, Rules(versions=2, moves=1), GRACE, delete=True)
     assert {item.name: item.state for item in collection.items}["digits@1"] == "deleted"
     assert due.now() - began > SWEEPING
-    with hold_claim(due), pytest.raises(ConflictError, match=r"another collection .* is at work"):
+    with hold_claim(due), pytest.raises(ConflictError, match=r"another collection .* is running"):
         gather(due)
     with hold_lease(due, "writing"):  # no lock on writers
         republish(due)

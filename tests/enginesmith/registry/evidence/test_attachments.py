@@ -156,7 +156,7 @@ def test_a_policy_with_signatures_requires_them_for_all_attachments(store, words
     attached = attach(store, manifest, words)
     for allowed in (False, True):
         result = pulled(store, tmp_path / "dest", trust=policy, allow_unsigned=allowed)
-        assert not result.attachments and "has not the signatures that the trust policy needs" in result.left_out[0][1]
+        assert not result.attachments and "lacks the signatures that the trust policy needs" in result.left_out[0][1]
     assert not any(item.new for item in add_signatures(store, manifest, key))  # only a file that the signer holds
     with pytest.raises(InputError, match=r"has no attachment 000.*attach the file first"):
         add_signatures(store, manifest, key, ["0" * 64])

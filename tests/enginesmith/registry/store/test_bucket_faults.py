@@ -92,7 +92,7 @@ def overtaken(store: ObjectStore, proxy: FaultyProxy, first: Kind, work: Callabl
 
 def test_another_writers_document_is_not_mistaken_for_ones_own(store: ObjectStore, proxy: FaultyProxy) -> None:
     overtaken(store, proxy, "refused", lambda other: other.create("models/a.json", b"same"))
-    with pytest.raises(UndecidedError, match="another writer's"):
+    with pytest.raises(UndecidedError, match="the object of another writer"):
         store.replace("models/a.json", b"same", None)
     assert proxy.count(kind_of(store).write) == 2
     overtaken(store, proxy, "refused", lambda other: other.create("models/b.json", b"same"))
@@ -101,6 +101,9 @@ def test_another_writers_document_is_not_mistaken_for_ones_own(store: ObjectStor
     with pytest.raises(UndecidedError):
         store.replace("models/a.json", b"mine", b"same")
     assert store.read("models/a.json") == b"theirs"
+    overtaken(store, proxy, "lost answer", lambda other: other.remove("models/a.json"))
+    with pytest.raises(UndecidedError, match="the key now has no object"):
+        store.replace("models/a.json", b"mine", b"theirs")
 
 
 @pytest.mark.parametrize("first", ["lost answer", "refused"])

@@ -6,6 +6,7 @@ from enginesmith.core.errors import InputError, IntegrityError, UnavailableError
 from enginesmith.registry.store.base import bucket_at, open_store
 from enginesmith.registry.store.layout import MARKER, blob_key
 from enginesmith.registry.store.objects import reading
+from enginesmith.registry.store.objects.api import BucketApi
 from enginesmith.registry.store.objects.store import ObjectStore
 from tests.enginesmith.object_stores.kinds import BUCKET
 from tests.enginesmith.registries import in_child, on_each_bucket, overwrite
@@ -46,6 +47,17 @@ def test_a_place_with_other_content_is_refused(bucket_uri, key, data, error, wor
     overwrite(ObjectStore(bucket_at(bucket_uri)), key, data)
     with pytest.raises(error, match=words):
         open_store(bucket_uri, create=True)
+
+
+def test_a_registry_that_another_process_creates_meanwhile_is_opened(bucket_uri, monkeypatch):
+    read = reading.read_document
+
+    def read_before_creation(bucket: BucketApi, key: str, attempts: int | None = None) -> None:
+        monkeypatch.setattr(reading, "read_document", read)
+        open_store(bucket_uri, create=True).put_bytes(b"x")
+
+    monkeypatch.setattr(reading, "read_document", read_before_creation)
+    assert open_store(bucket_uri, create=True).read(MARKER) == b'{"format":1}'
 
 
 def test_prefixes_in_one_bucket_are_separate(bucket_uri: str) -> None:

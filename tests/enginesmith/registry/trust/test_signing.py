@@ -94,8 +94,8 @@ def test_without_the_required_signature_nothing_is_pulled(store, manifest, tmp_p
     assert "enginesmith registry sign digits@1" in output and not dest.exists()
     [signed] = add_signatures(store, manifest, key(tmp_path))
     assert signed.new and not sign(store, manifest, key(tmp_path))[0].new
-    pulled = pull(store, parse_reference("digits"), CPU, dest, trust=policy)
-    assert pulled.located.signed_by == ("release",) and pulled.path.read_bytes() == b"engine cpu fp32"
+    pulled_engine = pull(store, parse_reference("digits"), CPU, dest, trust=policy)
+    assert pulled_engine.located.signed_by == ("release",) and pulled_engine.path.read_bytes() == b"engine cpu fp32"
     assert verify(store).sound
 
 
@@ -177,10 +177,10 @@ def test_a_follower_of_a_channel_keeps_the_signed_version(store: FileStore, mani
 
 
 def test_rules_depend_on_name_number_and_age(store: FileStore, manifest: Manifest, tmp_path: Path) -> None:
-    located = locate(store, parse_reference("digits@1"))
+    located_version = locate(store, parse_reference("digits@1"))
 
     def asked(rules: str) -> tuple[str, ...]:
-        return require(store, located.manifest, load_policy(policy_file(tmp_path, rules))).signers
+        return require(store, located_version.manifest, load_policy(policy_file(tmp_path, rules))).signers
 
     sign(store, manifest, key(tmp_path))
     assert asked("  - {models: 'dig*', required: false}\n" + NEEDS_RELEASE) == ()
@@ -208,8 +208,8 @@ def test_an_unsigned_attestation_can_only_remove_trust(store: FileStore, tmp_pat
 
     attest(store, manifest, report(entry, "proven"))
     assert judge_entries(store, manifest)[0].status == "proven" and status() == "unproven"
-    signed = sign(store, manifest, key(tmp_path))
-    assert [item.new for item in signed] == [False, True] and status() == "proven"
+    signature = sign(store, manifest, key(tmp_path))
+    assert [item.new for item in signature] == [False, True] and status() == "proven"
     attest(store, manifest, report(entry, "failed", "elsewhere"))
     assert status() == "failed"
 
@@ -218,10 +218,10 @@ def test_an_attestations_signature_is_not_valid_for_a_manifest(store: FileStore,
     entry = engine(store, "sm_89", status="unproven")
     manifest = publish_engines(store, [entry]).manifest
     digest = attest(store, manifest, report(entry, "proven"))
-    signed = sign(store, manifest, key(tmp_path))
-    bundle = json.loads(store.read(signed[1].key) or b"")
+    signature = sign(store, manifest, key(tmp_path))
+    bundle = json.loads(store.read(signature[1].key) or b"")
     assert store.read(attestation_key("digits", "1", str(entry.digest), digest))
-    moved = signature_key("digits", "1", digest_of_bytes(manifest.to_bytes()), signed[1].key_id)
+    moved = signature_key("digits", "1", digest_of_bytes(manifest.to_bytes()), signature[1].key_id)
     store.replace(moved, canonical_json(bundle), store.read(moved))
     policy = load_policy(policy_file(tmp_path, NEEDS_RELEASE))
     with pytest.raises(UntrustedError, match=r"another attestation\.json"):
@@ -237,12 +237,12 @@ def test_certificates_are_valid_for_their_identity(store, manifest, tmp_path):
     # Right under the root there is nothing between the two; a chain that was left out is another signature.
     [signed] = sign(store, manifest, SigningKey(written(tmp_path, "ci")[0], leaf))
     assert signed.new
-    located = locate(store, parse_reference("digits@1"))
+    located_version = locate(store, parse_reference("digits@1"))
 
     def asked(root: str, identity: str) -> tuple[str, ...]:
         signers = f"  ci: {{certificate_roots: [{root}.crt], identity: {identity}}}\n"
         path = policy_file(tmp_path, "  - {models: '*', signers: [ci]}\n", signers)
-        return require(store, located.manifest, load_policy(path)).signers
+        return require(store, located_version.manifest, load_policy(path)).signers
 
     assert asked("root", "ci@example.org") == ("ci",) == asked("root", "ci")
     with pytest.raises(UntrustedError, match="not by ci"):

@@ -117,12 +117,14 @@ def test_references_are_resolved(store: Store) -> None:
     [
         ("digit", "no model 'digit'.*did you mean 'digits'"),
         ("other:stable", "no model 'other'.*known: digits"),
+        ("empty", "model 'empty' in .* has no version yet"),
         ("digits@7", "no version of digits '7'.*known: 1"),
         ("digits:stabel", "no channel of digits 'stabel'.*did you mean 'stable'"),
     ],
 )
 def test_an_unknown_reference_lists_the_known_names(store: Store, text: str, words: str) -> None:
     channels.promote(store, published(store, "a")[0], "stable")
+    store.create("models/empty/specs/a.json", b"{}")
     with pytest.raises(UnknownNameError, match=words):
         lookup.locate(store, parse_reference(text))
 

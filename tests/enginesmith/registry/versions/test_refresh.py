@@ -160,7 +160,7 @@ def test_a_snapshot_that_lacks_evidence_is_reported_and_repaired(store: Store) -
     add_attestation(store, one, report(one.engines[0]))
     overwrite(store, KEY, old or b"")
     (problem,) = verify(store).problems
-    assert problem.kind == "stale" and "has not all documents of version 1" in problem.detail
+    assert problem.kind == "stale" and "does not have the same documents as version 1" in problem.detail
     assert repair(store, verify(store)).channels == ("digits:stable",)
     assert verify(store).sound
     data = json.loads(store.read(KEY) or b"")

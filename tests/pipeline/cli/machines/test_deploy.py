@@ -8,8 +8,8 @@ from tests.pipeline.orchestration.deployments.planned import deployed
 
 
 def run(*words: str) -> str:
-    done = CliRunner().invoke(enginesmith, ["prefect", "deploy", *words], env={"ENGINESMITH_REGISTRY": None})
-    return f"{done.output}{done.exception or ''}"
+    result = CliRunner().invoke(enginesmith, ["prefect", "deploy", *words], env={"ENGINESMITH_REGISTRY": None})
+    return f"{result.output}{result.exception or ''}"
 
 
 def test_deploy_reports_missing_and_wrong_values(tmp_path: Path) -> None:

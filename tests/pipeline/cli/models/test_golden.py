@@ -21,7 +21,7 @@ def test_a_stale_golden_set_fails_the_build_until_the_change_is_accepted(built: 
     write_model(built.folder / "tiny.onnx", weights() | {"w2": weights()["w2"] * np.float32(1.25)})
     stale = built.run("build", built.spec)
     assert stale.code == 2
-    assert re.search(r"of 9 cases have other expected outputs; logits by up to \d", stale.err)
+    assert re.search(r"of 9 cases have other expected outputs; logits: by up to \d", stale.err)
     assert f"enginesmith debug golden accept {built.spec}" in stale.err
     accepted = built.run("debug", "golden", "accept", built.spec, "--json").json
     assert accepted["before"] == first.json["digest"] and "other expected outputs" in accepted["change"]

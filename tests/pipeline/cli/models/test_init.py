@@ -37,6 +37,7 @@ def test_the_first_look_lists_int8_compilers_and_missing_data(tmp_path, capsys):
     model = write(tmp_path / "net.onnx", nodes, [value("x", ["n", 2, 2])], w=[[1, 2], [3, 4]])
     assert init(model) == 0
     output = capsys.readouterr().err
+    assert output.startswith("net.onnx: x [n, 2, 2] -> y; running it"), "before the seconds that its sizes take"
     assert "int8 can take 100 % of the multiplications with weights" in output
     assert "no data: engines are proven on random inputs, and int8 is left out" in output
     assert "tensorrt-rtx may refuse node 'det': Det is not read by its parser" in output
@@ -153,11 +154,11 @@ def test_several_graphs_are_connected_by_names_and_shapes(tmp_path: Path) -> Non
     for spec in folder.glob("*.yaml"):
         spec.unlink()
     assert init(folder / "encoder.onnx", f"head={folder / 'decoder.onnx'}", "--out", folder / "whole.yaml") == 0
-    loaded = load_ensemble(folder / "whole.yaml")
+    ensemble = load_ensemble(folder / "whole.yaml")
     expected = {"encoder": "whole-encoder", "head": "whole-head"}
-    assert {name: graph.model for name, graph in loaded.graphs.items()} == expected
-    assert loaded.spec.connections == {"head.memory": "encoder.hidden"}
-    assert loaded.graphs["head"].source.onnx == "decoder.onnx"
+    assert {name: graph.model for name, graph in ensemble.graphs.items()} == expected
+    assert ensemble.spec.connections == {"head.memory": "encoder.hidden"}
+    assert ensemble.graphs["head"].source.onnx == "decoder.onnx"
     assert init(folder / "encoder.onnx", folder / "decoder.onnx", "--out", folder / "whole.yaml") == 2
 
 
@@ -166,9 +167,11 @@ def test_states_of_several_graphs_stay_states_and_data_has_sequences(tmp_path: P
     for spec in folder.glob("*.yaml"):
         spec.unlink()
     assert init(folder / "encoder.onnx", folder / "decoder.onnx", "--out", folder / "whole.yaml") == 0
-    loaded = load_ensemble(folder / "whole.yaml")
-    assert [(state.input, state.output) for state in loaded.graphs["decoder"].states()] == [("past", "present")]
-    assert loaded.spec.connections["decoder.memory"] == "encoder.hidden" and loaded.spec.golden.sequence == "sequence"
+    ensemble = load_ensemble(folder / "whole.yaml")
+    assert [(state.input, state.output) for state in ensemble.graphs["decoder"].states()] == [("past", "present")]
+    assert (
+        ensemble.spec.connections["decoder.memory"] == "encoder.hidden" and ensemble.spec.golden.sequence == "sequence"
+    )
     text = (folder / "whole.yaml").read_text()
     assert "#   encoder.source: float32" in text and "decoder.past" not in text
 

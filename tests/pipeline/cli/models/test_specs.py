@@ -57,7 +57,7 @@ def test_one_failing_model_never_stops_another(project: Project) -> None:
     rows = {row["spec"].removeprefix(f"{place}/"): row for row in result.json}
     assert result.code == 1
     expected = {"good/tiny.yaml": "published", "garbage/tiny.yaml": "failed", "wrong/spec.yml": "failed"}
-    assert {name: row["state"] for name, row in rows.items()} == expected
+    assert {name: row["state"] for name, row in rows.items()} == expected, rows["good/tiny.yaml"]["reason"]
     assert rows["good/tiny.yaml"]["engines"] == {"proven": 1} and rows["good/tiny.yaml"]["version"] == "1"
     assert "tiny.onnx" in rows["garbage/tiny.yaml"]["reason"]
     assert "inputs: is missing" in rows["wrong/spec.yml"]["reason"]

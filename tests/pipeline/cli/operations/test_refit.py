@@ -86,10 +86,10 @@ def test_refitted_engines_are_proven_and_published_with_their_origin(project: Pr
     reasons = {unit["unit"]: unit["reason"] for unit in foreseen.json["units"]}
     not_this = "onnxruntime does not refit"
     assert reasons == {"cpu fp32 stripped": "", "cpu fp32 whole": "", "cpu fp32 onnxruntime": not_this}
-    done = project.run("debug", "refit", "tiny@1", "--weights-from", project.spec, "--json")
-    assert done.code == 0, done.err
-    assert (done.json["version"], done.json["failed"], done.json["from"]) == ("2", [], "tiny@1")
-    refit_s = [float(text) for text in re.findall(r"refitted in (\S+) s", done.err)]
+    result = project.run("debug", "refit", "tiny@1", "--weights-from", project.spec, "--json")
+    assert result.code == 0, result.err
+    assert (result.json["version"], result.json["failed"], result.json["from"]) == ("2", [], "tiny@1")
+    refit_s = [float(text) for text in re.findall(r"refitted in (\S+) s", result.err)]
     assert len(refit_s) == 2 and max(refit_s) < time.monotonic()
     for backend in ("stripped", "whole"):
         before, after = entry(project, "1", backend), entry(project, "2", backend)
@@ -107,9 +107,9 @@ def test_weights_of_another_version_give_a_version_without_the_spec(project: Pro
     project.change_spec(backends={"onnxruntime": {}})
     assert project.build().json["version"] == "2"
     shutil.rmtree(project.folder)
-    done = project.run("debug", "refit", "tiny@1", "--weights-from", "tiny@2", "--json")
-    assert done.code == 0, done.err
-    assert done.json["version"] == "3"
+    result = project.run("debug", "refit", "tiny@1", "--weights-from", "tiny@2", "--json")
+    assert result.code == 0, result.err
+    assert result.json["version"] == "3"
     engine = entry(project, "3", "stripped")
     assert engine.status == "proven" and engine.digest == entry(project, "1", "stripped").digest
     assert engine.graph == entry(project, "2", "onnxruntime").graph and engine.options["strip_weights"] is True
@@ -123,11 +123,11 @@ def test_weights_of_another_version_give_a_version_without_the_spec(project: Pro
 
 def test_a_stripped_engine_is_pulled_with_the_model_that_has_its_weights(project: Project, tmp_path: Path) -> None:
     store = project.store
-    located = locate(store, parse_reference("tiny@1"))
+    located_version = locate(store, parse_reference("tiny@1"))
     for backend in ("whole", "stripped"):
         engine = entry(project, "1", backend)
         resolution = Resolution(engine, "", (engine,), ())
-        pulled = download_engine(store, located, resolution, tmp_path / backend, BlobFetcher())
+        pulled = download_engine(store, located_version, resolution, tmp_path / backend, BlobFetcher())
         fields = json.loads(pulled.description.read_bytes())
         if backend == "whole":
             assert pulled.weights is None and "weights" not in fields
@@ -191,7 +191,7 @@ def test_an_engine_that_refuses_the_weights_is_reported(project: Project, tmp_pa
 
 
 def test_nothing_is_published_without_a_refitted_engine(project: Project) -> None:
-    done = project.run("debug", "refit", "tiny@1", "--weights-from", "tiny@1")
-    assert done.code == 1 and "nothing was refitted and nothing published" in done.out
-    assert "its weights are the same" in done.out
+    result = project.run("debug", "refit", "tiny@1", "--weights-from", "tiny@1")
+    assert result.code == 1 and "nothing was refitted and nothing published" in result.out
+    assert "its weights are the same" in result.out
     assert [path.name for path in (project.registry / "models" / "tiny" / "versions").iterdir()] == ["1"]

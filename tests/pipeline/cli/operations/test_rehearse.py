@@ -64,19 +64,19 @@ def test_rehearsed_versions_are_published_moved_and_rolled_back(
     for name, text in {"publish_again": "not published: lost", "promote": "candidate: not moved: lost"}.items():
         with monkeypatch.context() as patched:
             patched.setattr(rehearsal_verdicts, name, raising(IntegrityError("lost")))
-            done = built.run("rehearse", *WORDS, "--apply")
-        assert done.code == 1 and text in done.out and ("stable: a rollout" in done.out) == (name == "promote")
-    done = built.run("rehearse", *WORDS, "--apply")
-    assert done.code == 0 and "tiny@1 -> 2\n  candidate: serves 2" in done.out, done.err
-    assert "enginesmith rollback tiny:candidate    # to undo it" in done.out
-    assert "stable: a rollout began; `enginesmith rollout watch tiny:stable` runs it" in done.out
+            result = built.run("rehearse", *WORDS, "--apply")
+        assert result.code == 1 and text in result.out and ("stable: a rollout" in result.out) == (name == "promote")
+    result = built.run("rehearse", *WORDS, "--apply")
+    assert result.code == 0 and "tiny@1 -> 2\n  candidate: serves 2" in result.out, result.err
+    assert "enginesmith rollback tiny:candidate    # to undo it" in result.out
+    assert "stable: a rollout began; `enginesmith rollout watch tiny:stable` runs it" in result.out
     store = built.store
     before, after = (lookup.load(store, "tiny", version) for version in ("1", "2"))
     for old, new in zip(before.engines, after.engines, strict=True):
         assert (new.unit, new.status, new.digest) == (old.unit, old.status, old.digest)
         assert (new.report != old.report) == (new.unit == "cpu fp32 onnxruntime"), "the others stay as they are"
-    served = rehearsal.list_served(store, rehearsal.Upgrade({"onnxruntime": "9"}))
-    channel_names = {manifest.reference: [channel.name for channel in peers] for manifest, peers in served}
+    served_versions = rehearsal.list_served(store, rehearsal.Upgrade({"onnxruntime": "9"}))
+    channel_names = {manifest.reference: [channel.name for channel in peers] for manifest, peers in served_versions}
     assert channel_names == {"tiny@2": ["candidate", "stable"], "tiny@1": ["stable"]}, "nodes get both"
     again = built.run("rehearse", *WORDS, "--apply", "--json")
     refusal = "stable: refuses it until the rollout of 2 ends"
@@ -86,9 +86,11 @@ def test_rehearsed_versions_are_published_moved_and_rolled_back(
         assert built.run("rollback", f"tiny:{name}").code == 0
         channel = read_channel(store, "tiny", name)
         assert channel is not None and channel.version == "1" and not channel.active_rollout
-    done = built.run("rehearse", *WORDS, "--apply")
-    assert done.code == 1 and "rolled back there; to try it again: `enginesmith promote tiny@2 tiny:cand" in done.out
-    assert "aborted there; to try it again: `enginesmith rollout start tiny@2 tiny:stable --proven-only`" in done.out
+    result = built.run("rehearse", *WORDS, "--apply")
+    assert (
+        result.code == 1 and "rolled back there; to try it again: `enginesmith promote tiny@2 tiny:cand" in result.out
+    )
+    assert "aborted there; to try it again: `enginesmith rollout start tiny@2 tiny:stable --proven-only`" in result.out
     for name, serving in {"candidate": "1", "gone": "nothing"}.items():
         with pytest.raises(ConflictError, match=f"tiny:{name} now serves {serving}; rehearse again"):
             rehearsal_verdicts._bring(after, after, name, "", store)

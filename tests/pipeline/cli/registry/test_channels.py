@@ -12,8 +12,8 @@ def test_history_shows_the_canary_of_each_move(three: Store, tmp_path: Path) -> 
     assert "requires proven engines for cpu and a canary's PASS" in said(
         "registry", "policy", "set", "digits:stable", "--proven", "cpu", "--canary", "--why", "rule 7"
     )
-    refused = run("promote", "digits@2")
-    assert isinstance(refused.exception, InputError) and "needs a canary's PASS" in str(refused.exception)
+    result = run("promote", "digits@2")
+    assert isinstance(result.exception, InputError) and "needs a canary's PASS" in str(result.exception)
     two, one = (lookup.load(three, "digits", name) for name in "21")
     paths = write_observations(tmp_path / "canary", two, one)
     said("canary", "judge", "--candidate", paths[0], "--baseline", paths[1])

@@ -96,8 +96,8 @@ def test_a_policy_may_contain_waves(serving: Store) -> None:
     gates = "gates: health 95% of at least 20 nodes, errors 1%, approval"
     assert f"rollout waves: 1%, 5%, 25%, 100% with 5m, 5m, 10m, 1h; {gates}" in text
     assert "1%, 5%, 25%, 100%" in said("registry", "policy", "show", WHERE)
-    refused = run("promote", "digits@2")
-    assert refused.exit_code != 0 and "`enginesmith rollout start digits@2 digits:stable`" in str(refused.exception)
+    result = run("promote", "digits@2")
+    assert result.exit_code != 0 and "`enginesmith rollout start digits@2 digits:stable`" in str(result.exception)
     assert gates in said("rollout", "start", "digits@2")
     assert told("registry", "policy", "set", WHERE)["proven"] == []
     assert "no waves" in str(run("rollout", "start", "digits@3").exception)
@@ -115,8 +115,8 @@ def test_a_policy_may_contain_waves(serving: Store) -> None:
     (["--wave", "5%,100%", "--nodes", "100"], "leave --nodes out"),
 ])  # fmt: skip
 def test_invalid_plans_are_refused(serving: Store, options: list[str], why: str) -> None:
-    refused = run("rollout", "start", "digits@2", WHERE, *options)
-    assert isinstance(refused.exception, InputError) and why in str(refused.exception)
+    result = run("rollout", "start", "digits@2", WHERE, *options)
+    assert isinstance(result.exception, InputError) and why in str(result.exception)
     assert read_rollout(serving, "digits", "stable") is None
 
 
@@ -130,7 +130,7 @@ def test_step_size_limits_simultaneous_swaps(serving: Store) -> None:
 def test_a_number_of_nodes_makes_waves_limits(serving: Store) -> None:
     options = ("--wave", "1%,region=eu,100%", "--nodes", "10000")
     text = said("rollout", "start", "digits@2", WHERE, *options)
-    assert "waves are limits of 10000 nodes" in text and "first wave: 1%; 0.5972% on average" in text
+    assert "waves are limits of 10000 nodes" in text and "means 0.5972% on average" in text
     assert "1%, at most 100 of 10000" in said("rollout", "status", WHERE)
     (result,) = told("rollout", "status", WHERE)
     assert (result["nodes"], result["shares_ppm"]) == (10_000, [5_972, 1_000_000, 1_000_000])
@@ -146,8 +146,8 @@ def test_a_number_of_nodes_makes_waves_limits(serving: Store) -> None:
 
 def test_a_missing_rollout_is_reported(serving: Store) -> None:
     for command in ("status", "watch", "pause", "abort"):
-        refused = run("rollout", command, WHERE)
-        assert isinstance(refused.exception, UnknownNameError) and "has no rollout" in str(refused.exception)
+        result = run("rollout", command, WHERE)
+        assert isinstance(result.exception, UnknownNameError) and "has no rollout" in str(result.exception)
 
 
 def test_an_invalid_report_is_refused(serving: Store) -> None:
@@ -251,8 +251,8 @@ def test_reports_arrive_over_http(serving: Store) -> None:
 
 def test_rollout_status_lists_nodes(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     assert said("rollout", "status", "--nodes").startswith("no node has reported; nodes that cannot write")
-    refused = run("rollout", "status", "none:stable", "--nodes")
-    assert isinstance(refused.exception, UnknownNameError) and "no channel none:stable" in str(refused.exception)
+    result = run("rollout", "status", "none:stable", "--nodes")
+    assert isinstance(result.exception, UnknownNameError) and "no channel none:stable" in str(result.exception)
     begin = serving.now()
     receiver = ReportReceiver(serving, begin.timestamp)
 

@@ -78,10 +78,12 @@ def test_unsuitable_traffic_is_an_error(words, tmp_path, run):
 
 def test_the_model_must_be_named(words, tmp_path, run):
     place = record(tmp_path / "a.jsonl", [1, 2])
-    done = run("traffic", "show", place)
-    assert done.code == 2 and "does not name the model of the requests; give --model SPEC or --model REF" in done.err
-    done = run("traffic", "show", place, "--model", words, "--out", tmp_path / "a.gif")
-    assert done.code == 2 and "written as .svg" in done.err
+    result = run("traffic", "show", place)
+    assert (
+        result.code == 2 and "does not name the model of the requests; give --model SPEC or --model REF" in result.err
+    )
+    result = run("traffic", "show", place, "--model", words, "--out", tmp_path / "a.gif")
+    assert result.code == 2 and "written as .svg" in result.err
 
 
 COMMAND = [sys.executable, "-m", "enginesmith", "traffic", "record"]
@@ -141,9 +143,11 @@ def test_chosen_buckets_are_written_into_the_spec(words, tmp_path, run):
     assert "chosen: up to 64" in out.read_text()
     assert words.read_text() == SPEC.replace("opt: 32, max: 64", f"buckets: [{', '.join(map(str, edges))}]")
 
-    shown = run("traffic", "buckets", words, "--traffic", place, "--most", 1, *QUICK)
-    assert shown.code == 0 and "length: buckets [64]" in shown.out and "fallback: 0.901 % of the requests" in shown.out
-    assert "price of a profile: 0 engine seconds per day (as given)" in shown.out
+    result = run("traffic", "buckets", words, "--traffic", place, "--most", 1, *QUICK)
+    assert (
+        result.code == 0 and "length: buckets [64]" in result.out and "fallback: 0.901 % of the requests" in result.out
+    )
+    assert "price of a profile: 0 engine seconds per day (as given)" in result.out
 
 
 def test_recorded_and_measured_times_are_used(words, tmp_path, run):

@@ -34,13 +34,13 @@ def test_a_dim_of_several_graphs_has_sizes_that_all_accept(most, expected, tmp_p
     """The encoder takes even batches, the decoder multiples of 3."""
     encoder = {**ENCODER, "dims": {"batch": {"multiple": 2, "opt": 8, "max": 12}}}
     decoder = {**DECODER, "dims": {"batch": {"multiple": 3, "opt": 3, "max": most // 3 * 3}}}
-    loaded = load_ensemble(write_ensemble(tmp_path / "project", encoder=encoder, decoder=decoder))
+    ensemble = load_ensemble(write_ensemble(tmp_path / "project", encoder=encoder, decoder=decoder))
     if expected is None:
         with pytest.raises(SpecError, match="no size of batch suits all graphs that have it"):
-            check_connections(loaded)
+            check_connections(ensemble)
         return
-    check_connections(loaded)
-    _, (batch,) = whole_inputs(loaded)
+    check_connections(ensemble)
+    _, (batch,) = whole_inputs(ensemble)
     assert batch == Dim("batch", expected[0], 6, expected[1], multiple=6)
 
 

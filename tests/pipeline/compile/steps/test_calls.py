@@ -27,7 +27,7 @@ def test_errors_between_calls_fail_the_intended_check(bench, monkeypatch):
     with faulty_sessions(SESSIONS["wrong from call 101 on"]):
         checks = bench.engine().checks(seconds=0.5)
     (failed,) = (check for check in checks if not check.passed)
-    assert failed.name == "calls repeated" and "other bits" in failed.note and failed.case.startswith("call ")
+    assert failed.name == "calls repeated" and "differ in their bits" in failed.note and failed.case.startswith("call ")
     verdict, reason = judge(checks)
     assert verdict == "failed" and reason.startswith("engine calls repeated at call ")
     assert decode(encode_document(failed), Check) == failed

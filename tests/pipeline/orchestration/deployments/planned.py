@@ -13,5 +13,5 @@ def deployed(*words: str) -> tuple[str, DeploymentPlan | None]:
     plans: list[DeploymentPlan] = []
     place = "pipeline.orchestration.deployments.deploy.deploy"
     with patch(place, side_effect=lambda plan, **_: plans.append(plan) or []):
-        done = CliRunner().invoke(enginesmith, ["prefect", "deploy", *words], env={"ENGINESMITH_REGISTRY": None})
-    return f"{done.output}{done.exception or ''}", plans[0] if plans else None
+        result = CliRunner().invoke(enginesmith, ["prefect", "deploy", *words], env={"ENGINESMITH_REGISTRY": None})
+    return f"{result.output}{result.exception or ''}", plans[0] if plans else None

@@ -98,8 +98,8 @@ def test_overflowing_nodes_of_a_cast_stay_in_fp32(tmp_path: Path) -> None:
     model = with_names(x_net(text, k=np.float32(8000)))
     recipe = QuantizationRecipe(model, "fp16", None, None, (), {}, True)
     bench = Bench(model, x_values(), tmp_path, default_budget("quantization", "fp16"))
-    narrow = recipe.write()[0]
-    result = bench.attributed(narrow)
+    narrow_graph = recipe.write()[0]
+    result = bench.attributed(narrow_graph)
     assert len(narrow_groups(recipe, result)) == 5
-    message = propose(recipe, result, bench.judge(narrow), bench.judge)
+    message = propose(recipe, result, bench.judge(narrow_graph), bench.judge)
     assert {name for group in message.leave for name in group} >= {"Mul_c"} and len(message.leave) <= 2

@@ -30,8 +30,8 @@ def test_an_exact_session_gives_the_written_graphs_bits(name, scheme):
 
 def test_graphs_share_weights_in_a_file_and_free_their_copies(tmp_path):
     model, inputs = outlier_net(), noise(8, 1)
-    shared = with_weights_outside(model, tmp_path)
-    graphs = [quantize_int8(item, all_ranges(model, inputs), nets.CPU)[0] for item in (model, shared)]
+    shared_model = with_weights_outside(model, tmp_path)
+    graphs = [quantize_int8(item, all_ranges(model, inputs), nets.CPU)[0] for item in (model, shared_model)]
     assert graphs[1].ByteSize() < graphs[0].ByteSize()
     assert len([*tmp_path.glob("loose-*")]) > 0, "int8 weights, beside the file that they were made of"
     opened = [SessionRunner(graph) for graph in graphs]
@@ -42,11 +42,11 @@ def test_graphs_share_weights_in_a_file_and_free_their_copies(tmp_path):
 
 def test_a_chosen_model_has_only_weights_that_are_read(tmp_path):
     model, inputs = outlier_net(), noise(8, 1)
-    shared = with_weights_outside(model, tmp_path)
-    shared.graph.initializer.add().CopyFrom(shared.graph.initializer[0])
-    shared.graph.initializer[-1].name = "unread"
-    complete_model = with_weights_inside(shared)
-    assert not has_external(complete_model) and has_external(shared)
+    shared_model = with_weights_outside(model, tmp_path)
+    shared_model.graph.initializer.add().CopyFrom(shared_model.graph.initializer[0])
+    shared_model.graph.initializer[-1].name = "unread"
+    complete_model = with_weights_inside(shared_model)
+    assert not has_external(complete_model) and has_external(shared_model)
     assert {item.name for item in complete_model.graph.initializer} == {item.name for item in model.graph.initializer}
     np.testing.assert_array_equal(nets.run(complete_model, inputs), nets.run(model, inputs))
 

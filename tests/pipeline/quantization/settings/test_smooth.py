@@ -99,14 +99,14 @@ def test_insertion_finds_the_rounded_levels():
     graph = prepare_model(model)
     group = find_groups(graph, find_sites(graph)[0])[0]
     (node, weight), *_ = matrices(graph, [group]).items()
-    rounded = compensate(weight, np.eye(32, dtype=np.float32) + 0.5)
+    rounded_weight = compensate(weight, np.eye(32, dtype=np.float32) + 0.5)
     ranges = all_ranges(model, noise(16))
     changed, narrowed = apply_plans(
-        graph, [SmoothingPlan(group, None, 1.0, None, {node: rounded}, *ranges.tensors["n"])], ranges
+        graph, [SmoothingPlan(group, None, 1.0, None, {node: rounded_weight}, *ranges.tensors["n"])], ranges
     )
     written, _ = quantize_int8(changed, narrowed, TENSORRT_FP32)
     scales = [numpy_helper.to_array(item) for item in written.graph.initializer if item.dims == [64]]
-    assert any(np.allclose(scale, steps_of(rounded), rtol=1e-5) for scale in scales)
+    assert any(np.allclose(scale, steps_of(rounded_weight), rtol=1e-5) for scale in scales)
 
 
 def test_kept_rows_stay_few_however_many_runs_there_are():
@@ -251,9 +251,9 @@ def test_descent_lowers_what_compensation_leaves_and_stays_on_the_grid(monkeypat
     form, lost = FORMATS["nvfp4-weights"], []
     for sweeps in (0, 2):
         monkeypatch.setattr(groups, "SWEEPS", sweeps)
-        rounded = compensate(matrix, x.T @ x / 2000, form)
-        assert np.array_equal(form.decode(*form.encode(rounded)), rounded)
-        lost.append(np.square(x @ (rounded - matrix)).mean())
+        rounded_weight = compensate(matrix, x.T @ x / 2000, form)
+        assert np.array_equal(form.decode(*form.encode(rounded_weight)), rounded_weight)
+        lost.append(np.square(x @ (rounded_weight - matrix)).mean())
     assert lost[1] < 0.95 * lost[0]
 
 

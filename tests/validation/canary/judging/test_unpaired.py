@@ -51,7 +51,7 @@ def test_logs_of_other_hours_are_refused_with_the_hours(slower):
 def test_a_different_load_is_refused_with_its_counts():
     result, _ = judged(ramp(np.random.default_rng(0), 6000))
     assert result.verdict == "INSUFFICIENT"
-    assert "unlike load" in result.reason and "requests of the candidate" in result.reason
+    assert "different load" in result.reason and "requests of the candidate" in result.reason
 
 
 def test_halves_of_an_even_load_are_compared_unpaired():

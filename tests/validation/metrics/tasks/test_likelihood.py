@@ -65,7 +65,7 @@ def test_an_impossible_label_has_infinite_perplexity():
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [(np.array([0, 3]), "label 3 is not a token of a vocabulary of 3"), (np.zeros(2), "labels are float64")],
+    [(np.array([0, 3]), "label 3 is not a token id; the vocabulary has 3 tokens"), (np.zeros(2), "labels are float64")],
 )
 def test_labels_without_a_token_are_reported(labels, message):
     with pytest.raises(DataError, match=message):
