@@ -28,8 +28,8 @@ from enginesmith.core.errors import EnginesmithError, StepError, UnavailableErro
 from enginesmith.core.text import WorkerThread, pluralize
 from enginesmith.core.types import Untyped
 
-# The thread that is connected to Ray, and receives events of all Ray tasks of an executor. It ends lost tasks, and tasks
-# that no node can run.
+# The thread that is connected to Ray, and receives events of all Ray tasks of an executor. It ends lost tasks, and
+# tasks that no node can run.
 #
 # A thread per task that polls Ray would cost a core for a few hundred tasks.
 

@@ -88,8 +88,11 @@ def connect(address: str | None, jobs: int | None) -> bool:
             # matter.
             ray.init(address=address or "local", log_to_driver=False, logging_level="CRITICAL", **local_options)
         except Exception as error:  # of a node that times out at its start, Ray raises a plain one
-            cluster = f"the Ray cluster at {address}" if address else "a local Ray"
-            raise UnavailableError(f"cannot reach {cluster}: {error}; check it, or use the local executor") from error
+            reason = f"the Ray cluster at {address}: {error}" if address else f"a local Ray: {error}"
+            # Ray sends no token to an address unless it is told to, and then does not give the reason.
+            if address and os.environ.get("RAY_AUTH_MODE") != "token":
+                reason += " (if the cluster requires a token, set RAY_AUTH_MODE=token)"
+            raise UnavailableError(f"cannot reach {reason}; check it, or use the local executor") from error
     _let_raylets_print(False)
     return True
 
