@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from types import TracebackType
@@ -28,7 +28,8 @@ from enginesmith.core.errors import EnginesmithError, StepError, UnavailableErro
 from enginesmith.core.text import WorkerThread, pluralize
 from enginesmith.core.types import Untyped
 
-# The thread that receives events of all Ray tasks of an executor. It ends lost tasks, and tasks that no node can run.
+# The thread that is connected to Ray, and receives events of all Ray tasks of an executor. It ends lost tasks, and
+# tasks that no node can run.
 #
 # A thread per task that polls Ray would cost a core for a few hundred tasks.
 
@@ -45,18 +46,24 @@ LATE_S = 60.0
 
 
 class TaskListener:
-    """Receives the events of tasks until they end. wait_s: how long a task may wait for a suitable node."""
+    """A connection to Ray, until it is closed or Ray is lost: receives the events of tasks until they end.
 
-    def __init__(self, wait_s: float) -> None:
+    connect: makes the connection, and returns whether it is to be ended here; what it raises is raised.
+    wait_s: how long a task may wait for a suitable node.
+    """
+
+    def __init__(self, connect: Callable[[], bool], wait_s: float) -> None:
         self._wait_s = wait_s
         self._nodes: tuple[float, list[RayNode]] = (0.0, [])
         self._tasks: dict[Untyped, RayTask] = {}
         self._changed = threading.Condition()
         self._closed = self._cancelled = False  # plain flags: `cancel` is called by signal handlers
         self.lost = False  # whether Ray is gone: no task is heard any more, and another listener is needed
+        self._connection: Future[None] = Future()
         # Ray that is gone, or a bug: threads would wait for ever for events that no one takes in.
-        self._thread = WorkerThread("ray listener", self._hear, self.lose)
+        self._thread = WorkerThread("ray", lambda: self._work(connect), self.lose)
         self._thread.start()
+        self._connection.result()
 
     def nodes(self, fresh: bool = False) -> list[RayNode]:
         """The cluster's nodes, at most `_CHECK_S` seconds old. fresh: ask Ray again. Raises UnavailableError."""
@@ -103,18 +110,35 @@ class TaskListener:
         return loss_error
 
     def close(self) -> None:
-        """End the thread; its tasks are no longer heard."""
+        """End the thread and its connection; its tasks are no longer heard."""
         self._closed = True
         with self._changed:
             self._changed.notify()
         self._thread.join()
 
+    def _work(self, connect: Callable[[], bool]) -> None:
+        """All in one thread: the processes of a Ray that is started here end with the thread that started them.
+
+        A connection to a Ray that is lost is ended at once: after a minute of it, Ray ends this process.
+        """
+        try:
+            connected_here = connect()
+        except BaseException as error:
+            self._connection.set_exception(error)
+            return
+        self._connection.set_result(None)
+        try:
+            self._hear()
+        finally:
+            if connected_here:
+                cluster.disconnect()
+
     def _hear(self) -> None:
         checked_s = time.monotonic()
         while not self._closed:
             with self._changed:
-                while not (self._tasks or self._closed):
-                    self._changed.wait()
+                if not (self._tasks or self._closed):
+                    self._changed.wait(_CHECK_S)
                 refs = list(self._tasks)
             if self._cancelled:
                 self._cancel_all()
@@ -123,7 +147,7 @@ class TaskListener:
                     task = self._tasks.get(ref)  # None: dropped meanwhile
                     if task and task.take():
                         self._forget(task)
-            if refs and time.monotonic() > checked_s + _CHECK_S:
+            if time.monotonic() > checked_s + _CHECK_S:
                 self._end_lost(self.nodes(fresh=True))
                 checked_s = time.monotonic()
 
@@ -245,10 +269,10 @@ class RayExecutor:
         self._address = address or os.environ.get("RAY_ADDRESS")
         self._jobs, self._wait_s, self._modules = jobs, wait_s, modules
         self._slots = threading.Semaphore(jobs) if jobs else None
-        self._connecting, self._closed = threading.Lock(), threading.Event()
+        self._connecting = threading.Lock()
         self._listener: TaskListener | None = None
         self._unreachable_since: float | None = None
-        self._connected_here = self._cancelled = False  # plain flags: safe from a signal handler
+        self._cancelled = False  # a plain flag: safe from a signal handler
 
     def __enter__(self) -> Self:
         return self
@@ -295,7 +319,7 @@ class RayExecutor:
                 self._disconnect()
             while self._listener is None:
                 try:
-                    self._connected_here = self._connect_in_thread()
+                    self._listener = TaskListener(lambda: cluster.connect(self._address, self._jobs), self._wait_s)
                 except UnavailableError as error:
                     # Jobs that waited for this lock share one time limit, instead of waiting one after the other.
                     self._unreachable_since = self._unreachable_since or time.monotonic()
@@ -304,35 +328,13 @@ class RayExecutor:
                         raise
                     watch(Waiting(name, cluster.describe_unreachable(error, remaining_s)))
                     time.sleep(_AGAIN_S)
-                else:
-                    self._unreachable_since = None
-                    self._listener = TaskListener(self._wait_s)
+            self._unreachable_since = None
             return self._listener
-
-    def _connect_in_thread(self) -> bool:
-        """`task.connect`, in a thread that lives until this executor is closed: the processes of a Ray that is
-        started here end with the thread that started them, and the caller's may be one of a pool."""
-        connection: Future[bool] = Future()
-        self._closed = close_event = threading.Event()
-
-        def hold() -> None:
-            try:
-                connection.set_result(cluster.connect(self._address, self._jobs))
-            except BaseException as error:
-                connection.set_exception(error)
-                return
-            close_event.wait()
-
-        threading.Thread(target=hold, name="ray", daemon=True).start()
-        return connection.result()
 
     def _disconnect(self) -> None:
         if self._listener:
             self._listener.close()
-        if self._connected_here:
-            cluster.disconnect()
-        self._closed.set()
-        self._listener, self._connected_here = None, False
+        self._listener = None
 
     def _attempt(
         self, job: Job[Result], watch: Watch, listener: TaskListener, last: list[str | None], other_node: bool

@@ -31,12 +31,15 @@ _REACH_S = 5.0
 # Ray has this machine's address in the place of these, also where a cluster listens on loopback alone.
 _LOOPBACK = ("localhost", "127.0.0.1")
 _ANSWER_S = 2.0
+# For a head to answer; Ray ends a process that waits for it for 60 s.
+_HEAD_S = 20.0
 # Free while a connection of `connect_ahead` is unused.
 _AHEAD = threading.Semaphore(0)
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else it warns about CUDA_VISIBLE_DEVICES
     "RAY_task_oom_retries": "0",  # else what its memory monitor kills is started again without end
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # else a thread that calls Ray after another one disconnected starts one here
 }
 
 
@@ -64,14 +67,19 @@ def connect(address: str | None, jobs: int | None) -> bool:
 
     address: None starts Ray with `jobs` CPUs (None: all) on this host. Raises UnavailableError.
     """
+    # Ray reads these when it is imported.
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    if address and "ray" not in sys.modules:
+        # Of a process without which Ray ends this one when the raylet is lost, by default its parent; that may be a
+        # Prefect worker that was killed too, or the first process of a container, which counts as killed.
+        os.environ["RAY_RAYLET_PID"] = str(os.getpid())
     import ray
 
     if ray.is_initialized():
         return _AHEAD.acquire(blocking=False)
     if address:
         check_reachable(address)
-    for name, value in _QUIET.items():
-        os.environ.setdefault(name, value)
     local_options = {} if address else {"num_cpus": jobs or os.cpu_count(), "include_dashboard": False}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own deprecations are not our user's business
@@ -80,8 +88,11 @@ def connect(address: str | None, jobs: int | None) -> bool:
             # matter.
             ray.init(address=address or "local", log_to_driver=False, logging_level="CRITICAL", **local_options)
         except Exception as error:  # of a node that times out at its start, Ray raises a plain one
-            cluster = f"the Ray cluster at {address}" if address else "a local Ray"
-            raise UnavailableError(f"cannot reach {cluster}: {error}; check it, or use the local executor") from error
+            reason = f"the Ray cluster at {address}: {error}" if address else f"a local Ray: {error}"
+            # Ray sends no token to an address unless it is told to, and then does not give the reason.
+            if address and os.environ.get("RAY_AUTH_MODE") != "token":
+                reason += " (if the cluster requires a token, set RAY_AUTH_MODE=token)"
+            raise UnavailableError(f"cannot reach {reason}; check it, or use the local executor") from error
     _let_raylets_print(False)
     return True
 
@@ -155,9 +166,13 @@ def _connect(host: str, port: int, server_name: str, remedy: str) -> None:
 
 
 def nodes() -> list[RayNode]:
-    """The nodes that are alive, as far as Ray has noticed."""
+    """The nodes that are alive, as far as Ray has noticed. Raises an error of Ray if its head is lost."""
     import ray
+    from ray._private import worker
 
+    if not through_client():
+        # `ray.nodes` waits for a head without a limit. Ray ends this process if none comes within a minute, or another.
+        worker.global_worker.gcs_client.get_all_node_info(timeout=_HEAD_S)
     return [_parse_node(node_json) for node_json in ray.nodes() if read(node_json, "Alive", bool)]
 
 

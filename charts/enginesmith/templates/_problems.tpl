@@ -20,6 +20,8 @@
 {{- range .entries }}
 {{- if has .name $own }}
 {{ $path }}: the chart sets {{ .name }}; remove it
+{{- else if and (has .name (list "http_proxy" "https_proxy" "no_proxy")) (has (upper .name) $own) }}
+{{ $path }}: {{ .name }} and {{ upper .name }}, which `proxy` sets, are one setting to programs; remove it
 {{- end }}
 {{- if hasKey $seen .name }}
 {{ $path }}: {{ .name }} is there twice; remove one

@@ -176,9 +176,9 @@ def apply(
     another Ray version, of an unwanted group, and idle ones of another image; busy ones of another image end after
     their unit.
 
-    owner: the ConfigMap whose deletion deletes the RayCluster. Raises InputError, without any change, if it would stop
-    running workers without consent; UnavailableError if the RayCluster is being deleted or keeps changing, or if
-    KubeRay does not end a pod or group as told."""
+    owner: the ConfigMap whose deletion deletes the RayCluster. Raises InputError if the next change would stop running
+    workers without consent: nothing is changed then, unless workers came after a first change; UnavailableError if the
+    RayCluster is being deleted or keeps changing, or if KubeRay does not end a pod or group as told."""
     name, reference = read(manifest, "metadata.name", str), cluster.owner(owner)
     ended_names: list[str] = []
     problem = ""

@@ -254,8 +254,13 @@ def test_a_foreign_or_failing_cluster_is_unreachable(monkeypatch, raised):
 
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(UnavailableError, match="cannot reach the Ray cluster at auto: timed out during startup"):
-        RayExecutor("auto").run(job("add", {"a": 1, "b": 2}))
+    remark = " (if the cluster requires a token, set RAY_AUTH_MODE=token)"  # Ray itself sends none, and does not say so
+    for mode, suffix in (("token", ""), ("disabled", remark)):
+        monkeypatch.setenv("RAY_AUTH_MODE", mode)
+        with pytest.raises(UnavailableError) as error:
+            RayExecutor("auto").run(job("add", {"a": 1, "b": 2}))
+        reason = f"cannot reach the Ray cluster at auto: timed out during startup{suffix};"
+        assert str(error.value).startswith(reason)
 
 
 def test_a_job_through_rays_client_gives_the_same_result_without_progress(executor, monkeypatch):

@@ -39,16 +39,22 @@ class Task:
 
 
 class Ray:
-    """A cluster that can be away. connected: how often it was connected to."""
+    """A cluster that can be away. connected: how often it was connected to. threads: those that connect, receive
+    answers and disconnect."""
 
     def __init__(self):
         self.away, self.connected, self.asked = threading.Event(), 0, threading.Event()
-        self.answers = threading.Event()
+        self.answers, self.disconnected, self.threads = threading.Event(), threading.Event(), set()
 
     def connect(self, address, jobs):
         self.check(address)
         self.connected += 1
+        self.threads.add(threading.current_thread())
         return True
+
+    def disconnect(self):
+        self.threads.add(threading.current_thread())
+        self.disconnected.set()
 
     def check(self, address):
         self.asked.set()
@@ -61,6 +67,7 @@ class Ray:
         return [NODE]
 
     def ready(self, refs):
+        self.threads.add(threading.current_thread())
         if self.away.is_set():
             raise ConnectionError("Client is shutting down.")
         return refs if self.answers.wait(0.05) else []
@@ -70,7 +77,7 @@ class Ray:
 def ray(monkeypatch):
     fake_ray = Ray()
     monkeypatch.setattr(task, "connect", fake_ray.connect)
-    monkeypatch.setattr(task, "disconnect", lambda: None)
+    monkeypatch.setattr(task, "disconnect", fake_ray.disconnect)
     monkeypatch.setattr(task, "check_reachable", fake_ray.check)
     monkeypatch.setattr(listener, "nodes", fake_ray.nodes)
     monkeypatch.setattr(listener, "_ready", fake_ray.ready)
@@ -165,6 +172,17 @@ def test_a_cluster_lost_while_idle_is_unreachable(ray):
                 ray_executor.run(JOB)
         ray.away.clear()
         assert ray_executor.run(JOB) == 3
+
+
+def test_an_idle_connection_to_a_lost_cluster_ends(ray, monkeypatch):
+    """After a minute without its head, Ray would end this process."""
+    monkeypatch.setattr(executor, "_CHECK_S", 0.01)
+    ray.answers.set()
+    with RayExecutor("ray://head:10001") as ray_executor:
+        assert ray_executor.run(JOB) == 3
+        ray.away.set()
+        assert ray.disconnected.wait(PATIENCE_S)
+    assert len(ray.threads) == 1 and threading.current_thread() not in ray.threads
 
 
 def test_a_cancelled_job_does_not_wait_for_the_head(ray):
