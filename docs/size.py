@@ -27,8 +27,8 @@ NOT_COUNTED = (
 PAGES = ("README.md", "docs/*.md")
 LIMITS = {
     "modules": 420,
-    "lines of product": 107_200,
-    "lines of tests": 88_900,
+    "lines of product": 107_350,
+    "lines of tests": 89_050,
     "lines of the longest module": 600,
     "first-level commands": 24,
     "options": 300,
