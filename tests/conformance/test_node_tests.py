@@ -18,6 +18,7 @@ MODULES = ("conv", "slice", "loop", "bitwiseand", "maxunpool")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.slow
 def test_a_sample_of_the_node_tests_matches_the_known_failures(backend, tmp_path):
     target = target_for(backend_of(backend))
     if not backend_of(backend).versions() or target is None:

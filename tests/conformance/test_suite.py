@@ -107,6 +107,7 @@ def test_engines_that_differ_too_much_are_detected():
     assert list(repeats.broken_claims("budget", [{"plain": "a"}, {}], [one, {}])), "a build that is refused at times"
 
 
+@pytest.mark.slow
 def test_a_crash_or_hang_costs_one_graph(tmp_path, monkeypatch):
     names = ["scalar_output", "plain_with_one_shape_alone", "plain"]
     (tmp_path / "a").mkdir()

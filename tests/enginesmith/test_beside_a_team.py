@@ -62,6 +62,7 @@ def test_a_server_resolves_pulls_watches_and_records(built: Project, team: Path,
     assert "run `enginesmith build` as a command" in result.stdout
 
 
+@pytest.mark.slow
 def test_the_command_line_and_its_jobs_import_enginesmiths_own_packages(
     project: Project, team: Path, tmp_path: Path
 ) -> None:

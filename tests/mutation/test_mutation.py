@@ -1,5 +1,7 @@
 from pathlib import Path
 
+import pytest
+
 from tests.mutation import __main__ as mutation
 from tests.mutation.sites import choose, find, plant
 
@@ -40,6 +42,7 @@ def test_sites_have_a_meaning_and_keep_their_names_when_lines_move() -> None:
     assert choose(result, 1, {"comparison": 2}) == choose(reversed(result), 1, {"comparison": 2})
 
 
+@pytest.mark.slow
 def test_detected_mutants_are_killed_and_equivalent_ones_survive(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     package, tests, here = tree / "small", tree / "tests", Path(mutation.__file__).parent

@@ -78,6 +78,7 @@ def test_pip_is_killed_on_interruption(tmp_path: Path, monkeypatch) -> None:
     assert not (tmp_path / "ended").exists()
 
 
+@pytest.mark.slow
 def test_a_partial_environment_of_a_killed_process_is_rebuilt(tmp_path: Path, monkeypatch) -> None:
     write_wheel(tmp_path, "junitparser", "99.0")
     monkeypatch.setenv("PIP_NO_INDEX", "1")

@@ -98,6 +98,7 @@ def test_ctrl_c_in_a_check_keeps_what_was_built_and_publishes_nothing(built: Pro
     assert {"export", "prove cpu fp32 onnxruntime"} <= set(CACHED.findall(again.err)), again.err
 
 
+@pytest.mark.slow
 def test_ctrl_c_without_kept_results_mentions_none(built: Project) -> None:
     process = start_command(built, "profile", "tiny", "--target", "cpu", "--seconds", 30)
     seen = interrupt(process, "profile cpu fp32", signal.SIGINT)

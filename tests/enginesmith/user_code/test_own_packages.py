@@ -86,6 +86,7 @@ def test_an_export_runs_code_with_packages_of_these_names(folder: Path, tmp_path
     assert np.allclose(case.expected["output"], case.inputs["x"] * 2 + 1)
 
 
+@pytest.mark.slow
 def test_errors_in_a_package_are_reported_with_file_and_line(folder: Path, tmp_path: Path) -> None:
     more = {"function": "build", "arguments": {"broken": True}}
     request = ExportRequest("torch", folder, "model.py", (X,), (BATCH,), **more)

@@ -18,6 +18,7 @@ SMALL = {"precisions": ["fp32"], "targets": ["cpu"], "calibration": None}
 WAITING = re.compile(r"lock: waiting: compiling tiny is running on \S+, process (\d+), since ")
 
 
+@pytest.mark.slow
 def test_three_concurrent_builds_make_everything_once(project: Project) -> None:
     project.change_spec(**SMALL, validation={"latency": {}})
     runs = [start(project) for _ in range(3)]

@@ -192,6 +192,7 @@ def test_one_of_several_racing_publishers_succeeds_and_the_others_get_an_error(s
     assert lookup.load(store, "digits", "1.0").content == draft(store, int(won)).content
 
 
+@pytest.mark.slow
 def test_a_killed_publication_leaves_no_half_version_and_the_next_run_completes(tmp_path: Path) -> None:
     """In a process of its own, which has loaded little: a fork of one that holds all tests takes 0.15 s of CPU time."""
     code = f"import os; os.fsync = os.fstat; from {__name__} import kill_all; kill_all({str(tmp_path)!r})"

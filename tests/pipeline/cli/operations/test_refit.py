@@ -80,6 +80,7 @@ def entry(project: Project, version: str, backend: str) -> EngineEntry:
     return next(each for each in manifest(project, version).engines if each.backend == backend)
 
 
+@pytest.mark.slow
 def test_refitted_engines_are_proven_and_published_with_their_origin(project: Project) -> None:
     foreseen = project.run("debug", "refit", "tiny", "--weights-from", project.spec, "--dry-run", "--json")
     assert foreseen.code == 0 and "version" not in foreseen.json

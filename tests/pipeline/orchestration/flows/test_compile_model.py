@@ -58,6 +58,7 @@ def test_a_task_error_is_one_message_also_in_an_empty_home(project: Project, tmp
     assert result.returncode == 2 and "Traceback" not in result.stderr and "tiny.onnx" in result.stderr
 
 
+@pytest.mark.slow
 def test_a_silent_prefect_api_is_one_message_with_exit_code_3(project: Project) -> None:
     command = [sys.executable, "-m", "enginesmith", "build", str(project.spec), "--registry", str(project.registry)]
     environment = {**os.environ, "PREFECT_API_URL": "http://127.0.0.1:9/api"}

@@ -156,6 +156,7 @@ def test_a_deployments_run_ends_as_unreachable_from_its_context(monkeypatch: pyt
         raise silence
 
 
+@pytest.mark.slow
 def test_a_workers_flow_run_does_not_import_prefects_server() -> None:
     """Which takes longer than all the rest, for each run, and again for whoever cancels it."""
     flows = [path.stem for path in Path(runner.__file__).parent.glob("*.py") if path.stem != "__init__"]
