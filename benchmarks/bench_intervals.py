@@ -63,8 +63,8 @@ def main() -> None:
             time.sleep(PAUSE_S)
     print("| net | of | median, µs | intervals that hold it | width | busy | job, s |\n|---|---|---|---|---|---|---|")
     for name, reports in results.items():
-        for what in ("runtime", "session"):
-            print(_row(name, what, reports))
+        for label in ("runtime", "session"):
+            print(_row(name, label, reports))
 
 
 def _bench(folder: Path, family: Family) -> tuple[Bench, BuiltEngine]:
@@ -85,10 +85,10 @@ class Measurement:
 
 
 def _measure(bench: Bench, measure: MeasureEngine) -> Measurement:
-    begun = time.perf_counter()
+    start_s = time.perf_counter()
     result = run_job(Job("latency", measure, bench.store.uri), bench.room())
     report = read_latency_report(bench.store, result.latency)
-    return Measurement(report.buckets[1], time.perf_counter() - begun)
+    return Measurement(report.buckets[1], time.perf_counter() - start_s)
 
 
 def _row(name: str, what: str, measured: list[Measurement]) -> str:

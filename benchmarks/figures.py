@@ -44,9 +44,9 @@ class Figure:
         if not numbers:
             return f"{NOT_MEASURED if output is None else 'failed'} | {target_text}"
         values = [float(first) / (float(second[0]) if second else 1.0) for first, *second in numbers]
-        worst = min(values) if self.at_least else max(values)
-        is_met = worst >= self.target if self.at_least else worst <= self.target
-        return f"{worst:.3g}{self.unit} | {target_text}, {'met' if is_met else 'missed'}"
+        worst_value = min(values) if self.at_least else max(values)
+        is_met = worst_value >= self.target if self.at_least else worst_value <= self.target
+        return f"{worst_value:.3g}{self.unit} | {target_text}, {'met' if is_met else 'missed'}"
 
 
 def _build(example: str, key: str) -> str:
@@ -91,10 +91,10 @@ def machine() -> str:
 
 def printed(words: list[str]) -> str:
     """The output of a benchmark; '' where it failed. Exit 1 without an error says that it missed a bar of its own."""
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode in (0, 1) and "Traceback" not in done.stderr:
-        return done.stdout
-    print(done.stderr, file=sys.stderr)
+    done_result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    if done_result.returncode in (0, 1) and "Traceback" not in done_result.stderr:
+        return done_result.stdout
+    print(done_result.stderr, file=sys.stderr)
     return ""
 
 

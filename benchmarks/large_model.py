@@ -30,8 +30,8 @@ def write_model(folder: Path, layers: int, width: int, seed: int = 0) -> Path:
             value = build.add_layer(value, f"layer{index:03d}")
         build.add("LayerNormalization", [value, *build.norm("last", width)], "y")
     shape = ["batch", TOKENS, width]
-    ends = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name in ("x", "y")]
-    graph = helper.make_graph(build.nodes, "transformer", *ends, build.weights)
+    end_value_infos = [[helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)] for name in ("x", "y")]
+    graph = helper.make_graph(build.nodes, "transformer", *end_value_infos, build.weights)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     (folder / "model.onnx").write_bytes(model.SerializeToString())
     return folder / "model.onnx"
@@ -68,18 +68,18 @@ class _Transformer:
 
     def weight(self, name: str, rows: int, columns: int) -> str:
         """Standard normal numbers over the square root of `rows`."""
-        tensor, left, offset = (
+        tensor, left_rows, offset = (
             TensorProto(name=name, data_type=1, dims=[rows, columns]),
             rows * columns,
             self.stream.tell(),
         )
-        if 4 * left < LEAST_BYTES:
+        if 4 * left_rows < LEAST_BYTES:
             return self.constant(name, self.generator.standard_normal((rows, columns)) * rows**-0.5)
-        set_place(tensor, _WEIGHTS, offset, 4 * left)
-        while left:
-            drawn = self.generator.standard_normal(min(left, _BLOCK), np.float32) * np.float32(rows**-0.5)
-            self.stream.write(drawn.tobytes())
-            left -= len(drawn)
+        set_place(tensor, _WEIGHTS, offset, 4 * left_rows)
+        while left_rows:
+            drawn_array = self.generator.standard_normal(min(left_rows, _BLOCK), np.float32) * np.float32(rows**-0.5)
+            self.stream.write(drawn_array.tobytes())
+            left_rows -= len(drawn_array)
         self.weights.append(tensor)
         return name
 

@@ -91,11 +91,11 @@ def open_served(current: Path) -> Served:
     """Open the engine behind the link, and run it once, so that no request waits for its first run."""
     folder = current.resolve()  # once: from here on it is this folder, wherever the link goes
     path = next(folder.glob("*.json"))
-    described = json.loads(path.read_bytes())
+    described_document = json.loads(path.read_bytes())
     run = enginesmith.open_onnx(path)
-    tuned = {name: opt for name, _, opt, _ in described["profiles"][0]["inputs"]}
-    run({item["name"]: np.zeros(tuned[item["name"]], item["dtype"]) for item in described["inputs"]})
-    return Served(folder, described["version"], run)
+    tuned = {name: opt for name, _, opt, _ in described_document["profiles"][0]["inputs"]}
+    run({item["name"]: np.zeros(tuned[item["name"]], item["dtype"]) for item in described_document["inputs"]})
+    return Served(folder, described_document["version"], run)
 
 
 def answer(served: Served, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,22 +46,22 @@ def places(value: Any, at: Path = ()) -> Iterator[Path]:
 
 
 def _replace(document: Any, place: Path, value: Any, how: str) -> Any:
-    changed = deepcopy(document)
-    inside = changed
+    changed_document = deepcopy(document)
+    inner_document = changed_document
     for part in place[:-1]:
-        inside = inside[part]
+        inner_document = inner_document[part]
     last = place[-1]
     if how == "drop":
-        del inside[last]
-    elif how == "rename" and isinstance(inside, dict):
-        inside[str(value)[:400]] = inside.pop(last)
-    elif how == "add" and isinstance(inside, list):
-        inside.append(value)
+        del inner_document[last]
+    elif how == "rename" and isinstance(inner_document, dict):
+        inner_document[str(value)[:400]] = inner_document.pop(last)
+    elif how == "add" and isinstance(inner_document, list):
+        inner_document.append(value)
     elif how == "add":
-        inside["unknown"] = value
+        inner_document["unknown"] = value
     else:
-        inside[last] = value
-    return changed
+        inner_document[last] = value
+    return changed_document
 
 
 def encoded(value: Any) -> bytes:
@@ -73,8 +73,8 @@ def encoded(value: Any) -> bytes:
             raw[mark := f"@raw{len(raw)}@"] = item
             return mark
         if isinstance(item, dict):
-            return {str(key): marked(inner) for key, inner in item.items()}
-        return [marked(inner) for inner in item] if isinstance(item, list) else item
+            return {str(key): marked(inner_value) for key, inner_value in item.items()}
+        return [marked(inner_value) for inner_value in item] if isinstance(item, list) else item
 
     text = json.dumps(marked(value), ensure_ascii=False)
     for mark, inputs in raw.items():

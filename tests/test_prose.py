@@ -21,9 +21,9 @@ WORDS = " ".join(["word"] * 40)
     ],
 )
 def test_prose_is_wrapped_and_renders_alike(text):
-    wrapped = wrap(text)
-    assert long_lines(text) and not long_lines(wrapped)
-    assert is_same(text, wrapped) and wrap(wrapped) == wrapped
+    wrapped_model = wrap(text)
+    assert long_lines(text) and not long_lines(wrapped_model)
+    assert is_same(text, wrapped_model) and wrap(wrapped_model) == wrapped_model
 
 
 def test_tables_code_headings_and_hard_breaks_are_not_changed():

@@ -80,11 +80,11 @@ def write_page(path: Path) -> None:
     parts += [*_table(_REASONS, reasons), "## Other backends\n", _OTHER_TEXT]
     parts += [*_table(_OTHERS, _join(old_tables.get(_OTHERS, ()), statuses, others))]
     parts += [*_table(_SAID, _join(old_tables.get(_SAID, ()), remarks, others))]
-    rehearsed = rehearsal.read()
-    rehearsed = _join(old_tables.get(rehearsal.HEAD, ()), rehearsed, {row[0] for row in rehearsed})
-    if rehearsed:
-        text = _REHEARSED_TEXT.format(rehearsed=len({row[0] for row in rehearsed}), known=len(KNOWN["graphs"]))
-        parts += ["## Another version of onnxruntime\n", text, *_table(rehearsal.HEAD, rehearsed)]
+    rehearsed_join = rehearsal.read()
+    rehearsed_join = _join(old_tables.get(rehearsal.HEAD, ()), rehearsed_join, {row[0] for row in rehearsed_join})
+    if rehearsed_join:
+        text = _REHEARSED_TEXT.format(rehearsed=len({row[0] for row in rehearsed_join}), known=len(KNOWN["graphs"]))
+        parts += ["## Another version of onnxruntime\n", text, *_table(rehearsal.HEAD, rehearsed_join)]
     path.write_text("\n".join(parts), encoding="utf-8")
 
 
@@ -151,8 +151,8 @@ def _row(name: str, result: Mapping[str, Any], old_peers: Sequence[str]) -> list
 def _decibels(file: Mapping[str, Any]) -> str:
     if "sqnr_db" not in file:
         return ""
-    whole = "exact" if file["sqnr_db"] is None else f"{file['sqnr_db']:.0f}"
-    return whole.replace("-999", "not finite") + (f", {file['equal']:.0%} equal" if file["equal"] < 1 else "")
+    whole_text = "exact" if file["sqnr_db"] is None else f"{file['sqnr_db']:.0f}"
+    return whole_text.replace("-999", "not finite") + (f", {file['equal']:.0%} equal" if file["equal"] < 1 else "")
 
 
 def _origin(graph: Mapping[str, Any]) -> str:

@@ -37,9 +37,9 @@ def speech() -> Array:
 
 def cut_speech(generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
     """Pieces of the sentences, with a little noise: float32 of `shape`, whose last axis is time."""
-    whole, length = speech(), shape[-1]
-    starts = generator.integers(0, len(whole) - length, int(np.prod(shape[:-1])))
-    pieces = np.stack([whole[start : start + length] for start in starts])
+    whole_array, length = speech(), shape[-1]
+    starts = generator.integers(0, len(whole_array) - length, int(np.prod(shape[:-1])))
+    pieces = np.stack([whole_array[start : start + length] for start in starts])
     return np.asarray(pieces + 0.001 * generator.standard_normal(pieces.shape), np.float32).reshape(shape)
 
 

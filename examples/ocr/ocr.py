@@ -17,8 +17,8 @@ SURE = 0.9
 
 def prepare(image):
     """uint8 [height, width, 3] as the detector takes it: float32 [1, 3, height, width]."""
-    scaled = (image.astype(np.float32) / 255 - MEAN) / SPREAD
-    return {"x": scaled.transpose(2, 0, 1)[None]}
+    scaled_image = (image.astype(np.float32) / 255 - MEAN) / SPREAD
+    return {"x": scaled_image.transpose(2, 0, 1)[None]}
 
 
 def crop(image, marks):
@@ -41,10 +41,10 @@ def turn(x, upside_down):
 def spell(likelihoods):
     """Unicode code points [lines, places] of the likeliest characters, 0 behind the end. Repeated ones and blanks are
     left out (connectionist temporal classification: Graves et al., 2006)."""
-    best = likelihoods.argmax(-1)
-    text = np.zeros(best.shape, np.int64)
-    for row, line in zip(text, best, strict=True):
-        places = [place for at, place in enumerate(line) if place and (at == 0 or place != line[at - 1])]
+    best_index = likelihoods.argmax(-1)
+    text = np.zeros(best_index.shape, np.int64)
+    for row, line in zip(text, best_index, strict=True):
+        places = [place for index, place in enumerate(line) if place and (index == 0 or place != line[index - 1])]
         row[: len(places)] = [ord(CHARACTERS[place - 1]) for place in places]
     return {"text": text}
 
@@ -55,13 +55,13 @@ def _lines(marked):
         height = bottom - top
         if height < LEAST_HEIGHT:
             continue
-        more = round(GROWN * height)
+        more_height = round(GROWN * height)
         for left, right in _runs(marked[top:bottom].any(0), 3 * height):
             yield (
-                max(0, top - more),
-                max(0, left - more),
-                min(marked.shape[0], bottom + more),
-                min(marked.shape[1], right + more),
+                max(0, top - more_height),
+                max(0, left - more_height),
+                min(marked.shape[0], bottom + more_height),
+                min(marked.shape[1], right + more_height),
             )
 
 

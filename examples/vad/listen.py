@@ -49,10 +49,10 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32")
     options = parser.parse_args()
     with TemporaryDirectory() as dest:
-        pulled = enginesmith.pull(
+        pulled_engine = enginesmith.pull(
             "vad", registry=options.registry, target="cpu", precision=options.precision, dest=dest
         )
-        streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled), pulled.description)
+        streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled_engine), pulled_engine.description)
         for row, heard in enumerate(listen(frames_of(options.file), streams)):
             print(f"stream {row}: {', '.join(spans(heard)) or 'no voice'}")
 

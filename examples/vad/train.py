@@ -29,17 +29,17 @@ SIZES = {"calibration": 4, "golden": 4, "held_out": 32}
 
 def clip(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """A sound (float32, in [-1, 1]) of SECONDS, and for each frame of it whether a voice is heard (int64)."""
-    sound, voiced = np.zeros(SECONDS * RATE), np.zeros(SECONDS * RATE, bool)
-    at = int(rng.uniform(0, 1.5) * RATE)
-    while at < len(sound):
-        phrase = speak(rng)[: len(sound) - at]
-        sound[at : at + len(phrase)] += phrase
-        voiced[at : at + len(phrase)] = True
-        at += len(phrase) + int(rng.uniform(0.4, 1.6) * RATE)
+    sound, voiced_array = np.zeros(SECONDS * RATE), np.zeros(SECONDS * RATE, bool)
+    number = int(rng.uniform(0, 1.5) * RATE)
+    while number < len(sound):
+        phrase = speak(rng)[: len(sound) - number]
+        sound[number : number + len(phrase)] += phrase
+        voiced_array[number : number + len(phrase)] = True
+        number += len(phrase) + int(rng.uniform(0.4, 1.6) * RATE)
     sound *= rng.uniform(0.1, 0.5) / max(np.abs(sound).max(), 1e-9)
-    heard = np.clip(sound + surroundings(rng, len(sound)), -1, 1)
-    sound = np.round(heard * 32767).astype(np.float32) / 32768  # as a file of 16 bits has it
-    return sound, (voiced.reshape(-1, FRAME).mean(1) > 0.5).astype(np.int64)
+    received_array = np.clip(sound + surroundings(rng, len(sound)), -1, 1)
+    sound = np.round(received_array * 32767).astype(np.float32) / 32768  # as a file of 16 bits has it
+    return sound, (voiced_array.reshape(-1, FRAME).mean(1) > 0.5).astype(np.int64)
 
 
 def speak(rng: np.random.Generator) -> np.ndarray:

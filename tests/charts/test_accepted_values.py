@@ -34,8 +34,8 @@ def leaves(value: Any) -> Iterator[Any]:
 
 def names_in(schema: dict[str, Any], path: str = "") -> Iterator[str]:
     """Paths of values that are names and keys of Kubernetes."""
-    for key, inner in schema.get("properties", {}).items():
-        yield from names_in(inner, f"{path}.{key}".strip("."))
+    for key, inner_value in schema.get("properties", {}).items():
+        yield from names_in(inner_value, f"{path}.{key}".strip("."))
     if schema.get("pattern") in (NAME["pattern"], OPTIONAL_NAME["pattern"], KEY["pattern"]):
         yield path
 
@@ -94,8 +94,8 @@ def test_a_whole_number_of_cpus_is_a_valid_quantity() -> None:
     values["gpuGroups"][0]["cpu"] = 16
     values["prefect"]["flowRuns"]["cpuRequest"] = 2
     values["prefect"]["worker"] = {"resources": {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"memory": "1Gi"}}}
-    for light in (values["fleet"], values["prefect"].setdefault("gpuRuns", {})):
-        light["resources"] = {"requests": {"cpu": 1, "memory": "1Gi"}}
+    for light_fleet in (values["fleet"], values["prefect"].setdefault("gpuRuns", {})):
+        light_fleet["resources"] = {"requests": {"cpu": 1, "memory": "1Gi"}}
     objects = renders.objects(renders.rendered(values))
     (cluster,) = [item for item in objects if item["kind"] == "RayCluster"]
     asked = [next(pod_specs(group))["containers"][0]["resources"] for group in cluster["spec"]["workerGroupSpecs"][:2]]

@@ -75,9 +75,9 @@ def test_identity_labels_are_only_on_pods_of_its_account() -> None:
 
 def test_users_and_groups_can_be_the_clusters_to_assign() -> None:
     objects = rendered(podSecurity={"runAsUser": None, "runAsGroup": None, "fsGroup": None})
-    assigned = {"runAsUser", "runAsGroup", "fsGroup"}
+    assigned_names = {"runAsUser", "runAsGroup", "fsGroup"}
     for _, pod in by_component(objects):
-        assert not assigned & pod["spec"]["securityContext"].keys()
+        assert not assigned_names & pod["spec"]["securityContext"].keys()
         assert not violations(pod["spec"])
     for variables in flow_runs(objects):
         assert not {"run_as_user", "run_as_group", "fs_group"} & variables.keys()
@@ -132,16 +132,16 @@ def group_of(objects: list[Object], name: str) -> Object:
 def test_values_of_a_group_override_global_ones_only_in_this_group() -> None:
     values = renders.sample("onprem")
     cache = {"name": "kernels", "persistentVolumeClaim": {"claimName": "kernels"}}
-    here = {"name": "kernels", "mountPath": "/kernels"}
+    fields = {"name": "kernels", "mountPath": "/kernels"}
     values["extraEnv"] = [{"name": "MODE", "value": "all"}, {"name": "OTHER", "value": "all"}]
     values["gpuGroups"][2] |= {
-        "extraEnv": [{"name": "MODE", "value": "h100"}], "extraVolumes": [cache], "extraVolumeMounts": [here]
+        "extraEnv": [{"name": "MODE", "value": "h100"}], "extraVolumes": [cache], "extraVolumeMounts": [fields]
     }  # fmt: skip
     objects = renders.objects(renders.rendered(values))
     mine, others = (next(pod_specs(group_of(objects, name))) for name in ("h100", "b200"))
     env = [item["value"] for item in mine["containers"][0]["env"] if item["name"] in ("MODE", "OTHER")]
     assert sorted(env) == ["all", "h100"]
-    assert cache in mine["volumes"] and here in mine["containers"][0]["volumeMounts"]
+    assert cache in mine["volumes"] and fields in mine["containers"][0]["volumeMounts"]
     for pod in [others, *[flow_run_job(item)["spec"]["template"]["spec"] for item in flow_runs(objects)]]:
         assert cache not in pod["volumes"]
         assert {"name": "MODE", "value": "all"} in pod["containers"][0]["env"]
@@ -227,16 +227,16 @@ def test_extra_values_of_a_component_are_valid_and_only_in_its_pods(component: s
     for name, pod in by_component(
         renders.objects(renders.rendered({**values, "extraEnv": [{**variable, "value": "y"}]}))
     ):
-        main, *others = pod["spec"]["containers"]
+        main, *other_containers = pod["spec"]["containers"]
         mine = name == component and pod["metadata"]["labels"].get("enginesmith.io/group", "cpu") == "cpu"
-        assert main["name"] != INIT["name"] and ([item["name"] for item in others] == [INIT["name"]]) is mine
+        assert main["name"] != INIT["name"] and ([item["name"] for item in other_containers] == [INIT["name"]]) is mine
         assert (variable in main["env"]) is (at in main["volumeMounts"]) is (volume in pod["spec"]["volumes"]) is mine
         if mine:
             assert not violations(pod["spec"])
             (result,) = pod["spec"]["topologySpreadConstraints"]
             assert result["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-            whole = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod["spec"]}
-            assert not [error.message for error in built_in("1.36", "v1", "Pod").iter_errors(whole)]
+            whole_fields = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod["spec"]}
+            assert not [error.message for error in built_in("1.36", "v1", "Pod").iter_errors(whole_fields)]
 
 
 @pytest.mark.parametrize("base", renders.SAMPLES)

@@ -26,8 +26,8 @@ def assets() -> Assets | str:
     if not result["etcd"].exists() and (elsewhere := shutil.which("etcd")):
         result["etcd"] = Path(elsewhere)
     crds = tuple(sorted(folder.glob("crds/*.yaml")))
-    missing = [name for name, path in result.items() if not os.access(path, os.X_OK)]
-    missing += [] if any(path.name.startswith("ray.io_") for path in crds) else ["crds/ray.io_*.yaml"]
-    if missing:
-        return f"KUBE_ASSETS={named} lacks {', '.join(missing)} (tests/cluster/README.md)"
+    missing_names = [name for name, path in result.items() if not os.access(path, os.X_OK)]
+    missing_names += [] if any(path.name.startswith("ray.io_") for path in crds) else ["crds/ray.io_*.yaml"]
+    if missing_names:
+        return f"KUBE_ASSETS={named} lacks {', '.join(missing_names)} (tests/cluster/README.md)"
     return Assets(result, crds)

@@ -17,9 +17,9 @@ def done(cluster: Cluster, namespace: str) -> dict[str, str]:
 
     def look() -> dict[str, str] | None:
         jobs = cluster.api.list("jobs", namespace)
-        over = [job for job in jobs if job["status"].get("succeeded")]
-        uids = {job["metadata"]["name"]: job["metadata"]["uid"] for job in over}
-        return uids if len(jobs) == len(over) == 1 else None
+        excess_jobs = [job for job in jobs if job["status"].get("succeeded")]
+        uids = {job["metadata"]["name"]: job["metadata"]["uid"] for job in excess_jobs}
+        return uids if len(jobs) == len(excess_jobs) == 1 else None
 
     return wait_for("one Job that succeeded", look)
 

@@ -24,14 +24,14 @@ def foreign(backend: Backend, engine: Engine) -> Iterator[tuple[str, Engine, str
 
 def damaged(engine: Engine, folder: Path) -> Iterator[tuple[str, Engine]]:
     """Files that are no engine any more. Two of them as a manifest would have it that was made of the damaged file."""
-    whole = engine.path.read_bytes()
-    for what, data in {"nothing": b"", "garbage": bytes(range(256)) * 8}.items():
-        path = folder / f"{what}{engine.suffix}"
+    whole_data = engine.path.read_bytes()
+    for label, data in {"nothing": b"", "garbage": bytes(range(256)) * 8}.items():
+        path = folder / f"{label}{engine.suffix}"
         path.write_bytes(data)
-        yield what, replace(engine, path=path, digest=digest_of_file(path), size_bytes=len(data))
-    half = folder / f"half{engine.suffix}"
-    half.write_bytes(whole[: len(whole) // 2])
-    yield "the first half of it", replace(engine, path=half)
+        yield label, replace(engine, path=path, digest=digest_of_file(path), size_bytes=len(data))
+    half_path = folder / f"half{engine.suffix}"
+    half_path.write_bytes(whole_data[: len(whole_data) // 2])
+    yield "the first half of it", replace(engine, path=half_path)
     yield "no file at all", replace(engine, path=folder / f"gone{engine.suffix}")
 
 

@@ -108,8 +108,8 @@ def end_lost(folder: Path) -> Caught:
     text = "none = Equal(was, k_0i) tokens = Where(none, k_9i, was)"
     contract = {"structured": {"tokens": {"eos": {"token": 0}}}}
     engine = bench.engine(after(bench.canonical(), "tokens", text))
-    free = {"argmax_agreement": 0.5}
-    return caught(engine.checks(contract, free), "engine contract eos", lambda check: f"output {check.output}")
+    free_fields = {"argmax_agreement": 0.5}
+    return caught(engine.checks(contract, free_fields), "engine contract eos", lambda check: f"output {check.output}")
 
 
 def fuzzed(change: Callable[[ModelProto], ModelProto], name: str) -> Callable[[Path], Caught]:
@@ -118,8 +118,8 @@ def fuzzed(change: Callable[[ModelProto], ModelProto], name: str) -> Callable[[P
     def plant(folder: Path) -> Caught:
         bench = Bench(folder, mlp(), rows())
         engine = bench.engine(change(bench.canonical()))
-        if wrong := [check.name for check in engine.checks() if not check.passed]:
-            return Caught(f"engine {wrong[0]}", "", "", "")
+        if wrong_names := [check.name for check in engine.checks() if not check.passed]:
+            return Caught(f"engine {wrong_names[0]}", "", "", "")
         report = engine.fuzzed()
         if not report.smallest:
             return Caught("nothing", "", "", "")

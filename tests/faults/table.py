@@ -43,11 +43,11 @@ class Fault:
 
 def caught(checks: Sequence[Check], meant: str, place: str | Callable[[Check], str]) -> Caught:
     """The failed check that was meant ('engine sqnr_db'; with 'first of' several cases of it), and the rest's names."""
-    failed = [check for check in checks if not check.passed]
-    names = {f"{check.stage} {check.name}" for check in failed}
+    failed_checks = [check for check in checks if not check.passed]
+    names = {f"{check.stage} {check.name}" for check in failed_checks}
     if meant not in names:
         return Caught("; ".join(sorted(names)) or "nothing", "", "", "")
-    check = next(check for check in failed if f"{check.stage} {check.name}" == meant)
+    check = next(check for check in failed_checks if f"{check.stage} {check.name}" == meant)
     where = place if isinstance(place, str) else place(check)
     return Caught(meant, where, _measured(check), _limit(check), frozenset(names - {meant} - _implied(names)))
 
@@ -64,8 +64,8 @@ def blamed(attribution: Attribution) -> str:
 
 
 def _part(row: SegmentRow) -> str:
-    others = ", ".join(name for name in row.nodes if name != row.node)
-    return f"node {row.node}{f' (with {others})' if others else ''}"
+    other_text = ", ".join(name for name in row.nodes if name != row.node)
+    return f"node {row.node}{f' (with {other_text})' if other_text else ''}"
 
 
 def number(value: float) -> str:

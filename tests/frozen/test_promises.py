@@ -27,9 +27,9 @@ def test_all_checked_names_are_promised(present: dict[str, list[str]]) -> None:
 
 
 def test_the_page_names_existing_tests() -> None:
-    named = set(re.findall(r"`(tests/[\w/.]+)`", PAGE))
-    assert len(named) > 2
-    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+    named_matches = set(re.findall(r"`(tests/[\w/.]+)`", PAGE))
+    assert len(named_matches) > 2
+    assert [name for name in sorted(named_matches) if not (ROOT / name).exists()] == []
 
 
 def test_versions_on_the_page_are_those_of_the_packages_and_of_this_installation() -> None:

@@ -64,7 +64,7 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[Non
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
     used = item._request._fixture_defs.values()  # type: ignore[attr-defined]  # those that it asked for by name, too
-    item.stash[_USED] = [_name(each) for each in used if each.scope != "function"]
+    item.stash[_USED] = [_name(value) for value in used if value.scope != "function"]
 
 
 _USED = pytest.StashKey[list[str]]()
@@ -134,13 +134,13 @@ def _fails(item: pytest.Item, mutant: int, seconds: float) -> bool:
     child = os.fork()
     if not child:
         os.setsid()
-        failed = True
+        is_failed = True
         try:
             _switch.mutant = mutant
             os.environ["MUTANT"] = str(mutant)
-            failed = any(report.failed for report in runtestprotocol(item, log=False, nextitem=_Sibling(item)))  # type: ignore[arg-type]
+            is_failed = any(report.failed for report in runtestprotocol(item, log=False, nextitem=_Sibling(item)))  # type: ignore[arg-type]
         finally:
-            os._exit(failed)
+            os._exit(is_failed)
     until = time.monotonic() + _LEAST_S + 10 * seconds
     while time.monotonic() < until:
         ended, status = os.waitpid(child, os.WNOHANG)

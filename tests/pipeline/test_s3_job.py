@@ -14,19 +14,19 @@ def test_build_promote_pull_and_verify_in_a_bucket(project: Project, s3_uri: str
     """Engines are uploaded by the processes that build them: nothing but documents and reports leave this one."""
     project.registry = s3_uri
     project.change_spec(targets=["cpu"], precisions=["fp32"], calibration=None)
-    sent: list[str] = []
+    sent_texts: list[str] = []
     events = client(parse_s3_place(s3_uri)).meta.events
-    events.register("before-send.s3", lambda request, **_: sent.append(f"{request.method} {request.url}"))
+    events.register("before-send.s3", lambda request, **_: sent_texts.append(f"{request.method} {request.url}"))
 
-    built = project.build()
-    assert built.code == 0, built.err
-    (engine,) = built.json["engines"]
-    assert engine["status"] == "proven" and any("/manifest.json" in request for request in sent)
-    assert not any(engine["digest"] in request for request in sent if not request.startswith("HEAD"))
-    assert built.json["report"].startswith("s3://") and "?" not in built.json["report"]
+    build = project.build()
+    assert build.code == 0, build.err
+    (engine,) = build.json["engines"]
+    assert engine["status"] == "proven" and any("/manifest.json" in request for request in sent_texts)
+    assert not any(engine["digest"] in request for request in sent_texts if not request.startswith("HEAD"))
+    assert build.json["report"].startswith("s3://") and "?" not in build.json["report"]
 
-    again = project.build().json
-    assert again["cached"] and again["version"] == "1"
+    second_document = project.build().json
+    assert second_document["cached"] and second_document["version"] == "1"
     assert project.run("promote", "tiny", "--json").json["version"] == "1"
     pulled = project.run("pull", "tiny:stable", "--target", "cpu", "--dest", tmp_path / "out", "--json").json
     assert pulled["digest"] == engine["digest"] and Path(pulled["path"]).stat().st_size == engine["size"]

@@ -308,8 +308,8 @@ def test_both_parsers_read_ordinary_specs_equally(spec):
             return [flat(item) for item in node.value]
         return node.tag, node.value, node.start_mark.line
 
-    quick = _quickly_composed(spec.read_text())
-    assert quick is not None and flat(quick) == flat(yaml.compose(spec.read_text(), Loader=yaml.SafeLoader))
+    quick_node = _quickly_composed(spec.read_text())
+    assert quick_node is not None and flat(quick_node) == flat(yaml.compose(spec.read_text(), Loader=yaml.SafeLoader))
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "- " * 100_000, "{a: " * 1000, "a: [\n", "a: b: c"])

@@ -203,10 +203,10 @@ def test_rewritten_graphs_compute_the_same(text, opset, weights, feed):
         node.op_type for node in inputs.graph.node
     ] or "fixed, " in text
     onnx.checker.check_model(written)
-    fed = {value.name: np.asarray(feed[value.name]) for value in inputs.graph.input}
+    fed_arrays = {value.name: np.asarray(feed[value.name]) for value in inputs.graph.input}
     with_both = [InferenceSession(m.SerializeToString(), providers=["CPUExecutionProvider"]) for m in (inputs, written)]
-    expected, got = (session.run(None, fed)[0] for session in with_both)
-    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    expected, actual_output = (session.run(None, fed_arrays)[0] for session in with_both)
+    np.testing.assert_allclose(actual_output, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -222,9 +222,9 @@ def test_rewritten_graphs_compute_the_same(text, opset, weights, feed):
 def test_graphs_that_need_no_rewriting_stay_unchanged(text):
     numbers = {"one": np.float32(1), "zero": [0], "two": [2], "four": [4], "back": [-1]}
     graph = inferred(text, **{name: np.asarray(array) for name, array in numbers.items()}).graph
-    before = list(graph.node)
+    node_before = list(graph.node)
     rewrite_for_iree(graph, 20)
-    assert list(graph.node) == before
+    assert list(graph.node) == node_before
 
 
 def test_a_loop_state_keeps_its_input_shape():

@@ -80,14 +80,14 @@ def answers(model: ModelProto, path: Path) -> dict[str, np.ndarray]:
 def test_the_cast_comes_first_and_readers_get_the_same_tensor(more, outputs, operators, tmp_path):
     model = chain("[1,0,2]", more, f"float[b,a,5] z{outputs}")
     model.graph.node[0].name = "t"
-    before = answers(model, tmp_path / "before.onnx")
+    answers_before = answers(model, tmp_path / "before.onnx")
     assert cast_first(model) == operators.count("Cast")
     onnx.checker.check_model(model)
     assert [node.op_type for node in model.graph.node] == operators
     names = [node.name for node in model.graph.node if node.name]  # onnxruntime opens no file with one twice
     assert "t" in names and len({*names}) == len(names)
     after = answers(model, tmp_path / "after.onnx")
-    assert all((after[name] == before[name]).all() for name in before)
+    assert all((after[name] == answers_before[name]).all() for name in answers_before)
     assert not cast_first(model)
 
 

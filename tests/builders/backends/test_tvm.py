@@ -102,8 +102,8 @@ def test_a_range_over_a_graph_size_has_no_dimension():
     }
     assert _one_dimension(node, of_shape, values) == "s"
     assert _one_dimension(node, {}, values) is None
-    other = {**of_shape, "limit": onnx.helper.make_node("Add", ["s", "s"], ["limit"])}
-    assert _one_dimension(node, other, values) is None
+    other_fields = {**of_shape, "limit": onnx.helper.make_node("Add", ["s", "s"], ["limit"])}
+    assert _one_dimension(node, other_fields, values) is None
     assert _one_dimension(node, {"limit": of_shape["limit"]}, values) is None
 
 

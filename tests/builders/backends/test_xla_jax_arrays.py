@@ -69,14 +69,14 @@ def outcome(case, folder):
         graph = read_graph(path)
     except ModelError:
         return "refused"
-    for traced in (names[:1], []):
-        fixed = {name: array for name, array in zip(names, inputs, strict=False) if name not in traced}
-        bound_graph = replace(graph, constants={**graph.constants, **fixed}, inputs=tuple(traced))
+    for traced_names in (names[:1], []):
+        fixed_arrays = {name: array for name, array in zip(names, inputs, strict=False) if name not in traced_names}
+        bound_graph = replace(graph, constants={**graph.constants, **fixed_arrays}, inputs=tuple(traced_names))
         with jax.enable_x64(True), jax.default_matmul_precision("highest"):
             try:
                 program = BoundGraph(bound_graph, JAX, folded=sys.maxsize)
                 actual = jax.jit(lambda *x, program=program: run(program, dict(zip(program.inputs, x, strict=True))))(
-                    *inputs[: len(traced)]
+                    *inputs[: len(traced_names)]
                 )
             except ModelError:
                 continue
@@ -95,13 +95,13 @@ def check(actual, expected, case):
 
 
 def tried(cases, folder):
-    result, wrong = [], {}
+    result, wrong_entries = [], {}
     for name, case in cases.items():
         try:
             result.append(outcome(case, folder))
         except AssertionError as error:
-            wrong[name] = str(error)
-    assert wrong.keys() <= OTHERWISE, wrong
+            wrong_entries[name] = str(error)
+    assert wrong_entries.keys() <= OTHERWISE, wrong_entries
     return {kind: result.count(kind) for kind in ("passed", "refused")}
 
 

@@ -56,21 +56,21 @@ def test_other_environment_variables_or_modules_need_their_own_process(monkeypat
     with fork_server(WARM) as start:
         executor = LocalExecutor(1, start)
         assert where(executor)["parent"] != os.getpid()
-        with monkeypatch.context() as patched:
-            patched.setenv("ENGINESMITH_CACHE", str(tmp_path))
+        with monkeypatch.context() as patched_context:
+            patched_context.setenv("ENGINESMITH_CACHE", str(tmp_path))
             assert where(executor)["parent"] == os.getpid()
-        with monkeypatch.context() as patched:
-            patched.setattr(sys, "path", [*sys.path, str(tmp_path)])
+        with monkeypatch.context() as patched_context:
+            patched_context.setattr(sys, "path", [*sys.path, str(tmp_path)])
             assert where(executor)["parent"] == os.getpid()
         assert where(executor)["parent"] != os.getpid()
 
 
 def test_a_killed_server_ends_its_job_and_later_jobs_are_spawned(tmp_path):
-    noted = tmp_path / "pid"
+    noted_path = tmp_path / "pid"
     with fork_server(WARM) as start, ThreadPoolExecutor(1) as pool:
         server = where(LocalExecutor(1, start))["parent"]
-        hangs = pool.submit(run_job, call_job("hang", f"{JOBS}:hang", {"path": str(noted)}), tmp_path, start=start)
-        text_of(noted)
+        hangs = pool.submit(run_job, call_job("hang", f"{JOBS}:hang", {"path": str(noted_path)}), tmp_path, start=start)
+        text_of(noted_path)
         os.kill(server, signal.SIGKILL)
         with pytest.raises(StepError, match="killed by SIGKILL") as error:
             hangs.result(PATIENCE_S)
@@ -86,20 +86,20 @@ def test_a_failing_server_costs_only_time(tmp_path, monkeypatch):
 
 def test_the_server_is_asked_for_a_result_once_the_process_has_ended(monkeypatch):
     """While it waits for a process that the kernel cannot end, it answers nobody."""
-    asked: list[object] = []
-    server = SimpleNamespace(ask=lambda message: asked.append(message) or [0.0, 1.0])
-    monkeypatch.setattr(fork_client, "is_readable", lambda *waits: asked.append(waits))
+    asked_waits: list[object] = []
+    server = SimpleNamespace(ask=lambda message: asked_waits.append(message) or [0.0, 1.0])
+    monkeypatch.setattr(fork_client, "is_readable", lambda *waits: asked_waits.append(waits))
     descriptor = os.open(os.devnull, os.O_RDONLY)
     assert fork_client._Forked(7, descriptor, server).end() == Ended(0, 1.0)
-    assert asked == [{"kill": 7}, (descriptor, None), {"take": 7}]
+    assert asked_waits == [{"kill": 7}, (descriptor, None), {"take": 7}]
 
 
 def test_no_job_starts_no_process_and_no_file_stays_open():
-    before, children = len(list(Path("/proc/self/fd").iterdir())), psutil.Process().children()
+    count_before, children = len(list(Path("/proc/self/fd").iterdir())), psutil.Process().children()
     with fork_server(WARM) as start:
         assert psutil.Process().children() == children
         LocalExecutor(1, start).run(call_job("add", f"{JOBS}:add", {"a": 1, "b": 2}))
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == count_before
 
 
 def run_within(start: Start, function: str, **more: object) -> dict:
@@ -122,9 +122,9 @@ def test_child_processes_end_with_their_job(tmp_path):
     hang = {"function": "hang", "arguments": {"path": str(tmp_path / "pid")}}  # notes its pid
     with fork_server(WARM) as start, ThreadPoolExecutor(1) as pool:
         executor = LocalExecutor(1, start)
-        outer = pool.submit(executor.run, call_job("outer", f"{JOBS}:within", hang))
-        inner = int(text_of(tmp_path / "pid"))
+        outer_future = pool.submit(executor.run, call_job("outer", f"{JOBS}:within", hang))
+        inner_number = int(text_of(tmp_path / "pid"))
         executor.cancel()
         with pytest.raises(StepError, match="outer: cancelled"):
-            outer.result(PATIENCE_S)
-    assert gone(inner)
+            outer_future.result(PATIENCE_S)
+    assert gone(inner_number)

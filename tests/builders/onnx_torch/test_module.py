@@ -19,9 +19,9 @@ def assert_as_onnxruntime(path, inputs, atol=1e-6):
     expected = OrtSession(path, optimized=False).run(inputs)
     actual = to_module(path)(*(to_tensor(array) for array in inputs.values()))
     for tensor, (name, array) in zip(actual, expected.items(), strict=True):
-        got = to_array(tensor)
-        assert got.dtype == array.dtype and got.shape == array.shape, name
-        np.testing.assert_allclose(got.astype("f8"), array.astype("f8"), atol=atol, rtol=1e-6, err_msg=name)
+        actual_array = to_array(tensor)
+        assert actual_array.dtype == array.dtype and actual_array.shape == array.shape, name
+        np.testing.assert_allclose(actual_array.astype("f8"), array.astype("f8"), atol=atol, rtol=1e-6, err_msg=name)
 
 
 def image(rows=5, columns=8):
@@ -97,13 +97,13 @@ def test_outputs_may_be_inputs_constants_or_numbers(tmp_path):
 
 def branched(path, condition=None):
     """x -> If(condition) then x + w (a name from around it) else -x -> y; without a condition, sum(x) > 0."""
-    inner = [
+    inner_texts = [
         ("then_branch", helper.make_node("Add", ["x", "w"], ["r"])),
         ("else_branch", helper.make_node("Neg", ["x"], ["r"])),
     ]
     bodies = {
         name: helper.make_graph([node], name, [], [helper.make_tensor_value_info("r", FLOAT, ("n", 3))])
-        for name, node in inner
+        for name, node in inner_texts
     }
     nodes = (
         []

@@ -39,7 +39,7 @@ def public_names(module: object) -> list[str]:
             continue
         items.append(name)
         if isinstance(value, type):
-            items += [f"{name}.{inner}" for inner in _of_class(value)]
+            items += [f"{name}.{inner_text}" for inner_text in _of_class(value)]
     return sorted(items)
 
 
@@ -48,9 +48,9 @@ def _of_class(cls: type) -> Iterable[str]:
         if name.startswith("_") or name in dir(object):
             continue
         yield name
-        inner = vars(cls).get(name)
-        if isinstance(inner, type):
-            yield from (f"{name}.{member}" for member in dir(inner) if not member.startswith("_"))
+        inner_var = vars(cls).get(name)
+        if isinstance(inner_var, type):
+            yield from (f"{name}.{member}" for member in dir(inner_var) if not member.startswith("_"))
 
 
 def names_in_wheel(wheel: Path) -> list[str]:
@@ -115,14 +115,14 @@ def written(names: Mapping[str, Iterable[str]]) -> str:
 
 
 def _grouped(names: Iterable[str]) -> list[str]:
-    plain, members = [], dict[str, list[str]]()
+    plain_names, members = [], dict[str, list[str]]()
     for name in names:
         owner, _, member = name.rpartition(".")
         if owner:
             members.setdefault(owner, []).append(member)
         else:
-            plain.append(name)
-    return plain + [f"{owner}: {' '.join(each)}" for owner, each in members.items()]
+            plain_names.append(name)
+    return plain_names + [f"{owner}: {' '.join(each)}" for owner, each in members.items()]
 
 
 def main(folder: Path) -> None:

@@ -197,10 +197,10 @@ def test_a_process_knows_its_start_time(tmp_path, monkeypatch):
     """The system's own times of starts may be off by a second."""
     commands: list[list[str]] = []
     monkeypatch.setattr(loading.subprocess, "run", lambda command, **_: commands.append(command) or sys.exit())
-    before = time.monotonic()
+    start_s = time.monotonic()
     with pytest.raises(SystemExit):
         measure_start("net:build", tmp_path / "net.cache")
-    assert before <= float(commands[0][-1]) <= time.monotonic()
+    assert start_s <= float(commands[0][-1]) <= time.monotonic()
 
 
 @pytest.mark.slow
@@ -212,22 +212,22 @@ def test_a_process_with_a_cache_compiles_nothing_and_is_measured(tmp_path, monke
     assert result.compiled_again == 0 and 0 < result.to_json()["warm_of_cold"] < 1
     requires = read_requirements(cache)
     assert requires[0] == Cpu("cpu", this_kind().name) and requires[-1] == Installation(FACTS)
-    before = cache.read_bytes()
+    data_before = cache.read_bytes()
     (tmp_path / "net.py").write_text(NET.format(factor=3))
     assert measure_start("net:build", cache).compiled_again > 0, "the cache is of another model"
-    assert cache.read_bytes() == before
+    assert cache.read_bytes() == data_before
 
 
 def test_equal_files_give_equal_cache_bytes_without_locks(tmp_path: Path) -> None:
     for name in ("ab/kernel.main.so", "locks/kernel.lock"):
         (tmp_path / "inductor" / name).parent.mkdir(parents=True)
         (tmp_path / "inductor" / name).write_bytes(name.encode())
-    first, second = tmp_path / "first.cache", tmp_path / "second.cache"
-    pack(tmp_path / "inductor", (Cpu("cpu", "arm64"),), first)
-    folder = open_cache(first, digest_of_file(first)).folder
+    first_path, second_path = tmp_path / "first.cache", tmp_path / "second.cache"
+    pack(tmp_path / "inductor", (Cpu("cpu", "arm64"),), first_path)
+    folder = open_cache(first_path, digest_of_file(first_path)).folder
     assert [str(file.relative_to(folder)) for file in folder.rglob("*.*")] == ["ab/kernel.main.so"]
-    pack(folder, read_requirements(first), second)
-    assert first.read_bytes() == second.read_bytes()
+    pack(folder, read_requirements(first_path), second_path)
+    assert first_path.read_bytes() == second_path.read_bytes()
 
 
 @pytest.mark.parametrize("damage", ["cut", "no requirements", "method"])

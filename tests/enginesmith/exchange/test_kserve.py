@@ -127,9 +127,9 @@ def test_the_command_answers_like_kserve_requires(store: Store, tmp_path: Path, 
     assert names_in(tmp_path / "two") == ["letters-1-cpu-fp32.json", "letters-1-cpu-fp32.onnx"]
     assert run("initialize", "enginesmith://digits?target=l4", dest[0], "--registry", store.uri) == 2
     assert "has no engine for sm_89" in capsys.readouterr().err
-    wrong = "enginesmith://digits?target=cpu&max-batch-size=few"
-    assert run("initialize", wrong, dest[0], "--registry", store.uri) == 2
-    assert f"error: {wrong!r}: Invalid value for '--max-batch-size'" in capsys.readouterr().err
+    wrong_text = "enginesmith://digits?target=cpu&max-batch-size=few"
+    assert run("initialize", wrong_text, dest[0], "--registry", store.uri) == 2
+    assert f"error: {wrong_text!r}: Invalid value for '--max-batch-size'" in capsys.readouterr().err
     assert run("initialize", "enginesmith://digits", "--registry", store.uri) == 2
     assert "has no folder" in capsys.readouterr().err
 

@@ -92,17 +92,17 @@ class Objects:
 
     def listing(self, query: dict[str, str]) -> dict[str, object]:
         prefix, delimiter, after = (query.get(name, "") for name in ("prefix", "delimiter", "pageToken"))
-        items, folders, last = [], [], ""
+        items, folders, last_entry = [], [], ""
         for name in sorted(self.objects):
             if not name.startswith(prefix):
                 continue
-            inner = name[len(prefix) :]
-            entry = prefix + inner.partition("/")[0] + "/" if delimiter and "/" in inner else name
+            inner_name = name[len(prefix) :]
+            entry = prefix + inner_name.partition("/")[0] + "/" if delimiter and "/" in inner_name else name
             if entry <= after:
                 continue
             if len(items) + len(folders) == min(self.page_size, int(query.get("maxResults", self.page_size))):
-                return {"kind": "storage#objects", "items": items, "prefixes": folders, "nextPageToken": last}
-            last = after = entry
+                return {"kind": "storage#objects", "items": items, "prefixes": folders, "nextPageToken": last_entry}
+            last_entry = after = entry
             folders.append(entry) if entry != name else items.append(self.objects[name].resource(name))
         return {"kind": "storage#objects", "items": items, "prefixes": folders}
 
@@ -186,17 +186,17 @@ class Handler(BaseHTTPRequestHandler):
         if query["uploadType"] == "multipart":
             head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
             first, _ = BytesParser().parsebytes(head + body).get_payload()  # type: ignore[misc]
-            about = json.loads(first.get_payload(decode=True))  # type: ignore[union-attr]
+            document = json.loads(first.get_payload(decode=True))  # type: ignore[union-attr]
             # The parser takes line ends apart: the bytes are cut out by hand.
             boundary = self.headers["Content-Type"].partition("boundary=")[2].strip('"').encode()
             data = body.split(b"--" + boundary)[2].partition(b"\r\n\r\n")[2][:-2]
-            return _json(self.store.store(about, query, data))
+            return _json(self.store.store(document, query, data))
         self.store.check(json.loads(body)["name"], query)
         session = secrets.token_hex(8)
         self.store.sessions[session] = Session(json.loads(body), query)
         host = self.headers["Host"]
-        where = f"http://{host}/upload/storage/v1/b/{BUCKET}/o?uploadType=resumable&upload_id={session}"
-        return 200, {"Location": where}, b""
+        place = f"http://{host}/upload/storage/v1/b/{BUCKET}/o?uploadType=resumable&upload_id={session}"
+        return 200, {"Location": place}, b""
 
     def chunk(self, upload: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
         if upload not in self.store.sessions:
@@ -206,10 +206,10 @@ class Handler(BaseHTTPRequestHandler):
             return _json(session.done)
         result = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", self.headers["Content-Range"])
         assert result is not None, self.headers["Content-Range"]
-        have = len(session.data)
-        if int(result[1]) > have:
+        actual_count = len(session.data)
+        if int(result[1]) > actual_count:
             raise RefusedError(400, "bytes are missing before these")
-        session.data += body[have - int(result[1]) :]
+        session.data += body[actual_count - int(result[1]) :]
         if len(session.data) < int(result[3]):
             return 308, {"Range": f"bytes=0-{len(session.data) - 1}"}, b""
         session.done = self.store.store(session.about, session.query, bytes(session.data))

@@ -18,13 +18,13 @@ def test_padding_equals_numpys_and_cropping_removes_it(batch, sequence, more, lo
     x = np.arange(batch * sequence, dtype=np.float32).reshape(batch, sequence)
     plan = plan_padding(INPUTS, OUTPUTS, PADDING, sizes, padded)
     result = plan.pad({"x": x, "mask": np.ones(x.shape, np.int64)})
-    wide = np.pad(x, [(0, 0), (0, longer)], constant_values=7.0)
-    np.testing.assert_array_equal(result["x"], np.pad(wide, [(0, more), (0, 0)], mode="edge"))
+    wide_array = np.pad(x, [(0, 0), (0, longer)], constant_values=7.0)
+    np.testing.assert_array_equal(result["x"], np.pad(wide_array, [(0, more), (0, 0)], mode="edge"))
     assert result["mask"].dtype == np.int64 and result["mask"].shape == result["x"].shape
     assert plan.own_elements == 2 * x.size and plan.elements == 2 * result["x"].size
-    back = plan.crop({"each": result["x"], "mean": result["x"][:, 0]})
-    np.testing.assert_array_equal(back["each"], x)
-    assert back["mean"].shape == (batch,)
+    restored_crop = plan.crop({"each": result["x"], "mean": result["x"][:, 0]})
+    np.testing.assert_array_equal(restored_crop["each"], x)
+    assert restored_crop["mean"].shape == (batch,)
 
 
 def test_arrays_without_padding_are_not_copied():

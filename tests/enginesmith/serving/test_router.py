@@ -73,7 +73,7 @@ def test_a_router_that_is_closed_refuses_requests():
 
 
 def test_floats_are_converted_for_engines_of_other_types():
-    halves = tuple(TensorSpec(s.name, s.dtype.replace("float32", "float16"), s.shape) for s in INPUTS)
+    halves_specs = tuple(TensorSpec(s.name, s.dtype.replace("float32", "float16"), s.shape) for s in INPUTS)
     items = []
 
     def run(inputs):
@@ -81,8 +81,8 @@ def test_floats_are_converted_for_engines_of_other_types():
         return {name: array.astype(np.float16) for name, array in Calls()(inputs).items()}
 
     outputs = tuple(TensorSpec(spec.name, "float16", spec.shape) for spec in OUTPUTS)
-    half = RoutedEngine("half", run, halves, outputs, (profile((1, 4), (17, 32)),))
-    router = Router([engine("a", profile((1, 4), (1, 16))), half])
+    half_engine = RoutedEngine("half", run, halves_specs, outputs, (profile((1, 4), (17, 32)),))
+    router = Router([engine("a", profile((1, 4), (1, 16))), half_engine])
     answer = router.run(request(2, 20))
     assert items == ["float16"] and answer["each"].dtype == np.float32
 
@@ -122,9 +122,9 @@ def test_bad_engines_are_refused():
         Router([])
     with pytest.raises(InputError, match=r"two engines .* 'a'"):
         Router([engine("a"), engine("a")])
-    other = RoutedEngine("b", Calls(), INPUTS[:1], OUTPUTS)
+    other_engine = RoutedEngine("b", Calls(), INPUTS[:1], OUTPUTS)
     with pytest.raises(InputError, match="'b' takes"):
-        Router([engine("a"), other])
+        Router([engine("a"), other_engine])
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,9 @@ def published(store: Store, content: str, *targets: str) -> Manifest:
 @pytest.fixture
 def pair(store: Store) -> tuple[Manifest, Manifest]:
     """Two versions with an engine for the CPU and one for sm_89 each; stable serves the first."""
-    one, two = (published(store, content, "cpu", "sm_89") for content in ("one", "two"))
-    channels.promote(store, one, "stable")
-    return one, two
+    first_manifest, second_manifest = (published(store, content, "cpu", "sm_89") for content in ("one", "two"))
+    channels.promote(store, first_manifest, "stable")
+    return first_manifest, second_manifest
 
 
 def serving(store: Store) -> str:
@@ -173,8 +173,8 @@ def test_the_hourly_run_ignores_a_fail_known_at_promotion(store, pair, keep, mon
 def test_the_hourly_run_ignores_uncounted_targets_and_comparisons(store, pair, keep):
     one, two = pair
     channels.promote(store, two, "stable")
-    three = published(store, "three", "cpu", "sm_89")
-    keep("cpu", two, three, slower=0.05)  # with what it was never served after
+    third_manifest = published(store, "three", "cpu", "sm_89")
+    keep("cpu", two, third_manifest, slower=0.05)  # with what it was never served after
     run("registry", "policy", "set", "digits:stable", "--canary-on", "cpu")
     keep("sm_89", two, one, slower=0.05)
     assert hourly(store).startswith("MISSING: digits:stable was not moved to 3") and serving(store) == "2"
@@ -187,8 +187,8 @@ def test_without_an_earlier_version_the_newest_may_still_be_promoted(store: Stor
     store.remove(manifest_key("digits", "1"))
     output = hourly(store)
     assert "which was deleted since" in output and output.endswith("digits:stable serves 2 already")
-    three = published(store, "three", "cpu", "sm_89")
-    keep("cpu", three, two), keep("sm_89", three, two)
+    third_manifest = published(store, "three", "cpu", "sm_89")
+    keep("cpu", third_manifest, two), keep("sm_89", third_manifest, two)
     assert hourly(store).endswith("promoted: digits:stable -> 3") and serving(store) == "3"
 
 
@@ -230,11 +230,11 @@ def test_a_person_promotes_with_a_report_for_each_target(store: Store, pair, tmp
         assert result.exit_code == 0 and f"the verdict on {target}" in result.stderr
     report = tmp_path / "cpu/report.json"
     assert "on sm_89" in refused(run("promote", "digits@2", "digits:stable", "--canary", report))
-    both = ("--canary", report, "--canary", tmp_path / "sm_89/report.json")
+    both_texts = ("--canary", report, "--canary", tmp_path / "sm_89/report.json")
     assert [
         actual.verdict for actual in target_verdicts(store, two, channel_state.read_channel(store, "digits", "stable"))
     ] == ["PASS"] * 2
-    assert run("promote", "digits@2", "digits:stable", *both).exit_code == 0 and serving(store) == "2"
+    assert run("promote", "digits@2", "digits:stable", *both_texts).exit_code == 0 and serving(store) == "2"
 
 
 def test_a_candidate_proven_after_its_canaries_is_promoted_later(store: Store, pair, settled: Settle) -> None:
@@ -295,8 +295,8 @@ def test_a_damaged_model_does_not_block_others(store, pair, settled, monkeypatch
     monkeypatch.setattr(flows.PrefectRunner, "call", lambda _, step, *arguments: step(*arguments))
     state = flows.settle_canary.fn(registry=store.uri)
     assert state.is_failed() and "3 of 3 models" in state.message
-    digits, *others = state.data
-    assert "run the canary again" in digits and all("no model" in output for output in others)
+    digits, *other_data = state.data
+    assert "run the canary again" in digits and all("no model" in output for output in other_data)
     monkeypatch.setattr(flows.lookup, "models", lambda _: [])
     assert flows.settle_canary.fn(registry=store.uri).message == "checked 0 models"
     monkeypatch.setattr(flows, "settle_newest", lambda *_: "nothing to settle")
@@ -328,9 +328,9 @@ def test_a_fail_during_a_promotion_rolls_it_back(store, pair, settled, monkeypat
 
 
 def test_targets_that_the_channel_lacks_are_reported_as_incomparable(store: Store, pair) -> None:
-    three = published(store, "three", "cpu", "sm_89", "sm_90")
+    third_manifest = published(store, "three", "cpu", "sm_89", "sm_90")
     run("registry", "policy", "set", "digits:stable", "--canary-on", "sm_90")
-    (result,) = target_verdicts(store, three, channel_state.read_channel(store, "digits", "stable"))
+    (result,) = target_verdicts(store, third_manifest, channel_state.read_channel(store, "digits", "stable"))
     assert "digits:stable serves digits@1, which has no engine for it, so there is nothing to compare with" in str(
         result
     )

@@ -22,8 +22,8 @@ def node(
     taints: list[Json] | None = None,
 ) -> Json:
     """A node. gpus: what its capacity offers as nvidia.com/gpu."""
-    offered = {"cpu": "32", "memory": "131072000Ki", "pods": "110", **(capacity or {})}
-    offered |= {} if gpus is None else {"nvidia.com/gpu": str(gpus)}
+    offered_fields = {"cpu": "32", "memory": "131072000Ki", "pods": "110", **(capacity or {})}
+    offered_fields |= {} if gpus is None else {"nvidia.com/gpu": str(gpus)}
     spec: Json = {"providerID": f"aws:///eu-central-1a/{name}"}
     spec |= {"unschedulable": True} if cordoned else {}
     spec |= {"taints": taints} if taints else {}
@@ -34,8 +34,8 @@ def node(
         },
         "spec": spec,
         "status": {
-            "capacity": offered,
-            "allocatable": offered,
+            "capacity": offered_fields,
+            "allocatable": offered_fields,
             "conditions": [
                 {"type": "MemoryPressure", "status": "False"},
                 {"type": "Ready", "status": ready, "reason": "KubeletReady"},

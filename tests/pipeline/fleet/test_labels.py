@@ -46,11 +46,11 @@ def test_a_mig_slice_is_not_its_product_and_has_its_own_memory() -> None:
     single = one(nodes.MIG_SINGLE)
     assert single.hardware.machine == Machine((8, 0), None, "570.124.06", "12.8", memory_bytes=9728 * MIB)
     assert (single.hardware.name, single.hardware.label, single.gpus) == ("a100 mig-1g.10gb", nodes.A100, 56)
-    small, large = (part for part in parts_of(nodes.MIG_MIXED) if isinstance(part, GpuPart))
-    assert (small.hardware.name, small.gpus, large.hardware.name, large.gpus) == (
+    small_part, large_part = (part for part in parts_of(nodes.MIG_MIXED) if isinstance(part, GpuPart))
+    assert (small_part.hardware.name, small_part.gpus, large_part.hardware.name, large_part.gpus) == (
         "h100 mig-1g.10gb", 2, "h100 mig-3g.40gb", 1,
     )  # fmt: skip
-    assert large.hardware.machine.memory_bytes == 40448 * MIB and large.hardware.machine.product is None
+    assert large_part.hardware.machine.memory_bytes == 40448 * MIB and large_part.hardware.machine.product is None
 
 
 def test_sharing_leaves_the_product_and_mps_divides_the_memory() -> None:

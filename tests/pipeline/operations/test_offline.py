@@ -91,8 +91,8 @@ def test_engines_that_cannot_be_bundled_are_reported(place: tuple[Store, Manifes
 def test_a_weightless_engine_is_not_bundled(place, tmp_path, monkeypatch):
     store, manifest = place
     entries = judge_entries(store, manifest)
-    stripped = [replace(item, requires=(*item.requires, Weights("0" * 64))) for item in entries]
-    monkeypatch.setattr(bundle, "judge_entries", lambda *_: stripped)
+    stripped_items = [replace(item, requires=(*item.requires, Weights("0" * 64))) for item in entries]
+    monkeypatch.setattr(bundle, "judge_entries", lambda *_: stripped_items)
     with pytest.raises(InputError, match=r"without weights.*carry other targets"):
         write_offline_bundle(store, manifest, tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -228,10 +228,10 @@ def of_a_gpu(
 def test_a_gpu_engine_is_proven_only_by_such_a_gpus_answers(place, returned_once, in_process, tmp_path):
     """And made-up answers that fit prove it, too: that much trust in who hands them in remains."""
     out, unit = returned_once[0], "sm_89 fp32 tensorrt-rtx"
-    copied = of_a_gpu(place, out, unit, tmp_path / "a", 0.0)
-    assert copied.verdict == "refused" and "bit for bit in every case" in copied.reason
-    elsewhere = of_a_gpu(place, out, unit, tmp_path / "b", 1e-6, compute_capability=(9, 0))
-    assert elsewhere.verdict == "refused" and "it ran on sm_90, but the engine is for sm_89" in elsewhere.reason
+    copied_engine = of_a_gpu(place, out, unit, tmp_path / "a", 0.0)
+    assert copied_engine.verdict == "refused" and "bit for bit in every case" in copied_engine.reason
+    remote_engine = of_a_gpu(place, out, unit, tmp_path / "b", 1e-6, compute_capability=(9, 0))
+    assert remote_engine.verdict == "refused" and "it ran on sm_90, but the engine is for sm_89" in remote_engine.reason
     assert of_a_gpu(place, out, unit, tmp_path / "c", 1e-6).verdict == "proven"
     assert of_a_gpu(place, out, unit, tmp_path / "d", 1e-2).verdict == "failed"
 

@@ -82,10 +82,10 @@ def test_any_missing_answer_is_refused(built, returned):
     del document["carried"][1:]
     answers = document["carried"][0]["answers"]
     for request in list(answers)[::5]:
-        gone = answers.pop(request)
+        gone_item = answers.pop(request)
         (result,) = judge(built[0], document)
         assert result.verdict == "refused" and "has no answer to these inputs" in result.reason
-        answers[request] = gone
+        answers[request] = gone_item
 
 
 def test_a_contract_is_rejected_before_files_are_written(built, tmp_path, monkeypatch):

@@ -29,8 +29,8 @@ FLOATS = st.floats(-(2.0**60), 2.0**60, width=32)
 
 def seen(values: np.ndarray, histogram: bool = True) -> TensorStatistics:
     values = values.astype(np.float32)
-    one = TensorStatistics().extend_with(float(values.min()), float(values.max()), values.size)
-    return TensorStatistics(**vars(one) | {"histogram": LogHistogram.of(values) if histogram else None})
+    statistics = TensorStatistics().extend_with(float(values.min()), float(values.max()), values.size)
+    return TensorStatistics(**vars(statistics) | {"histogram": LogHistogram.of(values) if histogram else None})
 
 
 def observed(**tensors: TensorStatistics) -> Observations:
@@ -81,12 +81,12 @@ def test_every_range_is_finite_and_within_the_observed_values(chosen, activation
 def test_mse_is_near_the_best_of_all_bounds(shape: str, activation: Activation) -> None:
     values = SHAPES[shape].astype(np.float32)
     low, high = float(values.min()), float(values.max())
-    best = min(
-        error(values, (low * fraction, high * right), activation)
+    best_error = min(
+        error(values, (low * fraction, high * right_fraction), activation)
         for fraction in np.geomspace(0.05, 1, 40)
-        for right in ([fraction] if activation == "int8" else np.geomspace(0.05, 1, 40))
+        for right_fraction in ([fraction] if activation == "int8" else np.geomspace(0.05, 1, 40))
     )
-    assert error(values, chosen_range(values, MSE, activation), activation) <= 1.03 * best
+    assert error(values, chosen_range(values, MSE, activation), activation) <= 1.03 * best_error
 
 
 @given(st.floats(0.01, 100), st.floats(0, 50))

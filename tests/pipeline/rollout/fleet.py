@@ -74,8 +74,8 @@ def plan(*waves: str, soak: int = 600, step: int | None = None, nodes: int | Non
 def registry() -> tuple[Any, Manifest, Manifest]:
     """A store in memory with digits:stable at version 1, and version 2."""
     store: Any = MemoryStore({MARKER: MARKER_CONTENT})
-    one = publish_engines(store, [engine(store, data=b"one")], "one", channel="stable").manifest
-    return store, one, publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
+    manifest = publish_engines(store, [engine(store, data=b"one")], "one", channel="stable").manifest
+    return store, manifest, publish_engines(store, [engine(store, data=b"two")], "two", channel=None).manifest
 
 
 def begin(store: Any, manifest: Manifest, plan: RolloutPlan, seconds: float = 0, by: str = "ada") -> Rollout:
@@ -126,9 +126,9 @@ class Watcher:
             self._report(fleet, channel, second)
 
     def _follow(self, channel: Channel, second: float) -> None:
-        served = channel.served_to(self.node)
-        if served.version != self.version:
-            self.version, self.unwell_since = served.version, None
+        served_move = channel.served_to(self.node)
+        if served_move.version != self.version:
+            self.version, self.unwell_since = served_move.version, None
             self.swaps.append(second)
         message = channel.rollout
         self.reports = (

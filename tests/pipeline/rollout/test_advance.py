@@ -40,12 +40,12 @@ def test_failing_nodes_halt_it_at_the_first_poll(share):
     store, rollout = fleet.running("50%", "100%", health_ppm=950_000)
     nodes = fleet.reached(rollout)
     assert fleet.look(store, 10).gates[0].why.startswith("no reports")
-    bad = round(share * len(nodes))
-    fleet.tell(store, rollout, 30, nodes[:bad], "unhealthy")
-    fleet.tell(store, rollout, 30, nodes[bad:])
+    bad_share = round(share * len(nodes))
+    fleet.tell(store, rollout, 30, nodes[:bad_share], "unhealthy")
+    fleet.tell(store, rollout, 30, nodes[bad_share:])
     assert fleet.look(store, 31).action == ("halted" if share == 1.0 else "waiting")
     result = fleet.look(store, 600)
-    assert result.action == "halted" and f"{bad} of {len(nodes)} reporting nodes failed" in result.why
+    assert result.action == "halted" and f"{bad_share} of {len(nodes)} reporting nodes failed" in result.why
     assert "unhealthy: told" in result.why and read_channel(store, *fleet.WHERE).active_rollout is None
     assert all(fleet.served(store, node) == "1" for node in fleet.NODES[:20]) and not running_rollouts(store)
 
@@ -131,21 +131,21 @@ def test_during_a_rollout_no_version_is_promoted_at_once():
 
 def test_a_decision_before_another_move_changes_nothing(monkeypatch):
     store, one, two = fleet.registry()
-    seen = position_of(read_channel(store, *fleet.WHERE))
+    seen_position = position_of(read_channel(store, *fleet.WHERE))
     operations.start(store, two, "stable", fleet.plan("100%"), Operator("ada", fleet.at(0)))
     with pytest.raises(ConflictError, match="digits:stable: ada started a rollout of 2 meanwhile; nothing was changed"):
-        channels.rollback(store, *fleet.WHERE, decided_on=seen)
-    began = position_of(read_channel(store, *fleet.WHERE))
+        channels.rollback(store, *fleet.WHERE, decided_on=seen_position)
+    start_position = position_of(read_channel(store, *fleet.WHERE))
     operations.abort(store, *fleet.WHERE, Operator("ada", fleet.at(1)))
     with pytest.raises(ConflictError, match="digits:stable: its rollout was ended meanwhile"):
-        channels.promote(store, two, "stable", decided_on=began)
+        channels.promote(store, two, "stable", decided_on=start_position)
     moves = iter((two, two))
-    slow = lambda *_, **__: channels.point(hold, next(moves), "stable", "eve") and None  # noqa: E731
-    monkeypatch.setattr(channels, "policy_refusal", slow)
+    slow_function = lambda *_, **__: channels.point(hold, next(moves), "stable", "eve") and None  # noqa: E731
+    monkeypatch.setattr(channels, "policy_refusal", slow_function)
     with hold_lease(store, "eve's") as hold, pytest.raises(ConflictError, match="eve moved it to 2 meanwhile"):
         channels.promote(store, one, "stable", by="ada", proven_only=True)
     with pytest.raises(ConflictError, match="eve moved it to 2 meanwhile"):
-        operations.start(store, one, "stable", fleet.plan(), Operator("ada", fleet.at(2)), decided_on=seen)
+        operations.start(store, one, "stable", fleet.plan(), Operator("ada", fleet.at(2)), decided_on=seen_position)
 
 
 def test_a_forced_move_ends_the_rollout():
@@ -215,9 +215,9 @@ def test_deselected_nodes_are_neither_counted_nor_silent():
     store, rollout = fleet.running("50%", "100%", health_ppm=950_000)
     nodes = fleet.reached(rollout)
     fleet.tell(store, rollout, 0, nodes)
-    fewer = replace(rollout, reporters_ppm=500_000)
+    fewer_rollout = replace(rollout, reporters_ppm=500_000)
     asked = [node.name for node in nodes if is_reporter(digest_of_bytes(node.name.encode()), 500_000)]
-    heard = read_reports(store, fewer)
+    heard = read_reports(store, fewer_rollout)
     assert sorted(report.node for report in heard.reports) == sorted(asked) and heard.nodes == len(asked) < len(nodes)
 
 

@@ -27,10 +27,10 @@ def test_a_bad_engine_reaches_only_the_first_wave():
     begin(store, two, plan("5%", "100%", nodes=NODES, health_ppm=950_000))
     fleet = Fleet.of(store, NODES, is_bad=lambda node: True)
     assert fleet.run(3600) == "halted"
-    third = sorted(min(watcher.swaps) for watcher in fleet.watchers if watcher.swaps)[LEAST_ALL - 1]
+    third_swap = sorted(min(watcher.swaps) for watcher in fleet.watchers if watcher.swaps)[LEAST_ALL - 1]
     halted = fleet.actions[-1][0]
     # A node says that its server is unwell at its second look; the controller sees at its next that all three fail.
-    assert halted - third <= 2 * 36 + 2 * 15
+    assert halted - third_swap <= 2 * 36 + 2 * 15
     assert 0 < fleet.most["2"] <= 50 and fleet.serving("1") == NODES
     assert read_channel(store, *WHERE).version == "1"
 
@@ -58,20 +58,20 @@ def test_swaps_per_poll_stay_near_the_requested_share():
     fleet = Fleet.of(store, NODES)
     assert fleet.run(3600) == "done"
     swaps = sorted(watcher.swaps[0] for watcher in fleet.watchers)
-    most = max(sum(start <= second < start + 30 for second in swaps) for start in range(0, int(swaps[-1]), 5))
-    assert most <= 50 + 4 * math.sqrt(50)
+    max_total = max(sum(start <= second < start + 30 for second in swaps) for start in range(0, int(swaps[-1]), 5))
+    assert max_total <= 50 + 4 * math.sqrt(50)
 
 
 def test_a_disconnected_region_serves_its_version_and_catches_up():
     store, _, two = registry()
     begin(store, two, plan("10%", "100%", soak=120, health_ppm=850_000))
     fleet = Fleet.of(store, NODES, regions=10)
-    cut = [watcher for watcher in fleet.watchers if watcher.node.region == "region-3"]
-    for watcher in cut:
+    cut_watchers = [watcher for watcher in fleet.watchers if watcher.node.region == "region-3"]
+    for watcher in cut_watchers:
         watcher.cut_off = True
     assert fleet.run(3600) == "done"
-    assert fleet.serving("1") == len(cut) == NODES // 10 and not any(watcher.swaps for watcher in cut)
-    for watcher in cut:
+    assert fleet.serving("1") == len(cut_watchers) == NODES // 10 and not any(watcher.swaps for watcher in cut_watchers)
+    for watcher in cut_watchers:
         watcher.cut_off = False
     fleet.run(fleet.second + 40, ends=False)
     assert fleet.serving("2") == NODES

@@ -46,9 +46,9 @@ def test_a_suspended_writer_shortens_no_soak():
 
 
 def test_a_node_with_a_wrong_clock_is_neither_silent_nor_alive_for_ever():
-    for wrong_s in (-7 * 3600, 7 * 3600):
+    for wrong_s_number in (-7 * 3600, 7 * 3600):
         store, rollout = running("100%", health_ppm=950_000, soak=SOAK_S)
-        tell(store, rollout, wrong_s, NODES[:20])  # by their clocks
+        tell(store, rollout, wrong_s_number, NODES[:20])  # by their clocks
         store.clock.written = dict.fromkeys(store.clock.written, at(30))
         assert look(store, 60).gates[0].verdict == "pass" and "went silent" in look(store, 900).gates[0].why
 
@@ -74,10 +74,10 @@ def test_a_mark_of_an_unstarted_rollout_is_removed_and_starts_none():
     store, _, two = registry()
     store.create("rollouts/digits/stable/dead.json", b"{}")
     store.create("rollouts/gone/stable/dead.json", b"{}")
-    before = channels.read_channel(store, *WHERE)
+    channel_before = channels.read_channel(store, *WHERE)
     assert not RolloutFollower(store, None, len).look() and running_rollouts(store) == []
     after = channels.read_channel(store, *WHERE)
-    assert before is not None and after is not None and after.revision == before.revision + 1
+    assert channel_before is not None and after is not None and after.revision == channel_before.revision + 1
     rollout = begin(store, two, plan("100%"))
     store.create("rollouts/digits/stable/dead.json", b"{}")
     repair(store, verify(store))

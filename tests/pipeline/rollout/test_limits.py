@@ -53,8 +53,8 @@ def test_no_first_wave_of_forty_rollouts_has_more_than_its_share():
     def sizes(share):
         return [sum(is_reached(node, f"rollout-{n}", [Slice(share)]) for node in nodes) for n in range(40)]
 
-    limited, average = sizes(limit_share(20_000, len(nodes))), sizes(20_000)
-    assert 0 < min(limited) <= max(limited) <= 40 < max(average)
+    limited_sizes, average = sizes(limit_share(20_000, len(nodes))), sizes(20_000)
+    assert 0 < min(limited_sizes) <= max(limited_sizes) <= 40 < max(average)
 
 
 def test_a_rollout_opens_its_waves_within_their_limits():
@@ -104,10 +104,10 @@ def test_a_sample_of_reports_gives_a_lower_bound():
 
 
 def test_the_next_rollout_keeps_the_reported_number_and_a_small_fleet_the_average():
-    for count, wave, limited in ((600, "10%", True), (100, "1%", False)):
+    for count, wave, is_limited in ((600, "10%", True), (100, "1%", False)):
         store, _, two = registry()
         _report(store, begin(store, two, plan("100%", soak=0)), count)
         abort(store, "digits", "stable", Operator("ada", at(1)))
         result = begin(store, two, plan(wave, "100%"), 9)
-        assert (result.nodes == count) == limited == bool(result.shares_ppm)
-        assert (result.aim.share_ppm < result.target.share_ppm) == limited
+        assert (result.nodes == count) == is_limited == bool(result.shares_ppm)
+        assert (result.aim.share_ppm < result.target.share_ppm) == is_limited

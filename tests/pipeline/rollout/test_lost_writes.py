@@ -134,15 +134,15 @@ CASES = (start, open_wave, halt, abort, finish, move_all_the_same, start_another
 
 def failing(case: Case, how: str) -> Iterator[tuple[MemoryStore, bool]]:
     """The store after each single failure, and whether the work was acknowledged all the same."""
-    whole = FailingStore(dict(case.store.objects))
-    case.work(whole)
-    assert whole.count > 3
-    for number in range(1, whole.count + 1):
+    whole_store = FailingStore(dict(case.store.objects))
+    case.work(whole_store)
+    assert whole_store.count > 3
+    for number in range(1, whole_store.count + 1):
         store = FailingStore(dict(case.store.objects), fails_at=number, how=how)
-        acknowledged = False
+        is_acknowledged = False
         with suppress(EnginesmithError, Killed):
-            acknowledged = getattr(case.work(store), "action", "") != "beaten"
-        yield MemoryStore(store.objects), acknowledged
+            is_acknowledged = getattr(case.work(store), "action", "") != "beaten"
+        yield MemoryStore(store.objects), is_acknowledged
 
 
 def seen(store: MemoryStore) -> tuple[str, set[str]]:
@@ -192,8 +192,8 @@ def test_evidence_at_a_rollouts_start_reaches_its_nodes_after_an_outage(monkeypa
     monkeypatch.setattr(
         channel_state, "unmark_versions", lambda *_: late and add_attestation(store, two, late.pop()) and None
     )
-    with monkeypatch.context() as outage:
-        outage.setattr(channel_writes, "refresh_channel", Mock(side_effect=end))
+    with monkeypatch.context() as outage_context:
+        outage_context.setattr(channel_writes, "refresh_channel", Mock(side_effect=end))
         with pytest.raises(type(end)):
             begin(store, two, plan("100%"))
     assert not late and [item.kind for item in verify(store).problems if item.fault] == ["stale"]

@@ -36,8 +36,8 @@ def test_another_process_may_be_slower_within_the_spread_of_processes():
 
 
 def test_only_times_at_the_wanted_sizes_count_if_sufficient():
-    timed = [bucket(0.001 * size * length, batch=size, length=length) for size in (1, 8) for length in (1, 64)]
-    actual = batch_times(timed, "batch", {"length": 64}, 8)
+    timed_buckets = [bucket(0.001 * size * length, batch=size, length=length) for size in (1, 8) for length in (1, 64)]
+    actual = batch_times(timed_buckets, "batch", {"length": 64}, 8)
     assert actual.curves[7, 50] == pytest.approx(0.001 * 8 * 64, rel=0.01)
 
 
@@ -69,8 +69,8 @@ def test_batches_below_the_minimum_cost_the_smallest():
 
 
 def test_of_two_times_of_a_size_the_newer_counts():
-    merged = merge_buckets([[bucket(1.0, batch=1), bucket(2.0, batch=2)], [bucket(3.0, batch=1)]])
-    assert {one.sizes["batch"]: one.mean_s for one in merged} == {1: 3.0, 2: 2.0}
+    merged_latencies = merge_buckets([[bucket(1.0, batch=1), bucket(2.0, batch=2)], [bucket(3.0, batch=1)]])
+    assert {latency.sizes["batch"]: latency.mean_s for latency in merged_latencies} == {1: 3.0, 2: 2.0}
 
 
 def test_a_servers_overhead_is_added_to_each_batch_and_request():

@@ -87,9 +87,9 @@ def test_non_finite_values_never_pass(bad):
 
 
 def test_a_nan_reference_never_passes():
-    frozen = freeze([{"x": np.ones((1, 3), np.float32)}], SPECS, [], lambda i: {"y": i["x"] * np.nan})
+    frozen_golden = freeze([{"x": np.ones((1, 3), np.float32)}], SPECS, [], lambda i: {"y": i["x"] * np.nan})
     nan = Fake(lambda i: {"y": i["x"] * np.float32(np.nan)})
-    assert not by_name(expected_checks("engine", nan, frozen, Budget()))["nonfinite"].passed
+    assert not by_name(expected_checks("engine", nan, frozen_golden, Budget()))["nonfinite"].passed
 
 
 def test_a_reference_that_raises_raises():
@@ -120,7 +120,7 @@ def classes(inputs):
 
 @pytest.mark.parametrize(("limit", "passes"), [(None, False), (0.99, False), (0.5, True)])
 def test_integer_outputs_must_be_equal_unless_a_share_is_allowed(limit, passes):
-    frozen = freeze([{"x": np.eye(3, dtype=np.float32)}], SPECS, [], classes)
+    frozen_golden = freeze([{"x": np.eye(3, dtype=np.float32)}], SPECS, [], classes)
     other = Fake(lambda i: {"y": np.array([0, 1, 1])})
-    check = by_name(expected_checks("engine", other, frozen, Budget(argmax_agreement=limit)))["agreement"]
+    check = by_name(expected_checks("engine", other, frozen_golden, Budget(argmax_agreement=limit)))["agreement"]
     assert check.passed is passes and check.value == pytest.approx(2 / 3)

@@ -75,9 +75,9 @@ def test_dependence_on_the_position_beyond_the_budget_always_fails(golden: Golde
 
 
 def test_dependence_on_size_and_on_position_are_distinguished(golden: GoldenSet) -> None:
-    strict = checked(golden, STRICT, lambda x, y: y * np.float32(1 + (4e-7 if len(x) > 8 else 0)))
-    assert failed(strict) == ["batch size"]
-    assert strict["batch size"].case == "first of 16"
+    strict_checks = checked(golden, STRICT, lambda x, y: y * np.float32(1 + (4e-7 if len(x) > 8 else 0)))
+    assert failed(strict_checks) == ["batch size"]
+    assert strict_checks["batch size"].case == "first of 16"
     assert failed(checked(golden, LOOSE, lambda x, y: y + np.float32(len(x) > 8))) == ["batch size"]
 
 
@@ -86,9 +86,9 @@ def test_decisions_may_depend_on_the_size_within_the_limits(golden: GoldenSet) -
         return np.rint(y).astype(np.int64) + int(len(x) > 8)
 
     assert failed(checked(golden, LOOSE, decided)) == ["batch size"]
-    lifted = Budgets(default_budget("engine", "fp32").override({"argmax_agreement": 0.0}))
-    promised = decode(LOOSE, Contract)
-    actual = contract_checks(promised, Linear(), Linear(decided), golden, (SPECS, DIMS[0]), lifted)
+    lifted_budgets = Budgets(default_budget("engine", "fp32").override({"argmax_agreement": 0.0}))
+    promised_value = decode(LOOSE, Contract)
+    actual = contract_checks(promised_value, Linear(), Linear(decided), golden, (SPECS, DIMS[0]), lifted_budgets)
     assert all(check.passed for check in actual)
 
 

@@ -105,8 +105,8 @@ def test_decisions_that_flip_are_counted() -> None:
 def test_the_worst_row_and_its_case_are_named() -> None:
     js = checked(one_row)["js"]
     assert (js.case, js.note.split(",")[0]) == ("golden 1", "row 7")
-    alone = checked(lambda x: -x if len(x) == 1 else x)
-    assert failed(alone) == ["js"] and alone["js"].case == "batch=1"
+    single_checks = checked(lambda x: -x if len(x) == 1 else x)
+    assert failed(single_checks) == ["js"] and single_checks["js"].case == "batch=1"
 
 
 def test_a_violation_by_the_graph_is_attributed_to_the_graph() -> None:
@@ -129,8 +129,8 @@ def test_probabilities_and_their_logits_give_equal_figures() -> None:
         original=lambda x: softmax(x * 4),
     )
     assert not failed(sharp) and 0 <= (sharp["kl"].value or 0) < 1e-3, "what fp16 rounds to 0 is not impossible"
-    negative = checked(lambda x: softmax(x) - 0.01, rows, graph=softmax, original=softmax)
-    assert np.isnan(negative["kl"].value or 0) and "kl" in failed(negative)
+    negative_checks = checked(lambda x: softmax(x) - 0.01, rows, graph=softmax, original=softmax)
+    assert np.isnan(negative_checks["kl"].value or 0) and "kl" in failed(negative_checks)
 
 
 def test_a_class_masked_on_one_side_only_breaks_the_contract() -> None:
@@ -151,8 +151,8 @@ def test_a_class_masked_on_one_side_only_breaks_the_contract() -> None:
     ],
 )
 def test_an_output_that_is_not_a_distribution_fails(engine: Any, message: str) -> None:
-    like = engine if message == "holds no distribution" else lambda x: x
-    checks = checked(engine, graph=like, original=like)
+    like_engine = engine if message == "holds no distribution" else lambda x: x
+    checks = checked(engine, graph=like_engine, original=like_engine)
     assert failed(checks) == ["output"] and message in checks["output"].note
 
 
@@ -172,12 +172,12 @@ def test_calibration_errors_match_their_definitions() -> None:
 
 def test_calibration_may_improve_with_labels_and_may_not_change_without() -> None:
     labels = np.array([RNG.choice(CLASSES, p=row) for row in softmax(LOGITS / 2)])  # the original is overconfident
-    only = {"ece": ECE, "brier": BRIER}
-    assert not failed(checked(lambda x: x / 2, only, labels=labels))
-    assert failed(checked(lambda x: x / 2, only)) == ["ece", "brier"]
-    worse = checked(lambda x: x * 2, only, labels=labels)
-    assert failed(worse) == ["ece", "brier"] and "by labels" in worse["ece"].note
-    assert "by the original's decisions" in checked(lambda x: x, only, labels=labels[:7])["ece"].note
+    only_fields = {"ece": ECE, "brier": BRIER}
+    assert not failed(checked(lambda x: x / 2, only_fields, labels=labels))
+    assert failed(checked(lambda x: x / 2, only_fields)) == ["ece", "brier"]
+    worse_checks = checked(lambda x: x * 2, only_fields, labels=labels)
+    assert failed(worse_checks) == ["ece", "brier"] and "by labels" in worse_checks["ece"].note
+    assert "by the original's decisions" in checked(lambda x: x, only_fields, labels=labels[:7])["ece"].note
 
 
 NOISE = (*SPECS, TensorSpec("noise", "float32", ("batch", 3)), TensorSpec("seed", "int64", ()))
@@ -218,21 +218,21 @@ def drawn(of: str, vary: str | None, candidate: Any, outputs: tuple[str, ...] = 
 
 @pytest.mark.parametrize(("of", "vary"), [("noise", "noise"), ("seed", "seed"), ("run", None)])
 def test_draws_of_different_distributions_are_distinguished(of: str, vary: str | None) -> None:
-    (same,) = drawn(of, vary, Drawing(of))
-    (wider,) = drawn(of, vary, Drawing(of, 2.0))
-    (shifted,) = drawn(of, vary, Drawing(of, 1.0, lambda x, y: y + np.float32(0.6)))
-    assert same.passed and (same.value or 0) >= 0.01 and same.name == "contract seeds"
-    assert not wider.passed and not shifted.passed
+    (same_draw,) = drawn(of, vary, Drawing(of))
+    (wider_draw,) = drawn(of, vary, Drawing(of, 2.0))
+    (shifted_draw,) = drawn(of, vary, Drawing(of, 1.0, lambda x, y: y + np.float32(0.6)))
+    assert same_draw.passed and (same_draw.value or 0) >= 0.01 and same_draw.name == "contract seeds"
+    assert not wider_draw.passed and not shifted_draw.passed
 
 
 def test_samples_that_cannot_be_compared_fail() -> None:
-    still, none, y = drawn("noise", "noise", Drawing("noise"), ("still", "none", "y"))
-    assert not still.passed and "the graph gives the same output in every draw" in still.note
+    still_draw, none, y = drawn("noise", "noise", Drawing("noise"), ("still", "none", "y"))
+    assert not still_draw.passed and "the graph gives the same output in every draw" in still_draw.note
     # Rounded otherwise, a constant is another constant: no draw was tested, and the note must not give a p-value.
-    (near,) = drawn("noise", "noise", Nudged("noise"), ("still",))
-    assert not near.passed and near.value is None and near.note == still.note
-    (stuck,) = drawn("noise", "noise", Drawing("noise", 0.0), ("y",))
-    assert not stuck.passed and "the engine gives the same output in every draw" in stuck.note
+    (near_draw,) = drawn("noise", "noise", Nudged("noise"), ("still",))
+    assert not near_draw.passed and near_draw.value is None and near_draw.note == still_draw.note
+    (stuck_draw,) = drawn("noise", "noise", Drawing("noise", 0.0), ("y",))
+    assert not stuck_draw.passed and "the engine gives the same output in every draw" in stuck_draw.note
     assert not none.passed and "no such output" in none.note
     assert y.passed
     (nan,) = drawn("noise", "noise", Drawing("noise", 1.0, lambda x, y: y * np.float32(np.nan)))

@@ -20,10 +20,10 @@ def test_the_first_group_follows_the_last():
 
 
 def test_a_group_stays_alone_if_samples_do_not_join():
-    longer = [GROUPS[0], {"x": np.zeros((4, 3), np.float32)}]
+    longer_groups = [GROUPS[0], {"x": np.zeros((4, 3), np.float32)}]
     square = [TensorSpec("x", "float32", ("batch", "batch"))]
-    fixed = [TensorSpec("x", "float32", (4, "width"))]
-    for groups, specs in ((longer, ROWS), (GROUPS, square), (GROUPS, fixed)):
+    fixed_specs = [TensorSpec("x", "float32", (4, "width"))]
+    for groups, specs in ((longer_groups, ROWS), (GROUPS, square), (GROUPS, fixed_specs)):
         assert enough_samples(groups, 0, specs, {"batch": 8, "width": 2}) is groups[0]
     assert enough_samples(GROUPS, 1, ROWS, {"width": 5}) is GROUPS[1]
 

@@ -99,7 +99,7 @@ def test_answers_to_whole_sequences_are_recorded_beside_those_to_steps(tmp_path:
     rolled = session.free_running(sequences)
     assert rolled.run(case.inputs)["y"].ravel().tolist() == [2, 6, 12]
     session.save(tmp_path / "answers", rolled)
-    other = Sum(more=1)
-    again = RecordedSession(other, 1, GoldenSet.load(tmp_path / "answers"))
-    assert again.free_running(sequences).run(case.inputs)["y"].ravel().tolist() == [2, 6, 12] and other.ran == 0
-    assert again.run({"x": np.float32([1]), "h": np.float32([0])})["y"].tolist() == [2] and other.ran == 0
+    other_total = Sum(more=1)
+    again = RecordedSession(other_total, 1, GoldenSet.load(tmp_path / "answers"))
+    assert again.free_running(sequences).run(case.inputs)["y"].ravel().tolist() == [2, 6, 12] and other_total.ran == 0
+    assert again.run({"x": np.float32([1]), "h": np.float32([0])})["y"].tolist() == [2] and other_total.ran == 0

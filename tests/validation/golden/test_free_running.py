@@ -33,7 +33,7 @@ class Sum(Fake):
 
 def sequences(steps=200):
     x = np.random.default_rng(0).random((steps, 1, 3)).astype(np.float32)
-    cases = tuple(Case(f"sequence {at}", "golden", {"x": x[: steps // (at + 1)]}, {}) for at in range(2))
+    cases = tuple(Case(f"sequence {index}", "golden", {"x": x[: steps // (index + 1)]}, {}) for index in range(2))
     return GoldenSequences(STATES, {}, GoldenSet(cases, noise=Noise()))
 
 
@@ -99,8 +99,8 @@ def test_an_error_that_single_steps_allow_is_caught_when_carried(gain, passed):
     assert all(check.passed for check in checks) is passed
     assert {check.case for check in checks} == {FREE_RUNNING}
     rows = {"x": np.ones((1, 3), np.float32), "h": np.full((1, 3), 50, np.float32)}
-    once = (Sum(value).run(rows)["y"] for value in (1.0, gain))
-    assert np.isclose(*once, rtol=0.003).all(), "a step alone has 54 dB, where 45 are asked for"
+    single_outputs = (Sum(value).run(rows)["y"] for value in (1.0, gain))
+    assert np.isclose(*single_outputs, rtol=0.003).all(), "a step alone has 54 dB, where 45 are asked for"
 
 
 def test_answers_of_several_sizes_are_stacked_without_another_argmax():

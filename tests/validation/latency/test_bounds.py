@@ -60,8 +60,8 @@ def test_shares_are_minimum_times_over_the_measured_one():
     assert message.bound == "compute" and message.clear
     # More than the cache holds comes from memory, ten times slower.
     assert diagnose_run(1e-3, [cost(0, 2000)], LIMITS, 1001).bandwidth == pytest.approx(0.02)
-    slow = diagnose_run(1.0, [cost(400_000)], LIMITS, 0)
-    assert slow.bound == "compute" and not slow.clear
+    slow_diagnosis = diagnose_run(1.0, [cost(400_000)], LIMITS, 0)
+    assert slow_diagnosis.bound == "compute" and not slow_diagnosis.clear
     assert diagnose_node(1e-6, cost(10, 10), LIMITS, 10).bound == "overhead"
 
 

@@ -50,12 +50,12 @@ def test_outputs_within_the_strictest_limits_are_within_measured_limits(precisio
     drift = measure(expected, off(10.0**honest, seed + 1, None)(ROWS), samples=len(ROWS))
     strictest_drifts = Honest({("y", kind): drift for kind in kinds})
     noise = None if floor is None else Noise({"y": {kind: OutputFloor(floor, 1e-6) for kind in kinds}})
-    measured = OutputLimits(budgets("engine", precision, noise, strictest_drifts), strictest_drifts.drifts)
-    first = OutputLimits(strictest("engine", precision, noise))
+    measured_limits = OutputLimits(budgets("engine", precision, noise, strictest_drifts), strictest_drifts.drifts)
+    first_limits = OutputLimits(strictest("engine", precision, noise))
     golden = frozen(detector, ROWS)
     candidate = Fake(off(10.0**actual, seed, column))
-    if broken(drift_checks("engine", Fake(detector), candidate, golden, measured)):
-        assert broken(drift_checks("engine", Fake(detector), candidate, golden, first))
+    if broken(drift_checks("engine", Fake(detector), candidate, golden, measured_limits)):
+        assert broken(drift_checks("engine", Fake(detector), candidate, golden, first_limits))
 
 
 def test_looser_limits_are_computed_once_and_only_after_a_failed_check():

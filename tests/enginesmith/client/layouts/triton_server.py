@@ -50,9 +50,9 @@ class TritonServer:
 @contextmanager
 def triton(wheel: Path, repository: Path, folder: Path, *options: str) -> Iterator[TritonServer]:
     """Run Triton on a repository. folder: for backends, log. Raises TimeoutError with the log's end after a minute."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    with socket.socket() as free_socket:
+        free_socket.bind(("127.0.0.1", 0))
+        port = free_socket.getsockname()[1]
     server, libraries = wheel / "pytriton" / "tritonserver", wheel / "nvidia_pytriton.libs"
     backends = _lay_out_backends(server, folder / "backends")
     program = shutil.copy(server / "bin" / "tritonserver", folder / "tritonserver")

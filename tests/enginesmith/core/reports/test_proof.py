@@ -46,9 +46,9 @@ REPORT = Report(
 def test_checks_survive_json_without_bare_nan(value, limit):
     check = replace(GOOD, value=value, limit=limit)
     text = json.dumps(encode_document(check), allow_nan=False)
-    back = decode(json.loads(text), Check)
-    for one, other in ((back.value, value), (back.limit, limit)):
-        assert one == other or (math.isnan(one) and math.isnan(other))
+    restored_value = decode(json.loads(text), Check)
+    for one_value, other_value in ((restored_value.value, value), (restored_value.limit, limit)):
+        assert one_value == other_value or (math.isnan(one_value) and math.isnan(other_value))
 
 
 def test_reports_survive_json():
@@ -117,8 +117,8 @@ def test_limits_lifted_by_a_task_metric_are_in_the_reason_and_the_json():
     assert reason.endswith("not by engine sqnr_db of logits 12 (limit 22)")
     assert judge([GOOD, lifted, tasks[0], replace(tasks[1], passed=False)])[0] == "failed"
     report = replace(REPORT, checks=(GOOD, lifted))
-    good, other = report.to_json()["checks"]
-    assert good["waived"] is None and other["waived"] == 22.0
+    good_check, other_check = report.to_json()["checks"]
+    assert good_check["waived"] is None and other_check["waived"] == 22.0
     assert Report.from_json(report.to_json()) == report
 
 
@@ -128,8 +128,8 @@ def test_task_checks_are_named_by_value_and_by_output_where_two_have_it():
 
     graph, engine = task("r2", "y", 0.5, "golden, graph"), task("r2", "y", 0.7)
     assert name_task_checks([GOOD, graph, engine, task("r2", "y", 0.1, "edges, engine")]) == {"r2": engine}
-    two = [engine, task("r2", "z", 0.2), task("accuracy", "z", 0.3)]
-    assert list(name_task_checks(two)) == ["r2 of y", "r2 of z", "accuracy"]
+    second_engines = [engine, task("r2", "z", 0.2), task("accuracy", "z", 0.3)]
+    assert list(name_task_checks(second_engines)) == ["r2 of y", "r2 of z", "accuracy"]
 
 
 def test_describe_names_stage_check_and_value():
@@ -140,22 +140,22 @@ def test_describe_names_stage_check_and_value():
 
 
 def test_an_unmeasured_check_is_never_proven():
-    unknown = unmeasured("export", "y", "golden", "the same in all 8 golden samples")
-    assert judge([GOOD, unknown]) == ("unproven", "not measured: y: the same in all 8 golden samples")
-    assert judge([GOOD, unknown], "no GPU here")[1].startswith("no GPU here; not measured: y")
-    assert judge([BAD, unknown])[0] == "failed"
-    report = replace(REPORT, checks=(GOOD, unknown))
+    unknown_check = unmeasured("export", "y", "golden", "the same in all 8 golden samples")
+    assert judge([GOOD, unknown_check]) == ("unproven", "not measured: y: the same in all 8 golden samples")
+    assert judge([GOOD, unknown_check], "no GPU here")[1].startswith("no GPU here; not measured: y")
+    assert judge([BAD, unknown_check])[0] == "failed"
+    report = replace(REPORT, checks=(GOOD, unknown_check))
     assert report.counts == {"passed": 1, "failed": 0, "not_measured": 1}
     assert approve(report) is None
     assert approve(replace(report, verdict="unproven")) is not None
     assert Report.from_json(report.to_json()) == report
-    assert name_task_checks([replace(unknown, stage="task")]) == {}
+    assert name_task_checks([replace(unknown_check, stage="task")]) == {}
 
 
 def test_a_proof_on_random_inputs_has_its_own_status():
-    drawn = Check("export", RANDOM_INPUTS, "", "golden", None, None, True)
-    verdict, reason = judge([GOOD, drawn])
+    drawn_check = Check("export", RANDOM_INPUTS, "", "golden", None, None, True)
+    verdict, reason = judge([GOOD, drawn_check])
     assert verdict == "proven on random inputs" and "golden.data" in reason
-    assert judge([BAD, drawn])[0] == "failed" and judge([GOOD, drawn], "no GPU here")[0] == "unproven"
+    assert judge([BAD, drawn_check])[0] == "failed" and judge([GOOD, drawn_check], "no GPU here")[0] == "unproven"
     assert approve(replace(REPORT, verdict=verdict)) is not None
     assert approve(replace(REPORT, verdict=verdict, checks=())) is None

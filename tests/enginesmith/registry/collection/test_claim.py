@@ -32,8 +32,8 @@ def test_a_claim_depends_on_no_machines_clock(hours: int, monkeypatch: pytest.Mo
     """One that is alive is not taken over by a machine whose clock is ahead; one that is dead is, by any."""
     store = MemoryStore()
     monkeypatch.setattr(parsing, "steady_s", lambda: 3600.0 * hours)
-    other = Sweeper("other", "elsewhere 1", store.clock.now + SWEEPING)
-    update_state(store, lambda state: replace(state, sweeper=other))
+    other_sweeper = Sweeper("other", "elsewhere 1", store.clock.now + SWEEPING)
+    update_state(store, lambda state: replace(state, sweeper=other_sweeper))
     with pytest.raises(ConflictError, match=r"another collection \(elsewhere 1\) is running"), hold_claim(store):
         pass
     store.clock.now += SWEEPING

@@ -92,6 +92,6 @@ def test_the_command_shows_layers(store: Store, capsys: pytest.CaptureFixture[st
     for words in ([], ["--json"]):
         with pytest.raises(SystemExit) as error:
             main(["show", "digits", "--layers", "l4", "--registry", store.uri, *words])
-        shown = capsys.readouterr().out
-        assert error.value.code == 0 and "sm80_xmma_fprop" in shown
-    assert json.loads(shown) == TOLD
+        shown_output = capsys.readouterr().out
+        assert error.value.code == 0 and "sm80_xmma_fprop" in shown_output
+    assert json.loads(shown_output) == TOLD

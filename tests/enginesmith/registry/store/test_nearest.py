@@ -95,11 +95,11 @@ def put(places: Places, data: bytes) -> str:
 
 
 def test_the_first_place_with_the_object_is_read(places: Places, tmp_path: Path) -> None:
-    digest, missing = put(places, b"both"), places.origin.store.put_bytes(b"origin alone")
+    digest, missing_digest = put(places, b"both"), places.origin.store.put_bytes(b"origin alone")
     assert places.store.read_blob(digest) == b"both" and places.store.stored_size(digest) == 4
     places.store.fetch(digest, tmp_path / "engine")
     assert places.origin.asked == 0
-    assert places.store.read_blob(missing) == b"origin alone" and places.store.size(missing) == 12
+    assert places.store.read_blob(missing_digest) == b"origin alone" and places.store.size(missing_digest) == 12
     places.origin.store.create("models/a/pins/1.json", b"{}")
     assert places.store.read("models/a/pins/1.json") == b"{}" and places.store.read("models/a/pins/2.json") is None
     assert list(places.store.list("models/")) == ["models/a/pins/1.json"]
@@ -176,13 +176,13 @@ def test_a_lost_engine_costs_no_other_one_while_the_registry_is_unreachable(plac
     pair = [engine(places.origin.store, precision=precision, data=precision.encode()) for precision in ("fp32", "int8")]
     publish_engines(places.origin.store, pair, "one", channel="stable")
     places.copy()
-    best = Client(places.uri).pull("digits:stable", tmp_path / "both").path.read_bytes()
-    [lost] = [str(one.digest) for one in pair if one.precision == best.decode()]
-    places.mirror.store.path(lost).unlink()
+    best_data = Client(places.uri).pull("digits:stable", tmp_path / "both").path.read_bytes()
+    [lost_text] = [str(one.digest) for one in pair if one.precision == best_data.decode()]
+    places.mirror.store.path(lost_text).unlink()
     places.origin.error = UnavailableError("cut off")
-    pulled = Client(places.uri, say=places.said.append).pull("digits:stable", tmp_path / "one")
-    assert pulled.path.read_bytes() in {b"fp32", b"int8"} - {best}
-    places.mirror.store.path(pulled.engine.digest).unlink()
+    pulled_engine = Client(places.uri, say=places.said.append).pull("digits:stable", tmp_path / "one")
+    assert pulled_engine.path.read_bytes() in {b"fp32", b"int8"} - {best_data}
+    places.mirror.store.path(pulled_engine.engine.digest).unlink()
     with pytest.raises(UnavailableError, match="cut off"):
         Client(places.uri, say=places.said.append).pull("digits:stable", tmp_path / "none")
 

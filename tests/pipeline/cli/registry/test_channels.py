@@ -45,12 +45,12 @@ def test_policy_show(three: Store) -> None:
 
 
 def test_policies_may_precede_the_first_version(tmp_path: Path) -> None:
-    fresh = tmp_path / "fresh"
-    refused = run("registry", "policy", "set", "*:stable", "--proven", "amper", "--registry", fresh)
-    assert isinstance(refused.exception, UnknownNameError) and not fresh.exists()
-    result = run("registry", "policy", "set", "*:stable", "--proven", "cpu", "--registry", fresh)
-    assert result.exit_code == 0 and f"created the registry file://{fresh}" in result.stderr
-    assert "created" not in run("registry", "policy", "set", "*:stable", "--registry", fresh).stderr
+    fresh_path = tmp_path / "fresh"
+    refused_result = run("registry", "policy", "set", "*:stable", "--proven", "amper", "--registry", fresh_path)
+    assert isinstance(refused_result.exception, UnknownNameError) and not fresh_path.exists()
+    result = run("registry", "policy", "set", "*:stable", "--proven", "cpu", "--registry", fresh_path)
+    assert result.exit_code == 0 and f"created the registry file://{fresh_path}" in result.stderr
+    assert "created" not in run("registry", "policy", "set", "*:stable", "--registry", fresh_path).stderr
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "notes").touch()
     assert "is not a registry" in str(

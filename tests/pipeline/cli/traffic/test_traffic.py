@@ -27,8 +27,8 @@ targets: [cpu]
 def record(path: Path, lengths, at=None, **head) -> Path:
     with Recorder(path, **head) as recorder:
         for index, length in enumerate(lengths):
-            when = EPOCH + 0.01 * index if at is None else at[index]
-            recorder.append({"x": np.ones((1, length), np.float32)}, when)
+            when_epoch = EPOCH + 0.01 * index if at is None else at[index]
+            recorder.append({"x": np.ones((1, length), np.float32)}, when_epoch)
     return path
 
 
@@ -90,22 +90,22 @@ COMMAND = [sys.executable, "-m", "enginesmith", "traffic", "record"]
 
 
 def test_requests_are_read_from_stdin(tmp_path):
-    path, other = tmp_path / "traffic.jsonl", tmp_path / "other.jsonl"
+    path, other_path = tmp_path / "traffic.jsonl", tmp_path / "other.jsonl"
     lines = [{"at": 3, "inputs": {"x": [[1, 2]]}}, {"inputs": {"x": [[3, 4]]}}]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     result = subprocess.run([*COMMAND, path], input=text, text=True, capture_output=True, check=True)
     assert "2 requests recorded" in result.stderr
     head, first, second = map(json.loads, path.read_text().splitlines())
     assert head["kind"] == "enginesmith-traffic" and first == lines[0] and second["at"] > 1e9
-    for words, typed, code, output in (
+    for words, typed_text, code, output in (
         ([path], '{"inputs": 3}\n', 2, "inputs is missing"),
-        ([other], "[]\n", 2, "an object is needed"),
+        ([other_path], "[]\n", 2, "an object is needed"),
         ([path, "--samples", path, "--per-second", "1"], "", 2, "error: " + str(path) + " is not empty"),
         (["/dev/full"], text, 3, "error: writing /dev/full: No space left on device"),
     ):
-        bad = subprocess.run([*COMMAND, *words], input=typed, text=True, capture_output=True)
-        assert bad.returncode == code and output in bad.stderr
-    assert not other.exists()
+        bad_result = subprocess.run([*COMMAND, *words], input=typed_text, text=True, capture_output=True)
+        assert bad_result.returncode == code and output in bad_result.stderr
+    assert not other_path.exists()
 
 
 @pytest.mark.parametrize(

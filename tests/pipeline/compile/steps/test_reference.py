@@ -71,10 +71,10 @@ def test_a_blob_without_answers_is_refused(store: Store, golden: GoldenSet, tmp_
 
 def test_answers_that_contradict_the_graph_fail_the_checks(store, golden, answers, tmp_path):
     """The reference runs twice on the first case: the second time it answers itself."""
-    one = replace(golden, cases=golden.cases[1:2])
+    one_golden = replace(golden, cases=golden.cases[1:2])
     for times, repeats in ((2, []), (7, ["repeats"])):
-        with open_reference(store, net(tmp_path, times), one, answers) as session:
-            actual = drift_checks("engine", session, session, one, default_budget("engine", "fp32"))
+        with open_reference(store, net(tmp_path, times), one_golden, answers) as session:
+            actual = drift_checks("engine", session, session, one_golden, default_budget("engine", "fp32"))
         assert [check.name for check in actual if check.name == "repeats"] == repeats
 
 

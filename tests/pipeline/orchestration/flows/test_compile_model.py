@@ -46,9 +46,9 @@ def test_both_runners_and_both_executors_give_the_same_version(built: Project, p
     assert outcome["metrics"] == reference["metrics"]
     assert "Finished in state Completed()" in result.stderr
     assert artifacts(home) == {("engines-tiny", "table")}
-    again = with_prefect(project, home, "--executor", "ray")
-    assert json.loads(again.stdout)["cached"] is True
-    assert "nothing was started" in again.stderr, "no server and no cluster for a run with nothing to do"
+    second_prefect = with_prefect(project, home, "--executor", "ray")
+    assert json.loads(second_prefect.stdout)["cached"] is True
+    assert "nothing was started" in second_prefect.stderr, "no server and no cluster for a run with nothing to do"
 
 
 @pytest.mark.server

@@ -29,8 +29,8 @@ def test_a_heartbeat_ages_on_the_stores_clock() -> None:
     store, run = MemoryStore(), running()
     store.create(run_key(run.id), run.to_bytes())
     store.clock.now += timedelta(seconds=29)
-    (one,) = view_runs(store, [run])
-    assert (one.state, one.silent_s, one.took_s) == ("running", 29, 29)
+    (view,) = view_runs(store, [run])
+    assert (view.state, view.silent_s, view.took_s) == ("running", 29, 29)
     store.clock.now += timedelta(seconds=71)
     assert view_runs(store, [run])[0].lost.startswith("no sign of life since 2026-01-01 00:00:00 UTC, 100 s ago")
 

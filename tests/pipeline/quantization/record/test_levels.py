@@ -102,5 +102,5 @@ def test_rebinning_keeps_every_value_near_its_place(seed, name, bins):
     reach = max(-low, high) / 128  # a value moves within its bin, at most
     width = (high - low) / bins
     for index, (result, exact) in enumerate(zip(np.cumsum(counts), expected, strict=True)):
-        near = np.mean(np.abs(values - (low + (index + 1) * width)) <= reach) * len(values)
-        assert abs(result - exact) <= near + 5e-3 * len(values)
+        near_mean = np.mean(np.abs(values - (low + (index + 1) * width)) <= reach) * len(values)
+        assert abs(result - exact) <= near_mean + 5e-3 * len(values)

@@ -43,8 +43,8 @@ class Bench:
 
     def attributed(self, candidate: ModelProto) -> Attribution:
         pair = graph(self.model, self.folder, "reference"), graph(emulate(candidate), self.folder, "candidate")
-        failed = [describe(check) for check in self.judge(candidate) if not check.passed]
-        return attribute("quantization", "int8", *pair, self.golden, self.budget, failed)
+        failed_describes = [describe(check) for check in self.judge(candidate) if not check.passed]
+        return attribute("quantization", "int8", *pair, self.golden, self.budget, failed_describes)
 
 
 def recipe_of(
@@ -59,16 +59,16 @@ def test_the_one_group_that_breaks_the_graph_is_left_in_float(scheme: Quantizati
     recipe = recipe_of(model, noise(64), "int8", scheme)
     bench = Bench(model, noise(64), tmp_path, LIMITS)
     narrow = recipe.write()[0]
-    before = bench.judge(narrow)
-    assert not all(check.passed for check in before)
+    judgement_before = bench.judge(narrow)
+    assert not all(check.passed for check in judgement_before)
     result = bench.attributed(narrow)
     assert result.rows[0].node == "MatMul_u"
-    message = propose(recipe, result, before, bench.judge)
+    message = propose(recipe, result, judgement_before, bench.judge)
     assert message.groups == 3 and message.leave == (("MatMul_u",),) and message.minimal and message.runs == 1
     spec = Quantization(**yaml.safe_load(message.snippet)["quantization"])
     rules = [Override(item.match, item.precision) for item in spec.overrides]
-    pasted, _ = write(model, "int8", scheme, recipe.ranges, rules)
-    assert all(check.passed for check in bench.judge(pasted))
+    pasted_path, _ = write(model, "int8", scheme, recipe.ranges, rules)
+    assert all(check.passed for check in bench.judge(pasted_path))
     (quality,) = [change for change in message.quality if change.before.name == "sqnr_db"]
     assert quality.before.value < 28 <= quality.after.value
     assert any("with 1 of 3 groups in float" in line for line in describe_proposal(message))

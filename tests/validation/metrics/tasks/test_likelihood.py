@@ -33,14 +33,14 @@ def test_likelihood_equals_the_formula_for_shifted_logits(seed, places, shift):
     result = checks_of(one, other + np.float32(shift), labels.reshape(-1))
     assert result["perplexity"].value == pytest.approx(np.prod(other_own) ** (-1 / other_own.size), rel=1e-4)
     assert result["kept_likelihood"].value == pytest.approx(np.prod(other_own / own) ** (1 / other_own.size), rel=1e-4)
-    unlabelled = np.exp(-(probabilities(one) * np.log(probabilities(one) / probabilities(other))).sum(-1).mean())
-    assert measured(TERMS, (one, other))["kept_likelihood"] == pytest.approx(unlabelled)
+    unlabelled_values = np.exp(-(probabilities(one) * np.log(probabilities(one) / probabilities(other))).sum(-1).mean())
+    assert measured(TERMS, (one, other))["kept_likelihood"] == pytest.approx(unlabelled_values)
 
 
 def test_both_limits_count_and_the_note_has_the_originals_perplexity():
     logits = np.log(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]]))
-    worse, limits = np.log(np.array([[0.4, 0.3, 0.3], [0.3, 0.4, 0.3]])), {"floor": 0.79, "perplexity": 2.4}
-    result = checks_of(logits, worse, np.array([0, 1]), **limits)
+    worse_log, limits = np.log(np.array([[0.4, 0.3, 0.3], [0.3, 0.4, 0.3]])), {"floor": 0.79, "perplexity": 2.4}
+    result = checks_of(logits, worse_log, np.array([0, 1]), **limits)
     assert result["kept_likelihood"].passed and result["kept_likelihood"].value == pytest.approx(0.8)
     assert not result["perplexity"].passed and result["perplexity"].value == pytest.approx(2.5)
     assert result["perplexity"].note == "the original model has 2.0000"
