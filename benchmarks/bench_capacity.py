@@ -101,8 +101,8 @@ def row(model: str, folder: Path, seconds: float) -> str:
             times, limit, seconds, lambda arrivals: keeps_alone(session, batches, limit, arrivals, took)
         )
     slower_value = float(np.median(took)) / float(np.median(times.curves[-1]))
-    then = predict(BatchTimes(times.curves * slower_value, times.half), limit)
-    return f"| {model} | {1e3 * limit.seconds:.1f} | {cells(rate, measured)} | {then.value / measured:.2f} |"
+    prediction = predict(BatchTimes(times.curves * slower_value, times.half), limit)
+    return f"| {model} | {1e3 * limit.seconds:.1f} | {cells(rate, measured)} | {prediction.value / measured:.2f} |"
 
 
 def predict(times: BatchTimes, limit: LatencyLimit) -> Estimate:

@@ -152,9 +152,9 @@ def compare_speed(models: dict[str, onnx.ModelProto | Path], data: Data, folder:
                 run(batch)
             if index:  # the first round warms up
                 times[name].append(time.process_time() - start)
-    first = statistics.median(next(iter(times.values())))
+    median = statistics.median(next(iter(times.values())))
     for name, series in times.items():
-        print(f"{name:44} {statistics.median(series) / 4:7.3f} s a batch, {first / statistics.median(series):5.2f} x")
+        print(f"{name:44} {statistics.median(series) / 4:7.3f} s a batch, {median / statistics.median(series):5.2f} x")
 
 
 def compare_quality(data: Data, exact: Any, seen: Observations, name: str) -> dict[str, onnx.ModelProto | Path]:

@@ -36,9 +36,9 @@ def measure(command: Sequence[object], right: Sequence[int] = (0,)) -> Cost:
     """
     compiled_values = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     usage_before, start_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    ended = subprocess.run(list(map(str, command)), check=False, capture_output=True, cwd=ROOT, env=compiled_values)
-    if ended.returncode not in right:
-        ended.check_returncode()
+    result = subprocess.run(list(map(str, command)), check=False, capture_output=True, cwd=ROOT, env=compiled_values)
+    if result.returncode not in right:
+        result.check_returncode()
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return Cost(time.perf_counter() - start_s, sum(after[:2]) - sum(usage_before[:2]))
 

@@ -79,26 +79,26 @@ def measure_bad(nodes: int, seeds: int) -> bool:
             is_everybody = fleet.serving("1") == nodes
             in_first = read_rollout(fleet.store, *WHERE).wave == 0  # type: ignore[union-attr]
             is_good = is_good and state == "halted" and is_everybody and in_first and end - first <= 2 * 36 + 2 * 15
-        most = max(reached_counts)
-        is_good = is_good and most <= nodes / 100
-        spread, back = f"{min(reached_counts)} to {most}", "yes" if is_everybody else "NO"
-        print(f"| {name} | {spread} | {most / nodes:.2%} at most | {max(halted_ends):.0f} s at most | {back} |")
+        count = max(reached_counts)
+        is_good = is_good and count <= nodes / 100
+        spread, back = f"{min(reached_counts)} to {count}", "yes" if is_everybody else "NO"
+        print(f"| {name} | {spread} | {count / nodes:.2%} at most | {max(halted_ends):.0f} s at most | {back} |")
     return is_good
 
 
 def measure_good(nodes: int, seeds: int) -> bool:
     """An engine that is well everywhere."""
-    last, ends, back = [], [], 0
+    swaps, items, back = [], [], 0
     for seed in range(min(seeds, 2)):
         fleet, state = run_fleet(nodes, seed)
         if state != "done" or fleet.serving("2") != nodes:
             return False
-        last.append(max(watcher.swaps[0] for watcher in fleet.watchers))
-        ends.append(next(second for second, action, _ in fleet.actions if action == "done"))
+        swaps.append(max(watcher.swaps[0] for watcher in fleet.watchers))
+        items.append(next(second for second, action, _ in fleet.actions if action == "done"))
         back += sum(len(watcher.swaps) > 1 for watcher in fleet.watchers)
     print(f"the waves say {3 * SOAK_S} s until the last opens, {4 * SOAK_S} s to the end; the last of {nodes} nodes")
-    print(f"swapped after {max(last):.0f} s, the channel was promoted after {max(ends):.0f} s; swapped twice: {back}")
-    return max(last) <= 3 * SOAK_S + 3 * 15 + 36 and max(ends) <= 4 * SOAK_S + 5 * 15 and back == 0
+    print(f"swapped after {max(swaps):.0f} s, the channel was promoted after {max(items):.0f} s; swapped twice: {back}")
+    return max(swaps) <= 3 * SOAK_S + 3 * 15 + 36 and max(items) <= 4 * SOAK_S + 5 * 15 and back == 0
 
 
 def measure_regions(nodes: int, _: int) -> bool:
@@ -145,8 +145,8 @@ def measure_halts(_: int, seeds: int) -> bool:
         for share in (0.01, 0.025, 0.05, 0.1, 0.3):
             early_number = late_number = 0
             for _round in range(rounds):
-                when = [(rng.uniform(0, 36), rng.random() < share, rng.uniform(20, SOAK_S)) for _node in range(nodes)]
-                first = next((s for s in range(0, SOAK_S + 1, 15) if _fails(rollout, when, s)), None)
+                arrays = [(rng.uniform(0, 36), rng.random() < share, rng.uniform(20, SOAK_S)) for _node in range(nodes)]
+                first = next((s for s in range(0, SOAK_S + 1, 15) if _fails(rollout, arrays, s)), None)
                 early_number += first is not None and first < SOAK_S
                 late_number += first is not None
             worst_value = max(worst_value, early_number / rounds) if share <= 0.05 else worst_value

@@ -72,8 +72,8 @@ def encoder(path: Path, layers: int = 12, width: int = 384) -> tuple[Path, str, 
 
 
 def _saved(path: Path, nodes: Any, weights: Any, last: str, shape: tuple[int, ...]) -> Any:
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *shape]) for name in ("x", last)]
-    graph = helper.make_graph(nodes, "deep", ends[:1], ends[1:], weights)
+    value_infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", *shape]) for name in ("x", last)]
+    graph = helper.make_graph(nodes, "deep", value_infos[:1], value_infos[1:], weights)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     return path, "x", [(size, *shape) for size in (1, 4, 8)]
 

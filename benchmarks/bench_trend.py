@@ -87,8 +87,8 @@ def main() -> None:
         for is_normal in (False, True):
             if name.startswith(chosen.only or ""):
                 row = rates(name, percents, is_normal, chosen.series, chosen.seed)
-                kept = float(str(row["found_within_5"])) >= FOUND and float(str(row["flat_years_alarming"])) <= ALARMS
-                print(json.dumps({**row, "series": chosen.series, "bars": "kept" if kept else "missed"}), flush=True)
+                flag = float(str(row["found_within_5"])) >= FOUND and float(str(row["flat_years_alarming"])) <= ALARMS
+                print(json.dumps({**row, "series": chosen.series, "bars": "kept" if flag else "missed"}), flush=True)
 
 
 if __name__ == "__main__":

@@ -44,8 +44,8 @@ def session(path: Path, optimized: bool = False, save: Path | None = None) -> An
 
 def script(model: Path, calibration: Path, golden: Path, folder: Path) -> None:
     """The parts, one after the other, in this process."""
-    whole, taken_arrays = dict(np.load(golden)), dict(np.load(calibration))
-    cases = [*single(whole), *(at_size(whole, batch, length) for batch in SIZES["batch"] for length in (1, 64, 128))]
+    arrays, taken_arrays = dict(np.load(golden)), dict(np.load(calibration))
+    cases = [*single(arrays), *(at_size(arrays, batch, length) for batch in SIZES["batch"] for length in (1, 64, 128))]
     fp32, int8, engine = (folder / f"{name}.onnx" for name in ("fp32", "int8", "engine"))
     loaded = onnx.shape_inference.infer_shapes(onnx.load(model), check_type=True, strict_mode=True, data_prop=True)
     onnx.checker.check_model(loaded)
@@ -58,7 +58,7 @@ def script(model: Path, calibration: Path, golden: Path, folder: Path) -> None:
     for _ in range(PROCESSES):
         opened_session = session(engine)
         for size in (1, 64, 128):
-            end, inputs = time.perf_counter() + SECONDS / PROCESSES, at_size(whole, 1 if size < 128 else 8, size)
+            end, inputs = time.perf_counter() + SECONDS / PROCESSES, at_size(arrays, 1 if size < 128 else 8, size)
             while time.perf_counter() < end:
                 opened_session.run(None, inputs)
 
@@ -164,8 +164,8 @@ def one_round(files: Sequence[Path], attribution: bool) -> tuple[Cost, Cost]:
         folder = Path(name)
         spec = write_spec(folder, *files, attribution)
         build = [sys.executable, "-m", "enginesmith", "build", spec, "--registry", folder / "registry"]
-        alone = [sys.executable, "-m", "benchmarks.bench_whole_build", *files, "--script", folder]
-        return measure(alone), measure([*build, "--runner", "inprocess"], (0, 1))  # 1: int8 may fail its checks
+        executables = [sys.executable, "-m", "benchmarks.bench_whole_build", *files, "--script", folder]
+        return measure(executables), measure([*build, "--runner", "inprocess"], (0, 1))  # 1: int8 may fail its checks
 
 
 def main() -> None:

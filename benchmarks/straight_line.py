@@ -100,8 +100,8 @@ def shown(path: Path, precision: str) -> Path:
 
 
 def check(spec: ModelSpec, stage: str, precision: str, expected: Path, actual: Path, golden: GoldenSet) -> None:
-    with OrtSession(expected, optimized=False) as original, OrtSession(actual, optimized=False) as right_session:
-        drift_checks(stage, original, right_session, golden, default_budget(stage, precision))
+    with OrtSession(expected, optimized=False) as session, OrtSession(actual, optimized=False) as right_session:
+        drift_checks(stage, session, right_session, golden, default_budget(stage, precision))
         task_checks(right_session, golden, metrics_of(spec))
 
 

@@ -33,18 +33,18 @@ class MaskedDecoder(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         """One step. attention_mask: int64 (batch, past + tokens), 0 for places that nobody sees."""
         past0s = past0, past1
-        hidden, present = self.tokens(input_ids) + self.places(position_ids), []
+        path, present = self.tokens(input_ids) + self.places(position_ids), []
         count, total = input_ids.shape[1], attention_mask.shape[1]
         ahead = torch.arange(total) > torch.arange(total - count, total)[:, None]
         hidden_places = ahead[None, None] | (attention_mask == 0)[:, None, None]
         for layer, (read, write) in enumerate(zip(self.reads, self.writes, strict=True)):
-            query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in read(hidden).chunk(3, -1))
+            query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in read(path).chunk(3, -1))
             keys, values = (torch.cat([past0s[2 * layer + index], part], 2) for index, part in enumerate((key, value)))
             scores = query @ keys.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)
             weights = scores.masked_fill(hidden_places, -1e4).softmax(-1)
-            hidden = hidden + write((weights @ values).transpose(1, 2).flatten(2))
+            path = path + write((weights @ values).transpose(1, 2).flatten(2))
             present += [keys, values]
-        return hidden @ self.tokens.weight.T, *present
+        return path @ self.tokens.weight.T, *present
 
 
 def make_masked() -> MaskedDecoder:

@@ -33,11 +33,11 @@ def build(place: Path, folder: Path, *options: str) -> None:
     [("enginesmith-0", ["enginesmith"]), ("enginesmith_pipeline", ["builders", "pipeline", "validation"])],
 )
 def test_a_wheel_has_every_module_and_data_file_of_its_packages(built: Path, wheel: str, packages: list[str]) -> None:
-    tracked = subprocess.run(["git", "ls-files", *packages], cwd=ROOT, check=True, capture_output=True, text=True)
+    result = subprocess.run(["git", "ls-files", *packages], cwd=ROOT, check=True, capture_output=True, text=True)
     extra_texts = {f"enginesmith/{name}" for name in ("LICENSE", "README.md", "pyproject.toml")}
     (file,) = built.glob(f"{wheel}*.whl")
     files = {name for name in zipfile.ZipFile(file).namelist() if ".dist-info/" not in name}
-    assert files == set(tracked.stdout.split()) - extra_texts
+    assert files == set(result.stdout.split()) - extra_texts
 
 
 def test_a_second_build_gives_the_same_bytes(built: Path, tmp_path: Path) -> None:

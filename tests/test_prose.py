@@ -34,8 +34,8 @@ def test_tables_code_headings_and_hard_breaks_are_not_changed():
 
 
 def test_no_prose_of_this_tree_is_longer():
-    listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    stdout = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     texts = {
-        name: (ROOT / name).read_text(encoding="utf-8") for name in listed.split("\n")[:-1] if (ROOT / name).exists()
+        name: (ROOT / name).read_text(encoding="utf-8") for name in stdout.split("\n")[:-1] if (ROOT / name).exists()
     }
     assert [name for name, text in texts.items() if long_lines(text)] == [], "run `make format`"

@@ -68,18 +68,18 @@ def write_page(path: Path) -> None:
         [row for name, result in results.items() for row in _reasons(name, result)],
         results,
     )
-    others = {name: found for name in results if any(found := [read(name, f"result-{b}.json") for b in _BACKENDS])}
-    statuses = [[name, *map(_statuses, found)] for name, found in others.items()]
+    values = {name: found for name in results if any(found := [read(name, f"result-{b}.json") for b in _BACKENDS])}
+    statuses = [[name, *map(_statuses, found)] for name, found in values.items()]
     remarks = [
         [name, backend, text]
-        for name, found in others.items()
+        for name, found in values.items()
         for backend, result in zip(_BACKENDS, found, strict=True)
         for text in _said(result)
     ]
     parts = [_HEAD.format(summary=_summary(rows)) + "\n".join(_table(_RESULTS, rows)), "## Not proven\n"]
     parts += [*_table(_REASONS, reasons), "## Other backends\n", _OTHER_TEXT]
-    parts += [*_table(_OTHERS, _join(old_tables.get(_OTHERS, ()), statuses, others))]
-    parts += [*_table(_SAID, _join(old_tables.get(_SAID, ()), remarks, others))]
+    parts += [*_table(_OTHERS, _join(old_tables.get(_OTHERS, ()), statuses, values))]
+    parts += [*_table(_SAID, _join(old_tables.get(_SAID, ()), remarks, values))]
     rehearsed_join = rehearsal.read()
     rehearsed_join = _join(old_tables.get(rehearsal.HEAD, ()), rehearsed_join, {row[0] for row in rehearsed_join})
     if rehearsed_join:

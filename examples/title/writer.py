@@ -34,8 +34,8 @@ class TitleWriter:
         while token_ids[-1] != END and len(token_ids) < MOST_TOKENS:
             inputs = {"input_ids": np.array([token_ids], np.int64), "encoder_hidden_states": hidden_encode}
             logits = self._decode({**inputs, "encoder_attention_mask": mask})[0, -1].astype(np.float32)
-            seen = logits[token_ids]  # Keskar et al., 2019
-            logits[token_ids] = np.where(seen < 0, seen * REPETITION_PENALTY, seen / REPETITION_PENALTY)
+            logit = logits[token_ids]  # Keskar et al., 2019
+            logits[token_ids] = np.where(logit < 0, logit * REPETITION_PENALTY, logit / REPETITION_PENALTY)
             token_ids.append(int(logits.argmax()))
         return token_ids
 

@@ -63,8 +63,8 @@ def resonate(sound: np.ndarray, frequency: float, width: float) -> np.ndarray:
     """A sound through a resonance of a frequency and a width in Hz, by the first 40 ms of its impulse response."""
     time = np.arange(RATE // 25) / RATE
     response = np.exp(-np.pi * width * time) * np.sin(2 * np.pi * frequency * time)
-    padded = len(sound) + len(response)
-    return np.fft.irfft(np.fft.rfft(sound, padded) * np.fft.rfft(response, padded), padded)[: len(sound)]
+    count = len(sound) + len(response)
+    return np.fft.irfft(np.fft.rfft(sound, count) * np.fft.rfft(response, count), count)[: len(sound)]
 
 
 def fade(sound: np.ndarray) -> np.ndarray:

@@ -19,8 +19,8 @@ def request_for(backend, inputs, outputs, target="cpu", precision="fp32", sizes=
         tuple(TensorSpec(name, NUMPY[dtype], shape) for name, dtype, shape in values) for values in (inputs, outputs)
     ]
     named_dims = {dim for spec in specs[0] for dim in spec.shape if isinstance(dim, str)}
-    min_dims, best, max_dims = (dict.fromkeys(named_dims, size) for size in sizes)
-    profile = ShapeProfile(tuple((spec.name, spec.at(min_dims), spec.at(best), spec.at(max_dims)) for spec in specs[0]))
+    min_dims, dims, max_dims = (dict.fromkeys(named_dims, size) for size in sizes)
+    profile = ShapeProfile(tuple((spec.name, spec.at(min_dims), spec.at(dims), spec.at(max_dims)) for spec in specs[0]))
     return graphs.request(
         target,
         precision,

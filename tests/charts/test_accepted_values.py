@@ -43,9 +43,9 @@ def names_in(schema: dict[str, Any], path: str = "") -> Iterator[str]:
 @pytest.mark.parametrize("word", ["31", "2026-01-01"])
 def test_names_that_yaml_reads_as_numbers_and_dates_stay_text(word: str) -> None:
     values = {**with_value("ray.gcsFaultTolerance.redisAddress", "redis:6379"), "nameOverride": word}
-    alone = ("serviceAccounts", "registry.existingClaim", "fleet.catalog", "prefect.externalApi", "nodeCache", "global")
+    names = ("serviceAccounts", "registry.existingClaim", "fleet.catalog", "prefect.externalApi", "nodeCache", "global")
     for path in names_in(values_schema(yaml.safe_load((renders.CHART / "values.yaml").read_text()))):
-        if not path.startswith(alone):
+        if not path.startswith(names):
             values = with_value(path, word, values)
     values = with_value("serviceAccounts.builds.name", word, values)
     objects = renders.objects(renders.rendered(values, name="e", namespace=word))

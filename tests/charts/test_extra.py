@@ -88,10 +88,10 @@ def test_extra_values_reach_every_pod_that_uses_the_registry(base: str) -> None:
     objects = rendered(base, **{**ADDED, "extraEnv": [*renders.sample(base).get("extraEnv", ()), ROLE, LICENSE]})
     for name, pod in by_component(objects):
         (container,) = pod["spec"]["containers"]
-        there = name in BUILDS
-        assert (LICENSE in container["env"]) is there and (ROLE in container["env"]) is there, name
-        assert (TOKEN in pod["spec"].get("volumes", ())) is there and (AT in container["volumeMounts"]) is there, name
-        assert (container.get("envFrom") == ADDED["extraEnvFrom"]) is there, name
+        flag = name in BUILDS
+        assert (LICENSE in container["env"]) is flag and (ROLE in container["env"]) is flag, name
+        assert (TOKEN in pod["spec"].get("volumes", ())) is flag and (AT in container["volumeMounts"]) is flag, name
+        assert (container.get("envFrom") == ADDED["extraEnvFrom"]) is flag, name
         assert ("warm" in {item["name"] for item in pod["spec"].get("initContainers", ())}) is (name == "ray-worker")
         assert not violations(pod["spec"]), name
     for variables in flow_runs(objects):
@@ -228,10 +228,10 @@ def test_extra_values_of_a_component_are_valid_and_only_in_its_pods(component: s
         renders.objects(renders.rendered({**values, "extraEnv": [{**variable, "value": "y"}]}))
     ):
         main, *other_containers = pod["spec"]["containers"]
-        mine = name == component and pod["metadata"]["labels"].get("enginesmith.io/group", "cpu") == "cpu"
-        assert main["name"] != INIT["name"] and ([item["name"] for item in other_containers] == [INIT["name"]]) is mine
-        assert (variable in main["env"]) is (at in main["volumeMounts"]) is (volume in pod["spec"]["volumes"]) is mine
-        if mine:
+        flag = name == component and pod["metadata"]["labels"].get("enginesmith.io/group", "cpu") == "cpu"
+        assert main["name"] != INIT["name"] and ([item["name"] for item in other_containers] == [INIT["name"]]) is flag
+        assert (variable in main["env"]) is (at in main["volumeMounts"]) is (volume in pod["spec"]["volumes"]) is flag
+        if flag:
             assert not violations(pod["spec"])
             (result,) = pod["spec"]["topologySpreadConstraints"]
             assert result["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
@@ -241,10 +241,10 @@ def test_extra_values_of_a_component_are_valid_and_only_in_its_pods(component: s
 
 @pytest.mark.parametrize("base", renders.SAMPLES)
 def test_global_annotations_are_on_every_object_beside_its_own(base: str) -> None:
-    common, values = {"example.com/owner": "inference"}, renders.sample(base)
+    fields, values = {"example.com/owner": "inference"}, renders.sample(base)
     values.setdefault("metrics", {})["serviceAnnotations"] = {"example.com/name": "x"}
     own = [item["metadata"].get("annotations", {}) for item in renders.objects(renders.rendered(values))]
-    objects = renders.objects(renders.rendered({**values, "commonAnnotations": common}))
-    assert [item["metadata"]["annotations"] for item in objects] == [{**annotations, **common} for annotations in own]
+    objects = renders.objects(renders.rendered({**values, "commonAnnotations": fields}))
+    assert [item["metadata"]["annotations"] for item in objects] == [{**annotations, **fields} for annotations in own]
     (service,) = [item for item in objects if label(item) == "Service enginesmith-metrics"]
-    assert service["metadata"]["annotations"] == {**common, "example.com/name": "x"}
+    assert service["metadata"]["annotations"] == {**fields, "example.com/name": "x"}

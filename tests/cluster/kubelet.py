@@ -165,10 +165,10 @@ class Kubelet:
     def _tell(self, pod: Object, phase: str, state: Object) -> None:
         """Write a pod's status: all its containers are in `state`."""
         spec, metadata = pod["spec"], pod["metadata"]
-        running = phase == "Running"
+        flag = phase == "Running"
         conditions = [
             {"type": kind, "status": "True" if is_so else "False", "lastTransitionTime": now()}
-            for kind, is_so in (("Initialized", phase != "Pending"), ("Ready", running), ("ContainersReady", running))
+            for kind, is_so in (("Initialized", phase != "Pending"), ("Ready", flag), ("ContainersReady", flag))
         ]
         address = pod["status"].get("podIP") or next(self._addresses)
         ended_fields = {"terminated": {"exitCode": 0, "reason": "Completed", "finishedAt": now()}}
@@ -180,7 +180,7 @@ class Kubelet:
             "startTime": pod["status"].get("startTime") or now(),
             "conditions": conditions,
             "initContainerStatuses": [_container(item, result, True) for item in spec.get("initContainers", ())],
-            "containerStatuses": [_container(item, state, running) for item in spec["containers"]],
+            "containerStatuses": [_container(item, state, flag) for item in spec["containers"]],
         }
         self._patch("pods", metadata["namespace"], metadata["name"], {"status": status})
         log.debug("kubelet: %s/%s is %s on %s", metadata["namespace"], metadata["name"], phase, spec["nodeName"])

@@ -29,8 +29,8 @@ def test_one_server_becomes_two_and_one_again_and_scaled_workers_stay(cluster: C
 def test_objects_of_other_operators_are_accepted_if_their_kinds_exist(cluster, namespace, helm):
     """With names that YAML reads as something else, too."""
     operators = yaml.safe_load((Path(__file__).parent / "operators.yaml").read_text())
-    if absent := [name for name in operators["crds"] if not cluster.api.find("customresourcedefinitions", "", name)]:
-        pytest.skip(f"crds/ in KUBE_ASSETS lacks {', '.join(absent)}")
+    if names := [name for name in operators["crds"] if not cluster.api.find("customresourcedefinitions", "", name)]:
+        pytest.skip(f"crds/ in KUBE_ASSETS lacks {', '.join(names)}")
     cluster.api.create("secrets", namespace, {"metadata": {"name": "1e3"}, "stringData": {"True": "a:b"}})
     helm.install({**sample(), **operators["values"]})
     pods = cluster.running(namespace, PODS + 1)

@@ -18,8 +18,8 @@ def foreign(backend: Backend, engine: Engine) -> Iterator[tuple[str, Engine, str
             yield f"an engine of {name}", replace(engine, request=replace(request, backend=name)), name
     for target in [target for target in parse_targets("all") if backend.runs(target)][:2]:
         yield f"an engine for {target.name}", replace(engine, request=replace(request, target=target)), target.name
-    newer = tuple((name, version if name.startswith("enginesmith-") else "99.9") for name, version in request.toolchain)
-    yield "an engine of versions that are not here", replace(engine, request=replace(request, toolchain=newer)), "99.9"
+    names = tuple((name, version if name.startswith("enginesmith-") else "99.9") for name, version in request.toolchain)
+    yield "an engine of versions that are not here", replace(engine, request=replace(request, toolchain=names)), "99.9"
 
 
 def damaged(engine: Engine, folder: Path) -> Iterator[tuple[str, Engine]]:

@@ -91,8 +91,8 @@ def _summary(what: str, results: Mapping[str, Any]) -> Iterator[str]:
         counts = item["counts"]
         failed = sum(count for kind, count in counts.items() if kind not in ("passed", "built", "refused"))
         versions = ", ".join(f"{package} {version}" for package, version in _main(item["versions"]))
-        shown = [str(counts.get(kind, 0)) for kind in ("passed", "built", "refused")]
-        yield f"| `{name}` | {item['target']} | {versions} | {sum(counts.values())} | {' | '.join(shown)} | {failed} |"
+        texts = [str(counts.get(kind, 0)) for kind in ("passed", "built", "refused")]
+        yield f"| `{name}` | {item['target']} | {versions} | {sum(counts.values())} | {' | '.join(texts)} | {failed} |"
 
 
 def _main(versions: Mapping[str, str]) -> Sequence[tuple[str, str]]:
@@ -149,9 +149,9 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("backends", nargs="*")
     parser.add_argument("--found", type=Path)
-    asked = parser.parse_args(arguments)
+    names = parser.parse_args(arguments)
     bad = []
-    for name, target, outcomes in _given(asked.found) if asked.found else _tried(asked.backends or discovery.names()):
+    for name, target, outcomes in _given(names.found) if names.found else _tried(names.backends or discovery.names()):
         if ":" not in name:  # what has no entry point yet is not what this project shows
             record("torture", name, target, outcomes)
         print(f"{name} {target}: {counts_of(outcomes.values())}", file=sys.stderr)

@@ -58,11 +58,11 @@ def test_stored_results_contain_no_paths_of_this_machine():
 
 def test_results_of_the_torture_set_match_the_records(tmp_path):
     """With the versions on record: what the page says of a graph is what happens to it."""
-    stored = page.stored()["torture"]["onnxruntime"]
-    if stored["versions"] != backend_of("onnxruntime").versions():
+    onnxruntime = page.stored()["torture"]["onnxruntime"]
+    if onnxruntime["versions"] != backend_of("onnxruntime").versions():
         pytest.skip("another version of onnxruntime than the one on record")
-    result = survey("onnxruntime", "cpu", "torture", [*page.others(stored), "plain", "if_by_an_input"], tmp_path)
-    assert {name: o.kind for name, o in result.items() if o.kind != "passed"} == page.others(stored)
+    result = survey("onnxruntime", "cpu", "torture", [*page.others(onnxruntime), "plain", "if_by_an_input"], tmp_path)
+    assert {name: o.kind for name, o in result.items() if o.kind != "passed"} == page.others(onnxruntime)
 
 
 def test_tables_are_put_between_their_marks_and_nowhere_else():

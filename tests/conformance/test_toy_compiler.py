@@ -65,11 +65,11 @@ def call(words: Sequence[str], folder: Path, site: Path | None) -> subprocess.Co
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """The toy, built and installed without an index, and a model."""
-    folder, quiet = tmp_path_factory.mktemp("toy"), ["-q", "--no-index", "--no-deps", "--disable-pip-version-check"]
-    wheel, site = ["pip", "wheel", *quiet, "--no-build-isolation", "-w", "wheels", SOURCE], folder / "site"
+    folder, names = tmp_path_factory.mktemp("toy"), ["-q", "--no-index", "--no-deps", "--disable-pip-version-check"]
+    wheel, site = ["pip", "wheel", *names, "--no-build-isolation", "-w", "wheels", SOURCE], folder / "site"
     subprocess.run([sys.executable, "-m", *wheel], cwd=folder, check=True)
     (wheel_path,) = (folder / "wheels").glob("*.whl")
-    subprocess.run([sys.executable, "-m", "pip", "install", *quiet, "--target", site, wheel_path], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", *names, "--target", site, wheel_path], check=True)
     write_project(folder / "project")
     return World(folder / "project", site)
 
@@ -167,9 +167,9 @@ def test_pull_downloads_its_engine_or_another_that_runs(published, tmp_path):
     assert path.name == "iris-1-cpu-fp32-toy.toy" and digest_of_file(path) == pulled_document["digest"]
     needs = {item["kind"]: item for item in json.loads(Path(pulled_document["description"]).read_text())["requires"]}
     assert needs.keys() == {"cpu", "runtime"} and needs["runtime"]["name"] == "toy-compiler"
-    other = published.json("pull", "iris", "--dest", tmp_path, "--target", "cpu", "--runtime", "toy-compiler=0.9")
-    assert other["backend"] == "onnxruntime"
-    assert {"unit": "cpu fp32 toy", "reason": "needs toy-compiler 1.0.0, found 0.9"} in other["rejected"]
+    document = published.json("pull", "iris", "--dest", tmp_path, "--target", "cpu", "--runtime", "toy-compiler=0.9")
+    assert document["backend"] == "onnxruntime"
+    assert {"unit": "cpu fp32 toy", "reason": "needs toy-compiler 1.0.0, found 0.9"} in document["rejected"]
 
 
 def test_fleet_shows_where_it_serves(published):

@@ -135,9 +135,9 @@ def request_for(
 def specs_reason(session: Session, request: BuildRequest) -> str | None:
     """Where a session's inputs or outputs are not the request's, by name, dtype, rank and order."""
     for role, have, want in (("inputs", session.inputs, request.inputs), ("outputs", session.outputs, request.outputs)):
-        actual_specs, asked = ([(spec.name, spec.dtype, len(spec.shape)) for spec in specs] for specs in (have, want))
-        if actual_specs != asked:
-            return f"the session's {role} are {actual_specs}, the request's {asked}"
+        actual_specs, names = ([(spec.name, spec.dtype, len(spec.shape)) for spec in specs] for specs in (have, want))
+        if actual_specs != names:
+            return f"the session's {role} are {actual_specs}, the request's {names}"
     return None
 
 
@@ -174,13 +174,13 @@ def within_budget(precision: Precision) -> Callable[[str, Any, Any], str | None]
     def compare(name: str, right: Any, got: Any) -> str | None:
         if right.dtype.kind in "OUS":
             return None if (right == got).all() else f"{name!r} has other strings"
-        finite = np.isfinite(right.astype("float64")) if right.dtype.kind not in "biu" else np.ones(right.shape, bool)
-        if not np.array_equal(right[~finite], got[~finite], equal_nan=True):
+        mask = np.isfinite(right.astype("float64")) if right.dtype.kind not in "biu" else np.ones(right.shape, bool)
+        if not np.array_equal(right[~mask], got[~mask], equal_nan=True):
             return f"{name!r} differs where it is not finite"
-        if finite.all():
+        if mask.all():
             checks = case_checks("engine", "", name, right, got, budget) if right.size else ()
         else:
-            checks = case_checks("engine", "", name, right[finite], got[finite], budget) if finite.any() else ()
+            checks = case_checks("engine", "", name, right[mask], got[mask], budget) if mask.any() else ()
         failed_texts = [f"{check.name} {check.value} (limit {check.limit})" for check in checks if not check.passed]
         return f"{name!r}: {', '.join(failed_texts)}" if failed_texts else None
 

@@ -152,16 +152,16 @@ def test_a_step_writes_only_within_a_fixed_states_places(count, at, message):
 
 
 def test_streams_are_made_from_the_description_of_a_pulled_engine(tmp_path):
-    described = {
+    fields = {
         "inputs": [vars(spec) for spec in CACHE],
         "state": [vars(State("past", "present"))],
         "ends": {"length": [0, 1]},
     }
     path = tmp_path / "engine.json"
-    path.write_text(json.dumps(described))
+    path.write_text(json.dumps(fields))
     streams = Streams.described(append, path)
     streams.run({"x": np.ones((1, 1), np.float32)})
-    for damaged in ({}, {"inputs": 1}, {**described, "state": [{"input": 1}]}, {**described, "ends": {"length": [1]}}):
+    for damaged in ({}, {"inputs": 1}, {**fields, "state": [{"input": 1}]}, {**fields, "ends": {"length": [1]}}):
         path.write_text(json.dumps(damaged))
         with pytest.raises(DataError, match="describes no engine: "):
             Streams.described(append, path)

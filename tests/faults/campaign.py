@@ -79,14 +79,14 @@ class Subject:
         engine = self.bench.engine(planted_change[0], graph, precision)
         checks = engine.checks()
         failed_checks = [check for check in checks if not check.passed]
-        right = None
+        flag = None
         if failed_checks and planted_change[1]:
             result = engine.attribution().blamed
             names = {name for row in result for name in (row.node, *row.nodes)}
-            right = any(place in {*names, *(name.partition("/")[0] for name in names)} for place in planted_change[1])
+            flag = any(place in {*names, *(name.partition("/")[0] for name in names)} for place in planted_change[1])
         by = tuple(dict.fromkeys(check.name for check in failed_checks))
         return Outcome(
-            plant.name, self.family.name, precision, self.seed, by, right, self.noise(engine, graph, precision)
+            plant.name, self.family.name, precision, self.seed, by, flag, self.noise(engine, graph, precision)
         )
 
     def noise(self, engine: BuiltEngine, graph: ModelProto, precision: Precision) -> tuple[float, ...]:
@@ -97,8 +97,8 @@ class Subject:
         built.write_bytes(self.bench.store.read_blob(engine.blob.digest))
         inputs = self.family.samples(1000 + self.seed, 48)
         batches = [{name: array[index : index + 8] for name, array in inputs.items()} for index in range(0, 48, 8)]
-        with OrtSession(runnable(path, precision), optimized=False) as right, OnnxRuntime().open_part(built) as other:
-            pairs = [[next(iter(side.run(batch).values())) for side in (right, other)] for batch in batches]
+        with OrtSession(runnable(path, precision), optimized=False) as session, OnnxRuntime().open_part(built) as part:
+            pairs = [[next(iter(side.run(batch).values())) for side in (session, part)] for batch in batches]
         return noise_of(*(np.concatenate(side).astype(np.float64) for side in zip(*pairs, strict=True)))
 
     def misbehave(self, name: str, seconds: float | None = None) -> Outcome:

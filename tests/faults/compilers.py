@@ -101,8 +101,8 @@ def score_of(outputs: np.ndarray) -> np.ndarray:
 
 def detected(right: Run, wrong: Run, samples: Samples) -> float:
     """The share of what the model detects that the engine detects, too."""
-    here, there = (score_of(side(samples)) > 0.5 for side in (right, wrong))
-    return float((here & there).sum() / here.sum())
+    flag, there = (score_of(side(samples)) > 0.5 for side in (right, wrong))
+    return float((flag & there).sum() / flag.sum())
 
 
 def images(seed: int, count: int) -> Samples:

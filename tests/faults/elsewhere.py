@@ -61,14 +61,14 @@ def edited(store: FileStore, manifest: Manifest) -> None:
 
 def frozen_golden(folder: Path) -> Caught:
     """The spec has frozen the golden set of version 1; the source is version 2's."""
-    old_bench, new = (Bench(folder / name, mlp(seed), rows()) for name, seed in (("old", 0), ("new", 7)))
-    new.store.put_bytes(old_bench.store.read_blob(old_bench.golden))
+    old_bench, bench = (Bench(folder / name, mlp(seed), rows()) for name, seed in (("old", 0), ("new", 7)))
+    bench.store.put_bytes(old_bench.store.read_blob(old_bench.golden))
     write_project(folder / "project")
     write_frozen(folder / "project" / "tiny.yaml", old_bench.golden)
     executor = LocalExecutor(1)
     try:
         settle_golden(
-            new.golden, Work(load_spec(folder / "project" / "tiny.yaml"), RunContext(new.store, executor, executor))
+            bench.golden, Work(load_spec(folder / "project" / "tiny.yaml"), RunContext(bench.store, executor, executor))
         )
     except DataError as error:
         message = next(part for part in str(error).split("; ") if "expected outputs" in part)
@@ -80,12 +80,12 @@ def other_rebuild(folder: Path) -> Caught:
     """One of three builds of the same engine answers otherwise at one size."""
     builds = [rebuilt("a"), rebuilt("a"), rebuilt("b", lambda x, y: y * (1 + 1e-3 * (len(x) == 5)))]
     message = reproducibility(builds, Budgets(default_budget("engine", "fp32")))
-    failed = [check for check in message.failed if check.name == "sqnr_db"]
-    if not failed:
+    checks = [check for check in message.failed if check.name == "sqnr_db"]
+    if not checks:
         return Caught("nothing", "", "", "")
     extra_texts = frozenset(f"rebuild {check.name}" for check in message.failed) - {"rebuild sqnr_db"}
-    place = ", ".join(f"{check.output} at {check.case}" for check in failed)
-    measured_text, limit = (f"{number(float(value or 0.0))} dB" for value in (failed[0].value, failed[0].limit))
+    place = ", ".join(f"{check.output} at {check.case}" for check in checks)
+    measured_text, limit = (f"{number(float(value or 0.0))} dB" for value in (checks[0].value, checks[0].limit))
     return Caught("rebuild sqnr_db", place, measured_text, f"at least {limit}", extra_texts)
 
 

@@ -63,8 +63,8 @@ def nudged(model: ModelProto) -> ModelProto:
 
 def _lengths(model: ModelProto) -> dict[str, int]:
     """The last axis of each tensor that has one of a known length."""
-    inferred = shape_inference.infer_shapes(model).graph
-    shapes = {item.name: item.type.tensor_type.shape.dim for item in (*inferred.input, *inferred.value_info)}
+    graph = shape_inference.infer_shapes(model).graph
+    shapes = {item.name: item.type.tensor_type.shape.dim for item in (*graph.input, *graph.value_info)}
     return {name: dims[-1].dim_value for name, dims in shapes.items() if dims}
 
 

@@ -117,12 +117,12 @@ def other_version(folder: Path) -> Caught:
 
 def stale_golden(folder: Path) -> Caught:
     """A golden set that another version's model answered: the export stage alone fails."""
-    old_bench, new = Bench(folder / "old", mlp(7), rows()), Bench(folder / "new", mlp(0), rows())
+    old_bench, bench = Bench(folder / "old", mlp(7), rows()), Bench(folder / "new", mlp(0), rows())
     golden = golden_set(old_bench.store, old_bench.golden, old_bench.room())
-    with OrtSession(fetch(new.store, new.onnx, new.room() / "model.onnx"), optimized=False) as session:
+    with OrtSession(fetch(bench.store, bench.onnx, bench.room() / "model.onnx"), optimized=False) as session:
         checks = expected_checks("export", session, golden, budgets("export", "fp32", golden.noise))
-    new.golden = new.store.put_bytes(old_bench.store.read_blob(old_bench.golden))
-    return caught([*checks, *new.engine().checks()], "export sqnr_db", "the export stage; the engine stage is silent")
+    bench.golden = bench.store.put_bytes(old_bench.store.read_blob(old_bench.golden))
+    return caught([*checks, *bench.engine().checks()], "export sqnr_db", "the export stage; the engine stage is silent")
 
 
 def wrong_labels(folder: Path) -> Caught:

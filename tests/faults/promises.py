@@ -170,9 +170,9 @@ def few_tokens(folder: Path) -> Caught:
     text += "count = ReduceSum(m, one) mean = Div(sum, count) y = MatMul(mean, w)"
     weights = {"w": np.random.default_rng(0).normal(size=(8, 4)), "one": np.array([1]), "last": np.array([2])}
     net = build("float[batch,6,8] x, int64[batch,6] mask", "float[batch,4] y", text, weights)
-    drawn = np.random.default_rng(1)
-    samples = {"x": drawn.normal(size=(48, 6, 8)).astype(np.float32)}
-    samples["mask"] = (np.arange(6) < drawn.integers(3, 6, (48, 1))).astype(np.int64)
+    rng = np.random.default_rng(1)
+    samples = {"x": rng.normal(size=(48, 6, 8)).astype(np.float32)}
+    samples["mask"] = (np.arange(6) < rng.integers(3, 6, (48, 1))).astype(np.int64)
     specs = TensorSpec("x", "float32", ("batch", 6, 8)), TensorSpec("mask", "int64", ("batch", 6))
     bench = Bench(folder, with_names(net), samples, specs)
     text = "tokens = ReduceSum(mask, k_1i) few = Less(tokens, k_3i) by = Where(few, k_1_5, k_1) y = Mul(was, by)"

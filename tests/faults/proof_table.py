@@ -94,9 +94,9 @@ def _let_through(outcomes: Iterable[Outcome], honest: Honest) -> Iterator[str]:
 def _too_many(clean: Sequence[Alarms]) -> Iterator[str]:
     for key in dict.fromkeys((item.family, item.kernel, item.precision) for item in clean):
         own_items = [item for item in clean if (item.family, item.kernel, item.precision) == key]
-        failed = [item for item in own_items if item.failed]
-        if len(failed) > 0.01 * len(own_items):
-            yield f"false alarms: {' '.join(key)}: {len(failed)} of {len(own_items)}, such as {failed[0].failed[0]}"
+        items = [item for item in own_items if item.failed]
+        if len(items) > 0.01 * len(own_items):
+            yield f"false alarms: {' '.join(key)}: {len(items)} of {len(own_items)}, such as {items[0].failed[0]}"
 
 
 def with_tables(page: str, *tables: str, ends: tuple[str, str] = (START, END)) -> str:

@@ -63,8 +63,8 @@ def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Generator[Non
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    used = item._request._fixture_defs.values()  # type: ignore[attr-defined]  # those that it asked for by name, too
-    item.stash[_USED] = [_name(value) for value in used if value.scope != "function"]
+    values = item._request._fixture_defs.values()  # type: ignore[attr-defined]  # those that it asked for by name, too
+    item.stash[_USED] = [_name(value) for value in values if value.scope != "function"]
 
 
 _USED = pytest.StashKey[list[str]]()

@@ -42,12 +42,12 @@ def test_a_contract_survives_the_manifest_and_none_requires_nothing(project: Pro
     second_model = ModelSpec.model_validate(json.loads(json.dumps(spec.model_dump(mode="json", exclude_unset=True))))
     message = contract_of(second_model)
     assert message == contract_of(spec) and message is not None
-    read = message.terms
-    assert decode(encode(read), Contract) == read and read.bitwise == Bitwise(3, False, False)
-    assert read.structured["logits"].range == (None, 5.0)
-    assert read.structured["logits"].eos == End(2, None) and read.structured["logits"].boxes == Boxes(iou=0.5)
-    assert read.distributional.rows["logits"] == Rows("logits", 0.5, None, FLIPS, TOP_K, ECE, BRIER)
-    assert read.distributional.seeds == Seeds(("logits",))
+    terms = message.terms
+    assert decode(encode(terms), Contract) == terms and terms.bitwise == Bitwise(3, False, False)
+    assert terms.structured["logits"].range == (None, 5.0)
+    assert terms.structured["logits"].eos == End(2, None) and terms.structured["logits"].boxes == Boxes(iou=0.5)
+    assert terms.distributional.rows["logits"] == Rows("logits", 0.5, None, FLIPS, TOP_K, ECE, BRIER)
+    assert terms.distributional.seeds == Seeds(("logits",))
 
 
 @pytest.mark.parametrize(

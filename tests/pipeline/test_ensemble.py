@@ -140,12 +140,12 @@ def test_an_unproven_ensemble_runs_with_the_pending_engines(built, tmp_path):
     store = open_store(str(tmp_path / "copy"), create=True)
     mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
     whole = load(store, "pair", "1")
-    waiting = tuple(replace(entry, status="unproven") for entry in whole.engines if entry.digest)
-    fresh_text = publish_waiting(store, whole, waiting)
-    assert [entry.unit for entry in pending_of(store, "pair", fresh_text).engines] == [entry.unit for entry in waiting]
+    entries = tuple(replace(entry, status="unproven") for entry in whole.engines if entry.digest)
+    fresh_text = publish_waiting(store, whole, entries)
+    assert [entry.unit for entry in pending_of(store, "pair", fresh_text).engines] == [entry.unit for entry in entries]
     with local_context(store, quiet=True) as context:
         proofs = prove(pending_of(store, "pair", fresh_text), context)
-    assert {item.unit: item.verdict for item in proofs} == dict.fromkeys([entry.unit for entry in waiting], "proven")
+    assert {item.unit: item.verdict for item in proofs} == dict.fromkeys([entry.unit for entry in entries], "proven")
     assert not pending_of(store, "pair", fresh_text).engines
 
 
@@ -232,9 +232,9 @@ def test_an_ensemble_moves_to_another_toolchain_with_its_graphs(
             served_versions = rehearsal.list_served(store, upgrade, ["pair@1"])
             remote_executor = context.executor if staying_text else None
             rehearse = rehearsal.rehearse(served_versions, rehearsal.Rehearser(upgrade, context, remote_executor))
-            wholes = {item.unit: (item.verdict, item.why) for item in rehearse.units if item.version == "pair@1"}
-            assert wholes["cpu fp32 ensemble"] == ("moves", "")
-            assert wholes["cpu int8 ensemble"] == (expected, "graph 'encoder': slow" if staying_text else "")
+            verdicts = {item.unit: (item.verdict, item.why) for item in rehearse.units if item.version == "pair@1"}
+            assert verdicts["cpu fp32 ensemble"] == ("moves", "")
+            assert verdicts["cpu int8 ensemble"] == (expected, "graph 'encoder': slow" if staying_text else "")
             assert [(plan.version, plan.verdict) for plan in rehearse.plan] == [("pair@1", expected)]
             applied = apply(rehearse, served_versions, context)
     assert [(item.before, item.channels["mine"]) for item in applied] == [("pair@1", "")]

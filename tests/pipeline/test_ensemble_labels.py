@@ -50,8 +50,8 @@ def test_an_ensembles_metric_is_measured_stored_and_measured_again_elsewhere(tmp
     manifest = load(store, "pair", "1")
     assert manifest.metrics == {"cpu fp32 ensemble": {"accuracy": 1.0}}
     with local_context(store, store.uri) as context:
-        (attested,) = validate(manifest, context)
-    assert (attested.verdict, engine.entry.checks["passed"]) == ("proven", int(attested.reason.split()[0]))
+        (judgement,) = validate(manifest, context)
+    assert (judgement.verdict, engine.entry.checks["passed"]) == ("proven", int(judgement.reason.split()[0]))
     assert enginesmith.build(path, registry=registry).cached
 
 

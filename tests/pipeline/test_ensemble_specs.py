@@ -97,9 +97,9 @@ def test_a_plan_lists_the_graphs_and_the_ensemble(tmp_path: Path) -> None:
     blind_forecast = foresee(path, registry, no_export=True)
     assert [unit.action for unit in blind_forecast.units] == ["unknown", "unknown"]
     assert blind_forecast.graphs["decoder"].missing == ("golden data of encoder",)
-    first = foresee(path, registry, no_export=False)
-    assert {name: result.counts["build"] for name, result in first.graphs.items()} == {"encoder": 2, "decoder": 1}
-    assert [(unit.precision, unit.action) for unit in first.units] == [("fp32", "build"), ("int8", "build")]
+    forecast = foresee(path, registry, no_export=False)
+    assert {name: result.counts["build"] for name, result in forecast.graphs.items()} == {"encoder": 2, "decoder": 1}
+    assert [(unit.precision, unit.action) for unit in forecast.units] == [("fp32", "build"), ("int8", "build")]
     assert enginesmith.build(path, registry=registry).version == "1"
     for no_export in (True, False):
         after = foresee(path, registry, no_export)

@@ -114,8 +114,8 @@ def test_a_correct_16_bit_ensemble_is_judged_by_its_own_rounding(tmp_path: Path)
 
 
 def test_the_joint_answer_of_int8_graphs_is_judged_by_its_decisions(tmp_path: Path) -> None:
-    drawn, classes = np.random.default_rng(0), np.arange(200) % 10
-    right_number = (4 * np.eye(10)[classes] + drawn.normal(size=(200, 10)) / 10).astype(np.float32)
+    rng, classes = np.random.default_rng(0), np.arange(200) % 10
+    right_number = (4 * np.eye(10)[classes] + rng.normal(size=(200, 10)) / 10).astype(np.float32)
     ids = (np.arange(200) % 40).astype(np.int64)
 
     class Answers(Session):
@@ -141,8 +141,8 @@ def test_the_joint_answer_of_int8_graphs_is_judged_by_its_decisions(tmp_path: Pa
             if not check.passed
         }
 
-    decided = {"max_classes_lost", "max_decisions_changed"}
+    names = {"max_classes_lost", "max_decisions_changed"}
     assert failed(Answers(other=3)) == set()
-    assert failed(Answers(lost=7)) >= decided and not failed(Answers(lost=7), argmax_agreement=0.5) & decided
-    assert not failed(Answers(lost=7), "fp32") & decided
+    assert failed(Answers(lost=7)) >= names and not failed(Answers(lost=7), argmax_agreement=0.5) & names
+    assert not failed(Answers(lost=7), "fp32") & names
     assert failed(Answers(other=40)) >= {"agreement"}

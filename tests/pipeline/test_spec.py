@@ -80,9 +80,9 @@ def test_a_dim_is_padded_by_every_input_that_has_it(project: Project) -> None:
     inputs = {"x": {**x, "pad": 0}, "h": {"shape": ["batch", 4], "pad": 0}}
     lines = mistakes(project, inputs=inputs, state={"h": {"output": "hn", "initial": 0}})
     assert any("a model with state is not padded; remove pad" in line for line in lines)
-    summed = {"x": {**x, "pad": 0}, "mask": {"shape": [1, "batch + 1"]}}
+    fields = {"x": {**x, "pad": 0}, "mask": {"shape": [1, "batch + 1"]}}
     assert any(
-        "part of a sum of dims, and those are not padded" in line for line in mistakes(project, state={}, inputs=summed)
+        "part of a sum of dims, and those are not padded" in line for line in mistakes(project, state={}, inputs=fields)
     )
 
 

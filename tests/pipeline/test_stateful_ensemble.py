@@ -34,9 +34,9 @@ def test_the_ensemble_is_proven_step_by_step_and_free_running(built: tuple[Path,
     reports = {report["precision"]: report for report in json.loads((place / "report.json").read_text())["reports"]}
     stages = {"fp32": {"engine"}, "int8": {"quantization", "engine"}}
     for precision, report in reports.items():
-        judged = [check for check in report["checks"] if check["name"] == "sqnr_db" and check["limit"] is not None]
+        checks = [check for check in report["checks"] if check["name"] == "sqnr_db" and check["limit"] is not None]
         for case in ("golden", "free running"):
-            result = {check["stage"] for check in judged if (check["case"], check["output"]) == (case, "decoder.y")}
+            result = {check["stage"] for check in checks if (check["case"], check["output"]) == (case, "decoder.y")}
             assert result == stages[precision]
         courses = {result["stage"]: result for result in report["free_running"] if result["output"] == "decoder.y"}
         assert courses.keys() == stages[precision]

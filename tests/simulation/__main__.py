@@ -52,11 +52,11 @@ class Progress:
         fresh_cls = cls(sources, git.stdout.strip())
         if not state.exists():
             return fresh_cls
-        stored = json.loads(state.read_text())
-        if stored.get("sources") == sources:
-            return cls(**{**stored, "failed": tuple(stored["failed"]), "earlier": tuple(stored["earlier"])})
-        earlier_item = stored.pop("earlier", ())
-        return replace(fresh_cls, earlier=(*earlier_item, stored))
+        document = json.loads(state.read_text())
+        if document.get("sources") == sources:
+            return cls(**{**document, "failed": tuple(document["failed"]), "earlier": tuple(document["earlier"])})
+        earlier_item = document.pop("earlier", ())
+        return replace(fresh_cls, earlier=(*earlier_item, document))
 
     def write(self, state: Path) -> None:
         """Replace the file at once, so that a process that is killed leaves the old one or the new one."""
@@ -103,11 +103,11 @@ def main() -> int:
         return find_planted(options.planted, options.first or 0, options.end if options.end != 1_000_000 else 10_000)
     if options.first is not None:
         return run_seeds(Progress("", next=options.first), options.end, None)
-    begun = Progress.read(STATE, digest_of_sources())
-    if begun.earlier and not begun.next:
-        print(f"other sources passed earlier, which does not count for these: {begun.earlier[-1]}")
-    print(f"seeds {begun.next} to {options.end} on sources {begun.sources}, commit {begun.commit}", flush=True)
-    return run_seeds(begun, options.end, STATE)
+    content = Progress.read(STATE, digest_of_sources())
+    if content.earlier and not content.next:
+        print(f"other sources passed earlier, which does not count for these: {content.earlier[-1]}")
+    print(f"seeds {content.next} to {options.end} on sources {content.sources}, commit {content.commit}", flush=True)
+    return run_seeds(content, options.end, STATE)
 
 
 def run_seeds(begun: Progress, end: int, state: Path | None) -> int:

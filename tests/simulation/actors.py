@@ -230,8 +230,8 @@ class Registry:
     def mirror(self) -> Call:
         """Copy what stable leads to, and the channel's move, to the other site."""
         assert self.site is not None
-        dest, stable = self.site.store, [parse_reference(f"{MODEL}:stable")]
-        return self.world.call("mirror", lambda: mirror(self.store, stable, dest, with_channels=True).versions)
+        dest, references = self.site.store, [parse_reference(f"{MODEL}:stable")]
+        return self.world.call("mirror", lambda: mirror(self.store, references, dest, with_channels=True).versions)
 
     def watch(self, number: int, looks: int = 1, pause: float = 0.0) -> Call:
         """Some looks of a new process that watches `stable` into a folder. Raises Violation as `pull`."""

@@ -72,9 +72,9 @@ class Rules:
             case [model, "channels", file]:
                 state = parse_channel(data, model, file.removesuffix(".json"))
                 assert state is not None
-                stored = parse_history(self.content.objects.get(channel_history_key(model, state.name)), state.name)
+                history = parse_history(self.content.objects.get(channel_history_key(model, state.name)), state.name)
                 self.states[f"{model}:{state.name}"] = [(0, BEGIN, state)]
-                self.moves[f"{model}:{state.name}"] = list(stored.with_state(state).moves)
+                self.moves[f"{model}:{state.name}"] = list(history.with_state(state).moves)
 
     def changed(self, key: str, before: bytes | None, after: bytes | None) -> None:
         """Check one change of the store. Raises Violation."""

@@ -68,9 +68,9 @@ class Content:
 
     def below(self, folder: str, after: Parts | None = None) -> list[str]:
         """The keys of a folder, in the order of their parts."""
-        first = tuple(folder.split("/")[:-1])
-        place = bisect_left(self.order, (*first, "")) if after is None else bisect_right(self.order, after)
-        return self.keys[place : bisect_left(self.order, (*first[:-1], f"{first[-1]}\0"), place) if first else None]
+        part = tuple(folder.split("/")[:-1])
+        place = bisect_left(self.order, (*part, "")) if after is None else bisect_right(self.order, after)
+        return self.keys[place : bisect_left(self.order, (*part[:-1], f"{part[-1]}\0"), place) if part else None]
 
 
 class SimulatedStore:

@@ -303,10 +303,10 @@ class World:
     def _next(self) -> Actor:
         """The next one: by a decision among those that are awake; else the one that wakes first."""
         current_time = self.time
-        running = [actor for actor in self.actors if not actor.done]
-        awake = [actor for actor in running if actor.wakes <= current_time and actor.process.frozen <= current_time]
+        actors = [actor for actor in self.actors if not actor.done]
+        awake = [actor for actor in actors if actor.wakes <= current_time and actor.process.frozen <= current_time]
         if not awake:
-            first_actor = min(running, key=lambda actor: actor.goes_on)
+            first_actor = min(actors, key=lambda actor: actor.goes_on)
             self.time = first_actor.goes_on
             return first_actor
         if len(awake) == 1:

@@ -193,10 +193,10 @@ def attribution() -> dict:
     node = "/encoder/layers.{}/attention/output/dense/MatMul"
 
     def row(i: int) -> SegmentRow:
-        local, inherited = TensorError(9.0 + i, 0.4), TensorError(8.0 + i / 2, 0.5)
+        error, inherited = TensorError(9.0 + i, 0.4), TensorError(8.0 + i / 2, 0.5)
         why = "9.0 dB by itself, limit 15 dB" if i == 0 else ""
         names = (node.format(i), "/Add"), (node.format(i),)
-        return SegmentRow(f"/encoder/layers.{i}/Add_output_0", node.format(i), "MatMul", local, inherited, why, *names)
+        return SegmentRow(f"/encoder/layers.{i}/Add_output_0", node.format(i), "MatMul", error, inherited, why, *names)
 
     failed_check = stage_checks("quantization", 12.1, 15.0, passed=False)[3]
     proposal = Proposal(

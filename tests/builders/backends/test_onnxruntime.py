@@ -216,9 +216,9 @@ def test_an_operator_that_fails_on_the_data_is_named(tmp_path):
 def test_an_unoptimised_graph_stays_as_written(tmp_path, monkeypatch):
     """The reference must not be rewritten: a graph whose optimised form differs shows which one runs."""
     seen_levels = []
-    real = module.session_options
+    options = module.session_options
     monkeypatch.setattr(
-        module, "session_options", lambda level, threads, of=None: seen_levels.append(level) or real(level, threads)
+        module, "session_options", lambda level, threads, of=None: seen_levels.append(level) or options(level, threads)
     )
     model = graphs.mlp(tmp_path / "model.onnx")
     OrtSession(model, optimized=False)

@@ -220,7 +220,7 @@ def test_a_note_lists_operators_outside_tensorrt_engines(tmp_path):
     context = helper.make_node("EPContext", ["x"], ["a"], name="engine", domain="com.microsoft")
     rest = helper.make_node("NonZero", ["a"], ["y"], name="rest")
     values = [("x", 1, (2,))], [("y", 7, (1, "n"))]
-    both = graphs.save(tmp_path / "both.onnx", [context, rest], *values, domains=["com.microsoft"])
-    assert left_over(both) == ("1 operators are outside of TensorRT's engines and run on the CUDA provider: NonZero",)
+    path = graphs.save(tmp_path / "both.onnx", [context, rest], *values, domains=["com.microsoft"])
+    assert left_over(path) == ("1 operators are outside of TensorRT's engines and run on the CUDA provider: NonZero",)
     single_path = graphs.save(tmp_path / "alone.onnx", [context], *values, domains=["com.microsoft"])
     assert left_over(single_path) == ()

@@ -188,8 +188,8 @@ def test_a_stripped_engine_stays_unchanged_and_needs_no_gpu(tmp_path):
     stripped_engine = graphs.an_engine(tmp_path, b"plan without weights", "tensorrt")
     tool = TensorRT(strip_weights=True)
     request = dataclasses.replace(stripped_engine.request, model="1" * 64)
-    new = tool.refit(stripped_engine, tmp_path / "new.onnx", request, tmp_path)
-    assert new.digest == stripped_engine.digest and new.request == request and new.path != stripped_engine.path
+    refit = tool.refit(stripped_engine, tmp_path / "new.onnx", request, tmp_path)
+    assert refit.digest == stripped_engine.digest and refit.request == request and refit.path != stripped_engine.path
     assert tool.refits(request) is None and not tool.refit_needs_gpu()
     whole = TensorRT(refittable=True)
     assert whole.refits(request) is None and whole.refit_needs_gpu()

@@ -287,15 +287,15 @@ def test_a_peak_is_reported_if_a_tenth_and_16_mib_above_the_last(tmp_path):
 
 
 def test_a_watch_gets_all_output_and_the_usage_of_a_job_that_died(tmp_path):
-    seen: list[JobEvent] = []
+    items: list[JobEvent] = []
     with pytest.raises(StepError):
-        run_job(job("eat", {"mib": 600}, memory_mib=200), tmp_path, watch=seen.append)
-    assert isinstance(seen[-1], ProcessEnded) and seen[-1].usage.peak_mib > 200 and seen[-1].usage.cpu_s
-    peaks_mib = [event.mib for event in seen if isinstance(event, MemoryHeld)]
+        run_job(job("eat", {"mib": 600}, memory_mib=200), tmp_path, watch=items.append)
+    assert isinstance(items[-1], ProcessEnded) and items[-1].usage.peak_mib > 200 and items[-1].usage.cpu_s
+    peaks_mib = [event.mib for event in items if isinstance(event, MemoryHeld)]
     assert peaks_mib and peaks_mib == sorted(peaks_mib)
     with pytest.raises(StepError):
-        run_job(job("chatter_and_crash", {"lines": 5000}), tmp_path, watch=seen.append)
-    assert printed(seen).count("line 4999") == 1
+        run_job(job("chatter_and_crash", {"lines": 5000}), tmp_path, watch=items.append)
+    assert printed(items).count("line 4999") == 1
 
 
 def printed(seen: list[JobEvent]) -> str:

@@ -48,11 +48,11 @@ def test_every_name_becomes_plain_and_the_model_computes_the_same(tmp_path):
     assert copy.graph.name == "main" and copy.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "d0"
     onnx.save(copy, tmp_path / "plain.onnx")
     x = np.array([[1, -2]], "f")
-    with OrtSession(path) as own_session, OrtSession(tmp_path / "plain.onnx") as renamed:
+    with OrtSession(path) as own_session, OrtSession(tmp_path / "plain.onnx") as session:
         for cond in (True, False):
             expected = own_session.run({ODD[0]: x, ODD[3]: np.array(cond)})[ODD[6]]
-            got = renamed.run(dict(zip([spec.name for spec in renamed.inputs], (x, np.array(cond)), strict=True)))
-            np.testing.assert_array_equal(next(iter(got.values())), expected)
+            outputs = session.run(dict(zip([spec.name for spec in session.inputs], (x, np.array(cond)), strict=True)))
+            np.testing.assert_array_equal(next(iter(outputs.values())), expected)
     assert names.restore("n0 of v0 over d0, not nv0") == "node 'v1' (Add) of 'seq-len' over 'n-1', not nv0"
 
 

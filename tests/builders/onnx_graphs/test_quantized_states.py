@@ -83,11 +83,11 @@ def test_int8_states_carry_the_same_as_float_ones(text: str, rows: int) -> None:
 
 
 def test_in_a_growing_cache_only_new_rows_are_rounded() -> None:
-    rounded_model, stored = both(CACHE, STATE)
-    assert [node.op_type for node in stored.graph.node].count("QuantizeLinear") == 1
-    concat = next(node for node in stored.graph.node if node.op_type == "Concat")
+    rounded_model, model = both(CACHE, STATE)
+    assert [node.op_type for node in model.graph.node].count("QuantizeLinear") == 1
+    concat = next(node for node in model.graph.node if node.op_type == "Concat")
     assert concat.output[0] == "present" and concat.input[0] == "past"
-    assert [item.type.tensor_type.elem_type for item in stored.graph.output] == [TensorProto.FLOAT, TensorProto.INT8]
+    assert [item.type.tensor_type.elem_type for item in model.graph.output] == [TensorProto.FLOAT, TensorProto.INT8]
     assert {item.type.tensor_type.elem_type for item in rounded_model.graph.input} == {TensorProto.FLOAT}
 
 

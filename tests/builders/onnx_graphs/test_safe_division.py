@@ -38,8 +38,8 @@ def test_division_by_zero_gives_zero_and_others_stay(tmp_path, dtype):
     guard_divisions(model)
     actual = answers(model, tmp_path / "m.onnx", {"x": numerators(dtype), "by": distance})
     low = int(np.iinfo(dtype).min)
-    signed_numbers, unsigned = ([0, low, 2, -2, -9, 0], [0, 0, 2, -1, 0, 0]), ([0, 0, 2, 2, 247, 0], [0, 0, 2, 2, 0, 0])
-    expected = unsigned if dtype == "uint8" else signed_numbers
+    signed_numbers, numbers = ([0, low, 2, -2, -9, 0], [0, 0, 2, -1, 0, 0]), ([0, 0, 2, 2, 247, 0], [0, 0, 2, 2, 0, 0])
+    expected = numbers if dtype == "uint8" else signed_numbers
     assert (actual["y"].tolist(), actual["z"].tolist()) == expected
 
 

@@ -29,12 +29,12 @@ def layer(path, kind, inputs=(), time="t", **attributes):
     weights = [
         (name, rng.standard_normal(size).astype("f")) for name, size in sizes.items() if name != "b" or "b" in inputs
     ]
-    later = [name if name in inputs else "" for name in ("b", "lengths", "h0", "c0")[: 4 if kind == "LSTM" else 3]]
+    names = [name if name in inputs else "" for name in ("b", "lengths", "h0", "c0")[: 4 if kind == "LSTM" else 3]]
     x = ("x", 1, ("n", time, WIDTH) if attributes.get("layout") else (time, "n", WIDTH))
     start = ("n", number, HIDDEN) if attributes.get("layout") else (number, "n", HIDDEN)
     items = [x, *(("lengths", 6, ("n",)) if name == "lengths" else (name, 1, start) for name in inputs if name != "b")]
     node = helper.make_node(
-        kind, ["x", "w", "r", *later], ["y", *states], name="layer", hidden_size=HIDDEN, **attributes
+        kind, ["x", "w", "r", *names], ["y", *states], name="layer", hidden_size=HIDDEN, **attributes
     )
     outputs = [("y", 1, [None] * 4), *((name, 1, [None] * 3) for name in states)]
     return graphs.save(path, [node], items, outputs, weights)

@@ -65,16 +65,16 @@ def test_a_4_bit_quantization_saturates_at_4_bits(tmp_path):
 
 def test_external_data_shared_weights_and_odd_names(tmp_path):
     weight = np.arange(9, dtype="f").reshape(3, 3)
-    odd = ["w/1 'quoted'", "w.1", "w_1", "wé" * 40]
-    nodes = [helper.make_node("MatMul", ["x", odd[0]], ["a"], name="ä/b c")]
-    nodes += [helper.make_node("MatMul", ["a", odd[1]], ["b"]), helper.make_node("Add", ["b", odd[2]], ["c"])]
-    nodes += [helper.make_node("Sub", ["c", odd[3]], ["d"]), helper.make_node("MatMul", ["d", odd[0]], ["class"])]
+    texts = ["w/1 'quoted'", "w.1", "w_1", "wé" * 40]
+    nodes = [helper.make_node("MatMul", ["x", texts[0]], ["a"], name="ä/b c")]
+    nodes += [helper.make_node("MatMul", ["a", texts[1]], ["b"]), helper.make_node("Add", ["b", texts[2]], ["c"])]
+    nodes += [helper.make_node("Sub", ["c", texts[3]], ["d"]), helper.make_node("MatMul", ["d", texts[0]], ["class"])]
     path = graphs.save(
         tmp_path / "plain.onnx",
         nodes,
         [("x", FLOAT, ("n", 3))],
         [("class", FLOAT, ("n", 3))],
-        [(name, weight + index) for index, name in enumerate(odd)],
+        [(name, weight + index) for index, name in enumerate(texts)],
     )
     model = onnx.load(path)
     onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="data.bin", size_threshold=0)

@@ -162,7 +162,7 @@ def test_a_person_types_one_of_at_most_24_names_and_every_command_is_in_one_tabl
     placed_names = [name for section in cli.SECTIONS.values() for name in section]
     assert len(placed_names) == len(set(placed_names)) <= 24
     tables = (*cli.SECTIONS.values(), *cli.GROUPS.values(), cli.HIDDEN)
-    listed = {place for table in tables for place, _ in table.values() if place}
+    places = {place for table in tables for place, _ in table.values() if place}
     roots = [Path(str(cli.__file__)).parent, Path(str(pipeline.cli.__file__)).parent]
     for path in (file for root in roots for file in root.rglob("*.py")):
         module = ".".join(path.relative_to(roots[0].parents[1]).with_suffix("").parts).removesuffix(".__init__")
@@ -171,15 +171,15 @@ def test_a_person_types_one_of_at_most_24_names_and_every_command_is_in_one_tabl
             for name, item in vars(importlib.import_module(module)).items()
             if isinstance(item, click.Command)
         }
-        nested = [
+        parts = [
             part
             for item in own_items.values()
             if isinstance(item, click.Group)
             for part in getattr(item, "commands", {}).values()
         ]
         for name, command in own_items.items():
-            here = command.callback is None or inspect.unwrap(command.callback).__module__ == module
-            assert not here or command in nested or f"{module}:{name}" in listed or command is cli.enginesmith, name
+            flag = command.callback is None or inspect.unwrap(command.callback).__module__ == module
+            assert not flag or command in parts or f"{module}:{name}" in places or command is cli.enginesmith, name
 
 
 def test_help_shows_the_sections_and_what_each_command_does_on_one_line_each() -> None:

@@ -62,9 +62,9 @@ def test_an_explanation_omits_engines_that_the_layout_cannot_open(published: Sto
 
 def test_pull(mixed: Store, tmp_path: Path) -> None:
     text = str(tmp_path / "out")
-    pulled = told("pull", "digits", "--target", "sm_89", "--dest", text)
-    assert (pulled["status"], pulled["version"]) == ("unproven", "2") and Path(pulled["path"]).is_file()
-    assert {row["unit"] for row in pulled["rejected"]} == {"cpu fp32 onnxruntime", "sm_75 fp32 tensorrt-rtx"}
+    fields = told("pull", "digits", "--target", "sm_89", "--dest", text)
+    assert (fields["status"], fields["version"]) == ("unproven", "2") and Path(fields["path"]).is_file()
+    assert {row["unit"] for row in fields["rejected"]} == {"cpu fp32 onnxruntime", "sm_75 fp32 tensorrt-rtx"}
     assert "is a file" in run("pull", "digits", "--dest", __file__).stderr
     result = run("pull", "digits", "--target", "cpu", "--dest", text)
     assert "digits-2-cpu-fp32.onnx" in result.stdout and "why:    built for cpu" in result.stdout

@@ -47,8 +47,8 @@ def test_resolve_and_pull(published: Store, tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="only proven engines"):
         strict_client.pull("digits", tmp_path / "out", target="l4")
     messages: list[int] = []
-    pulled = client.pull("digits", tmp_path / "out", target="cpu", progress=lambda there, _: messages.append(there))
-    assert pulled.origin == "registry" and messages == [pulled.path.stat().st_size]
+    engine = client.pull("digits", tmp_path / "out", target="cpu", progress=lambda there, _: messages.append(there))
+    assert engine.origin == "registry" and messages == [engine.path.stat().st_size]
     assert client.pull("digits", tmp_path / "out", target="cpu").origin == "there"
     with pytest.raises(UnavailableError):
         enginesmith.Client(tmp_path / "absent").resolve("digits")

@@ -109,9 +109,9 @@ PLUS = replace(TRT, target="sm_80", product=None, compute_capability=(8, 0),
 
 
 def test_a_compatible_engine_serves_other_generations_after_those_built_for_them() -> None:
-    plus, trt = with_requirements(PLUS), with_requirements(TRT)
-    ranking = rank_engines((plus, trt), H200, Policy())
-    assert [candidate.entry for candidate in ranking.candidates] == [trt, plus]
+    entry, trt = with_requirements(PLUS), with_requirements(TRT)
+    ranking = rank_engines((entry, trt), H200, Policy())
+    assert [candidate.entry for candidate in ranking.candidates] == [trt, entry]
     other_candidate = ranking.candidates[1]
     assert other_candidate.fit == "built for sm_80, and compatible with every generation from Ampere on"
     assert other_candidate.remarks == ("proven on sm_80, and not tried on sm_90",)
@@ -121,7 +121,7 @@ def test_a_compatible_engine_serves_other_generations_after_those_built_for_them
     assert single_ranking.rejected == (("sm_80 fp16 tensorrt", "built for sm_80; this is sm_90 (h200)"),)
     portable = replace(PLUS, target=PORTABLE, compute_capability=None, backend="xla")
     portable = replace(portable, requires=(Gpu(PORTABLE, (0, 0), "at_least"),))
-    assert [each.entry for each in rank_engines((portable, plus), H200, Policy()).candidates] == [plus, portable]
+    assert [each.entry for each in rank_engines((portable, entry), H200, Policy()).candidates] == [entry, portable]
     fp8 = with_requirements(replace(PLUS, precision="fp8", target="sm_90", compute_capability=(9, 0)))
     ada = replace(H200, compute_capability=(8, 9), product=None)
     (candidate,) = rank_engines((fp8,), ada, Policy()).candidates

@@ -192,9 +192,9 @@ def test_an_engine_proven_on_one_kind_of_cpu_is_not_proven_on_another() -> None:
 
 def test_engines_proven_on_this_kind_of_cpu_rank_first() -> None:
     foreign_entry = on_cpus("int8", v4_vnni="proven")
-    attested = on_cpus("fp32", v4_vnni="proven", v3="proven")
+    entry = on_cpus("fp32", v4_vnni="proven", v3="proven")
     own = on_cpus("fp16", "x86-64-v3", v3="proven")
-    order = [item.entry.precision for item in rank_engines([foreign_entry, attested, own], V3, Policy()).candidates]
+    order = [item.entry.precision for item in rank_engines([foreign_entry, entry, own], V3, Policy()).candidates]
     assert order == ["fp32", "fp16", "int8"]
     accurate_entry = on_cpus("fp32", v4_vnni="proven")
     own_int8 = on_cpus("int8", "x86-64-v3", v3="proven")

@@ -104,9 +104,9 @@ def test_a_signature_that_a_policy_requires_suffices(store: Store, tmp_path: Pat
     add_signatures(store, manifest, key, [digest_of_file(tmp_path / "net.cache")])
     result = pulled(store, tmp_path / "dest", policy)
     assert result.attachments[0].signed_by == ("release",)
-    warm = warm_start(result)
-    assert os.environ[FOLDER_VARIABLE] == str(warm.folder)
-    assert warm.folder.parent.stat().st_mode & 0o077 == 0  # others may not write code there
+    start = warm_start(result)
+    assert os.environ[FOLDER_VARIABLE] == str(start.folder)
+    assert start.folder.parent.stat().st_mode & 0o077 == 0  # others may not write code there
     assert not mark.exists()  # only torch reads a graph, when it looks for one
 
 
@@ -159,8 +159,8 @@ def test_engines_and_other_attachments_are_no_caches(store: Store, tmp_path: Pat
     (tmp_path / "words.txt").write_text("one two")
     attach(store, manifest, tmp_path / "words.txt", "vocabulary")
     result = pulled(store, tmp_path / "dest", Policy())
-    other = result.attachments[0]
-    for inputs in (result, result.description, result.path, other, other.description, tmp_path / "none.json"):
+    attachment = result.attachments[0]
+    for inputs in (result, result.description, result.path, attachment, attachment.description, tmp_path / "none.json"):
         with pytest.raises(InputError, match="compile cache"):
             warm_start(inputs, allow_unsigned=True)
 

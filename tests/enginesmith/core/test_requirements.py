@@ -166,12 +166,12 @@ version = st.lists(st.integers(0, 30), min_size=1, max_size=4).map(lambda parts:
 
 @given(version, version)
 def test_versions_are_compared_in_their_common_parts(built: str, here: str) -> None:
-    later = judge(Runtime("x", built, loads=((built, ""),)), Machine(runtimes={"x": here}))
+    judgement = judge(Runtime("x", built, loads=((built, ""),)), Machine(runtimes={"x": here}))
     count = min(len(numbers(built)), len(numbers(here)))
-    assert (later.state == "met") is (numbers(built)[:count] <= numbers(here)[:count])
+    assert (judgement.state == "met") is (numbers(built)[:count] <= numbers(here)[:count])
     assert same_version(built, here) is (numbers(built)[:count] == numbers(here)[:count])
     same = judge(Runtime("x", built), Machine(runtimes={"x": here}))
-    assert later.state == "met" or same.state == "unmet"  # what the very version opens, a range from it on does
+    assert judgement.state == "met" or same.state == "unmet"  # what the very version opens, a range from it on does
 
 
 @given(st.text(max_size=40), st.text(max_size=40))

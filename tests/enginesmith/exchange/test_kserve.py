@@ -26,9 +26,9 @@ VARIABLE = "ENGINESMITH_CRDS"
 
 
 def deployment(store: Store, **how: Any) -> Deployment:
-    published = publish_engines(store, [plan(store, "l4"), cpu_engine(store, 1)])
+    manifest = publish_engines(store, [plan(store, "l4"), cpu_engine(store, 1)])
     how = {"image": IMAGE, "registry": "s3://models/registry", "options": (("target", "l4"),), **how}
-    return Deployment(published.manifest, published.manifest.engines[0], Machine.from_name("l4"), **how)
+    return Deployment(manifest.manifest, manifest.manifest.engines[0], Machine.from_name("l4"), **how)
 
 
 def strict(schema: Any) -> Any:

@@ -217,22 +217,22 @@ def _check(store: Store, work: Work, name: str, end: str, tally: Tally) -> None:
     """From elsewhere: what was there is there, and publishing again completes."""
     texts_before = [str(number) for number in range(1, work.number)]
     versions = lookup.versions(store, "digits")
-    there = str(work.number) in versions
-    assert versions == [*texts_before, *([str(work.number)] if there else [])], (name, versions)
+    flag = str(work.number) in versions
+    assert versions == [*texts_before, *([str(work.number)] if flag else [])], (name, versions)
     channel = channel_state.read_channel(store, "digits", "candidate")
     assert channel is not None and channel.version in versions[-2:], name
     serving = lookup.load(store, "digits", channel.version)
     assert len(store.read_blob(str(serving.engines[0].digest))) == serving.engines[0].size_bytes, name
     assert end not in ("went on", "too late") or channel.version == str(work.number), name
     published_manifest = work.publish(store)
-    assert (published_manifest.version, published_manifest.existed) == (str(work.number), there), name
+    assert (published_manifest.version, published_manifest.existed) == (str(work.number), flag), name
     assert store.read_blob(str(published_manifest.manifest.engines[0].digest)) == work.data(), name
     after = channel_state.read_channel(store, "digits", "candidate")
     assert after is not None and [move.version for move in read_history(store, after).moves] == [
         *texts_before,
         str(work.number),
     ], name
-    tally.add(name, end, there)
+    tally.add(name, end, flag)
 
 
 def main() -> None:

@@ -250,10 +250,10 @@ def run_two(
     others: float = math.inf,
 ) -> tuple[MemoryStore, Actor, Actor]:
     """Run two works on a copy of a store: `first` makes so many steps, `second` so many of its own, then both end."""
-    copy, first_actor, two = MemoryStore(dict(store.objects)), Actor("first"), Actor("second")
-    works = [(first_actor, partial(first, copy.seen_by(first_actor))), (two, partial(second, copy.seen_by(two)))]
-    interleave(works, in_turns(first_actor, steps, two, others))
-    return copy, first_actor, two
+    copy, first_actor, actor = MemoryStore(dict(store.objects)), Actor("first"), Actor("second")
+    works = [(first_actor, partial(first, copy.seen_by(first_actor))), (actor, partial(second, copy.seen_by(actor)))]
+    interleave(works, in_turns(first_actor, steps, actor, others))
+    return copy, first_actor, actor
 
 
 def mark_late(store: Any, name: str) -> Callable[[], bool]:

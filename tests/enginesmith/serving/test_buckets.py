@@ -80,11 +80,11 @@ def test_a_measurably_faster_engine_answers_and_else_the_first_one():
 def test_intervals_between_and_beyond_timed_sizes_follow_the_rules():
     report = latency_report()
     inputs = [TensorSpec("x", "float32", ("batch", 10))]
-    timed = {item.sizes["batch"]: item.interval("session") for item in report.buckets}
+    intervals = {item.sizes["batch"]: item.interval("session") for item in report.buckets}
     seconds = measured_seconds(report, inputs, "session")
-    assert seconds({"batch": 1}) == timed[1] and seconds({"batch": 64}) == tuple(2 * end for end in timed[32])
+    assert seconds({"batch": 1}) == intervals[1] and seconds({"batch": 64}) == tuple(2 * end for end in intervals[32])
     low, high = seconds({"batch": 16})
-    assert timed[8][0] < low < timed[32][0] and timed[8][1] < high < timed[32][1]
+    assert intervals[8][0] < low < intervals[32][0] and intervals[8][1] < high < intervals[32][1]
     few_report = replace(
         report,
         buckets=tuple(

@@ -14,9 +14,9 @@ from tests.enginesmith.serving.engines import INPUTS, OUTPUTS, PADDING
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 3), st.integers(0, 3))
 def test_padding_equals_numpys_and_cropping_removes_it(batch, sequence, more, longer):
-    sizes, padded = ({"batch": batch, "sequence": sequence}, {"batch": batch + more, "sequence": sequence + longer})
+    sizes, fields = ({"batch": batch, "sequence": sequence}, {"batch": batch + more, "sequence": sequence + longer})
     x = np.arange(batch * sequence, dtype=np.float32).reshape(batch, sequence)
-    plan = plan_padding(INPUTS, OUTPUTS, PADDING, sizes, padded)
+    plan = plan_padding(INPUTS, OUTPUTS, PADDING, sizes, fields)
     result = plan.pad({"x": x, "mask": np.ones(x.shape, np.int64)})
     wide_array = np.pad(x, [(0, 0), (0, longer)], constant_values=7.0)
     np.testing.assert_array_equal(result["x"], np.pad(wide_array, [(0, more), (0, 0)], mode="edge"))

@@ -91,9 +91,9 @@ def test_known_shapes_excuse_no_other_input():
     router = Router([engine("a", profile((1, 4), (1, 16)))], EDGES)
     inputs = request(2, 6)
     router.run(inputs)
-    for wrong in ({"x": inputs["x"].astype(np.float64)}, {"mask": inputs["mask"].astype(">i8")}, {"z": inputs["x"]}):
+    for fields in ({"x": inputs["x"].astype(np.float64)}, {"mask": inputs["mask"].astype(">i8")}, {"z": inputs["x"]}):
         with pytest.raises(DataError):
-            router.run({**inputs, **wrong})
+            router.run({**inputs, **fields})
     with pytest.raises(DataError, match="no array for input 'mask'"):
         router.run({"x": inputs["x"]})
     assert router.counts().requests == 1

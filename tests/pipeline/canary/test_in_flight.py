@@ -94,12 +94,12 @@ def test_an_engine_that_cannot_open_that_often_gives_a_remedy() -> None:
 
 def test_an_in_flight_canary_compares_each_request(tmp_path, manifests) -> None:
     pace = ReplayPace(warmup=2, in_flight=3)
-    written = replayed(tmp_path, manifests, partial(opened, 1), partial(opened, 1), 400, pace, True)
+    replay = replayed(tmp_path, manifests, partial(opened, 1), partial(opened, 1), 400, pace, True)
     seen = read_both(*(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")))
     assert seen[0].request == seen[1].request == list(range(400)) and all(seen[0].ok) and seen[0].time == seen[1].time
-    assert written.report.traffic.in_flight == 3 and "requests in flight: 3; as was asked for" in written.report.notes
-    assert read_report(written.json.read_bytes()) == written.report
-    assert "--in-flight 3" in written.page.read_text()
+    assert replay.report.traffic.in_flight == 3 and "requests in flight: 3; as was asked for" in replay.report.notes
+    assert read_report(replay.json.read_bytes()) == replay.report
+    assert "--in-flight 3" in replay.page.read_text()
 
 
 @pytest.mark.parametrize(("how", "words"), [("exit", "exit status 3"), ("sys.exit", "exit status 4")])

@@ -85,10 +85,10 @@ def test_a_candidate_that_dies_with_its_last_request_is_not_promoted_either(tmp_
     written_replay = replayed(tmp_path, manifests, partial(opened, "exit", 802), partial(opened), looks=1)
     assert written_replay.report.verdict == "FAIL"
     assert "the process: the candidate's engine ended its process: exit status 3" in written_replay.report.reason
-    again = judge_files(
+    report = judge_files(
         *(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")), JudgeOptions(LIMITS, ""), tmp_path
     )
-    assert again.report.verdict == "FAIL" and "ended its process" in again.report.reason, "the files remember it"
+    assert report.report.verdict == "FAIL" and "ended its process" in report.report.reason, "the files remember it"
 
 
 def test_a_dead_baseline_gives_no_pass(tmp_path, manifests):

@@ -160,14 +160,14 @@ def test_a_rollback_that_loses_a_race_changes_nothing(store, versions, monkeypat
 
 
 def test_looks_continue_from_report_to_report(store, versions, tmp_path):
-    one, two, _ = versions
-    early_verdict = judged(tmp_path / "c", two, one, "--planned", 6000, "--out", tmp_path / "first", count=1500)
+    version, two, _ = versions
+    early_verdict = judged(tmp_path / "c", two, version, "--planned", 6000, "--out", tmp_path / "first", count=1500)
     assert early_verdict.exit_code == 1 and early_verdict.output.startswith("INSUFFICIENT")
-    result = judged(tmp_path / "c", two, one, "--previous", tmp_path / "first/report.json", "--json", count=6000)
+    result = judged(tmp_path / "c", two, version, "--previous", tmp_path / "first/report.json", "--json", count=6000)
     looks = json.loads(result.stdout)["looks"]
     assert looks["requests"] == [1500, 6000] and looks["fractions"] == [0.25, 1.0] and looks["level_pass"] < 0.05
     assert result.exit_code == 0
-    output = refused(judged(tmp_path / "c", two, one, "--previous", tmp_path / "c/report.json"))
+    output = refused(judged(tmp_path / "c", two, version, "--previous", tmp_path / "c/report.json"))
     assert "already decided: PASS" in output
 
 

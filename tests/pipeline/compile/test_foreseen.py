@@ -193,10 +193,10 @@ def test_inputs_of_a_torch_model_have_its_authors_names(tmp_path: Path, monkeypa
         (folder / name).write_bytes(content + b"\n# a comment\n")
         assert differences(export_before, torch_inputs(folder)["export"]) == [change]
         (folder / name).write_bytes(content)
-    other = {"numpy": "99.0"}
-    monkeypatch.setattr("pipeline.compile.run_context.version_of", lambda name: other.get(name, "1.0"))
+    fields = {"numpy": "99.0"}
+    monkeypatch.setattr("pipeline.compile.run_context.version_of", lambda name: fields.get(name, "1.0"))
     monkeypatch.setattr(
-        "pipeline.compile.run_context.versions_of", lambda *names: {name: other.get(name, "1.0") for name in names}
+        "pipeline.compile.run_context.versions_of", lambda *names: {name: fields.get(name, "1.0") for name in names}
     )
     spec["source"] |= {"opset": 20, "arguments": {"width": 8}}
     (folder / "net.yaml").write_text(yaml.safe_dump(spec))
@@ -213,13 +213,13 @@ def test_a_file_that_is_no_longer_read_is_not_listed() -> None:
 
 
 def test_changed_code_is_reported_in_one_line_by_module() -> None:
-    before = {f"code of pipeline.m{number}": "a" * 64 for number in range(6)}
-    assert differences(before, {**before, "code of pipeline.m2": "b" * 64}) == ["code of pipeline.m2 changed"]
-    second_names = differences(before, {**before, "code of pipeline.m2": "b" * 64, "code of pipeline.new": "b" * 64})
+    texts = {f"code of pipeline.m{number}": "a" * 64 for number in range(6)}
+    assert differences(texts, {**texts, "code of pipeline.m2": "b" * 64}) == ["code of pipeline.m2 changed"]
+    second_names = differences(texts, {**texts, "code of pipeline.m2": "b" * 64, "code of pipeline.new": "b" * 64})
     assert second_names == ["code of pipeline.m2 and pipeline.new changed"]
     message = "code of pipeline.m0, pipeline.m1, pipeline.m2 and 3 other modules changed"
-    assert differences(before, dict.fromkeys(before, "b" * 64)) == [message]
-    assert differences(before, {}) == [message], "code that is reached no more is a change of what refers to it"
+    assert differences(texts, dict.fromkeys(texts, "b" * 64)) == [message]
+    assert differences(texts, {}) == [message], "code that is reached no more is a change of what refers to it"
 
 
 @pytest.mark.parametrize(("place", "weights_file", "name"), [

@@ -105,7 +105,7 @@ def test_graphs_that_cannot_run_here_are_modelled() -> None:
     scheme, figures = QuantizationScheme("uint8", True, "fp32"), {name_rates(request.target): ModelledFigures(1, 2, 2)}
     graph = Graph(GraphVariant("int8", scheme), "", (), (), modelled=figures)
     spec = SimpleNamespace(quantization=SimpleNamespace(gain="latency"), precision_list=lambda: ["fp32"])
-    for changed, shards in (({"shards": (("w", 1),)}, ()), ({"quantized_states": (None,)}, ()), ({}, (("w", 1),))):
+    for fields, shards in (({"shards": (("w", 1),)}, ()), ({"quantized_states": (None,)}, ()), ({}, (("w", 1),))):
         export = SimpleNamespace(model=SimpleNamespace(shards=shards))
-        gain = gains.weigh_gain(request, replace(graph, **changed), export, SimpleNamespace(spec=spec))
+        gain = gains.weigh_gain(request, replace(graph, **fields), export, SimpleNamespace(spec=spec))
         assert gain and gain.text.startswith("2.00 times") and "modelled" in gain.text and not gain.is_local

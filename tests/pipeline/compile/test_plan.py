@@ -257,9 +257,9 @@ def test_each_unit_names_its_builder_its_servers_and_gaps_of_the_matrix() -> Non
 
 def test_a_unit_for_triton_without_its_gpu_is_refused_with_the_reason(project: Project) -> None:
     project.change_spec(serve="triton", backends=None, targets=["sm_90"], precisions=["fp32"], calibration=None)
-    tuned, portable_unit = project.run("plan", project.spec, "--json").json["units"]
-    assert (tuned["backend"], tuned["action"], tuned["built_at"]) == ("tensorrt", "refused", "nowhere in this fleet")
-    assert "no builder of this run has sm_90, on which tensorrt tunes; build it there, or with" in tuned["reason"]
+    unit, portable_unit = project.run("plan", project.spec, "--json").json["units"]
+    assert (unit["backend"], unit["action"], unit["built_at"]) == ("tensorrt", "refused", "nowhere in this fleet")
+    assert "no builder of this run has sm_90, on which tensorrt tunes; build it there, or with" in unit["reason"]
     assert (portable_unit["action"], portable_unit["opens_in"]) == ("build", "Triton, ONNX Runtime")
 
 

@@ -101,12 +101,12 @@ def test_a_proof_from_another_kind_of_cpu_is_not_reused(project: Project, monkey
 def test_only_engines_of_the_exported_model_reuse_its_answers(project: Project) -> None:
     """And they are in no key: the proof is the same without them."""
     (context, requests), kept_answers = proving(project.folder.parent), values.KeptAnswers("d" * 64, this_machine())
-    spec, exported, built = load_spec(project.spec), replace(EXPORTED, answers=kept_answers), an_engine()
-    proofs.validate(built, exported, Work(spec, context))
+    spec, exported, engine = load_spec(project.spec), replace(EXPORTED, answers=kept_answers), an_engine()
+    proofs.validate(engine, exported, Work(spec, context))
     for change in ({"model": "e" * 64}, {"precision": "int8"}):
-        other_engine = replace(built, unit=replace(built.unit, request=replace(built.unit.request, **change)))
+        other_engine = replace(engine, unit=replace(engine.unit, request=replace(engine.unit.request, **change)))
         proofs.validate(other_engine, exported, Work(spec, context))
-    proofs.validate(built, EXPORTED, Work(spec, context))
+    proofs.validate(engine, EXPORTED, Work(spec, context))
     assert requests == [kept_answers.blob, None, None]
 
 

@@ -34,11 +34,11 @@ def test_no_request_is_in_both_sets_in_any_order(tmp_path: Path) -> None:
     data = rows(50)
     np.savez(tmp_path / "a.npz", x=np.concatenate([data, data[:10]]))
     np.savez(tmp_path / "b.npz", x=data[::-1])
-    first, second_requests = (split_requests(tmp_path / f"{name}.npz", INPUTS, DIMS, "unit") for name in "ab")
-    golden, calibration = ([item["x"].tobytes() for item in part] for part in (first.golden, first.calibration))
+    requests, second_requests = (split_requests(tmp_path / f"{name}.npz", INPUTS, DIMS, "unit") for name in "ab")
+    golden, calibration = ([item["x"].tobytes() for item in part] for part in (requests.golden, requests.calibration))
     assert len(golden) == 10 and len(calibration) == 40 and not set(golden) & set(calibration)
     assert [item["x"].tobytes() for item in second_requests.golden] == golden
-    assert first.left_out == ("10 requests left out: equal to others",)
+    assert requests.left_out == ("10 requests left out: equal to others",)
 
 
 def test_written_requests_are_read_as_samples(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_file_types_determine_the_content(tmp_path: Path) -> None:
 def test_a_layer_with_a_fixed_rank_separates_samples_from_inputs(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", x=floats(9, 2, 6, 3))
     observation, guess = observe_requests(tmp_path / "x.npz"), [TensorSpec("x", "float32", ("batch", "length", 3))]
-    first_shape, second = (reading.inputs[0].shape for reading in list_readings(guess, observation, any_rank=False))
-    assert (first_shape, second) == (("batch", "length", 3), ("batch", 2, 6, 3))
+    first_shape, shape = (reading.inputs[0].shape for reading in list_readings(guess, observation, any_rank=False))
+    assert (first_shape, shape) == (("batch", "length", 3), ("batch", 2, 6, 3))
     assert next(list_readings(guess, observation, any_rank=True)).inputs[0].shape == ("batch", 2, 6, 3)
     assert [*list_readings([TensorSpec("y", "", ())], observation, any_rank=False)] == []

@@ -67,8 +67,8 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def api() -> Iterator[Api]:
-    every = [*nodes.WHOLE.values(), nodes.MIG_SINGLE, nodes.MIG_MIXED, nodes.TIME_SHARED, nodes.NO_GFD, nodes.CPU]
-    with serving(server := Api(every)):
+    values = [*nodes.WHOLE.values(), nodes.MIG_SINGLE, nodes.MIG_MIXED, nodes.TIME_SHARED, nodes.NO_GFD, nodes.CPU]
+    with serving(server := Api(values)):
         yield server
         server.silence.set()
 

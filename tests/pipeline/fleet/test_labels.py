@@ -63,9 +63,9 @@ def test_sharing_leaves_the_product_and_mps_divides_the_memory() -> None:
 
 
 def test_labels_of_an_old_feature_discovery_are_read() -> None:
-    old = one(nodes.OLD_LABELS).hardware
-    assert (old.machine.product, old.machine.driver, old.machine.cuda) == ("t4", "470.82", "11.4")
-    assert (old.sharing, old.replicas) == ("time-slicing", 2)
+    hardware = one(nodes.OLD_LABELS).hardware
+    assert (hardware.machine.product, hardware.machine.driver, hardware.machine.cuda) == ("t4", "470.82", "11.4")
+    assert (hardware.sharing, hardware.replicas) == ("time-slicing", 2)
 
 
 def test_unplaceable_nodes_give_the_reason_and_a_cpu_node_counts() -> None:
@@ -91,8 +91,8 @@ def test_conditions_that_keep_pods_away_are_listed_by_group() -> None:
 
 
 def test_drivers_memories_and_slices_are_groups_of_their_own() -> None:
-    every = [*nodes.WHOLE.values(), nodes.MIG_SINGLE, nodes.MIG_MIXED, nodes.MIG_HALF, nodes.TIME_SHARED, nodes.MPS]
-    actual = fleet_of_nodes([*every, nodes.RENAMED, nodes.NO_GFD, nodes.CPU], "here")
+    values = [*nodes.WHOLE.values(), nodes.MIG_SINGLE, nodes.MIG_MIXED, nodes.MIG_HALF, nodes.TIME_SHARED, nodes.MPS]
+    actual = fleet_of_nodes([*values, nodes.RENAMED, nodes.NO_GFD, nodes.CPU], "here")
     assert [group.name for group in actual.groups] == [
         "cpu", "t4", "t4 shared by 4", "a100", "a100", "a100 mig-1g.10gb", "a100 mig-3g.40gb", "a10", "l4",
         "l4 shared by 2", "l40s", "h100", "h100 mig-1g.10gb", "h100 mig-3g.40gb", "h200", "b200", "rtxpro6000",

@@ -123,8 +123,8 @@ def test_known_durations_are_summed_and_the_rest_is_reported(store: Store, fleet
     assert cost.hours.hours == pytest.approx(0.5)
     assert cost.hours.words.startswith("about 0.50 GPU hours for 2 units; ")
     assert Hours(0.004, 1, 0).words == "under 0.01 GPU hours for 1 unit"
-    unknown = [item.name for item in cost.work if item.unit.kind == "build" and not item.refused and not item.expected]
-    assert cost.hours.unknown == len(unknown) and "digits@1 sm_100 fp16 tensorrt" in unknown
+    names = [item.name for item in cost.work if item.unit.kind == "build" and not item.refused and not item.expected]
+    assert cost.hours.unknown == len(names) and "digits@1 sm_100 fp16 tensorrt" in names
     empty_plan = plan(store, fleet, driver="590.44", runtimes={"tensorrt": "11.4"})
     assert empty_plan.hours.words == "unknown, because no similar build is recorded"
 

@@ -238,17 +238,17 @@ def test_a_gpu_engine_is_proven_only_by_such_a_gpus_answers(place, returned_once
 
 def test_invalid_results_give_one_message(built: Project, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
-    empty = Results(now(), KitDevice("cpu", "x"), {}, {}, None, (), (), (), (), 1.0, "real")
+    results = Results(now(), KitDevice("cpu", "x"), {}, {}, None, (), (), (), (), 1.0, "real")
     texts = {
-        empty.to_bytes(): "holds no carried engines",
+        results.to_bytes(): "holds no carried engines",
         b"[": "is not JSON",
-        empty.to_bytes().replace(b'"seconds":1.0', b'"seconds":NaN'): "is not JSON",
-        empty.to_bytes().replace(b'"size":"real"', b'"size":"real","size":"small"'): "is not JSON",
+        results.to_bytes().replace(b'"seconds":1.0', b'"seconds":NaN'): "is not JSON",
+        results.to_bytes().replace(b'"size":"real"', b'"size":"real","size":"small"'): "is not JSON",
         b"{}": "no results of the GPU kit",
-        empty.to_bytes().replace(b'"format":1', b'"format":9'): "format is 9; this enginesmith reads 1: upgrade",
-        empty.to_bytes().replace(b'"carried":[]', b'"carried":[{}]'): "Results.carried[0]",
-        empty.to_bytes().replace(b'"carried":[]', b'"carried":[3]'): "Results.carried[0] is 3",
-        empty.to_bytes().replace(b'"skipped":[],', b""): "not whole",
+        results.to_bytes().replace(b'"format":1', b'"format":9'): "format is 9; this enginesmith reads 1: upgrade",
+        results.to_bytes().replace(b'"carried":[]', b'"carried":[{}]'): "Results.carried[0]",
+        results.to_bytes().replace(b'"carried":[]', b'"carried":[3]'): "Results.carried[0] is 3",
+        results.to_bytes().replace(b'"skipped":[],', b""): "not whole",
     }
     for data, output in texts.items():
         path.write_bytes(data)

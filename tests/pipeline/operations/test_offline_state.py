@@ -71,8 +71,8 @@ def test_sequences_run_there_and_are_judged_here(built: tuple[Store, Manifest], 
     assert {item.verdict for item in verdicts} == {"proven"}, verdicts
     for item in verdicts:
         report = json.loads(next(Path(store.uri.removeprefix("file://")).rglob(f"{item.report}.json")).read_bytes())
-        free = [check for check in report["checks"] if check["case"] == "free running" and check["stage"] == "engine"]
-        assert free and report["free_running"]
+        checks = [check for check in report["checks"] if check["case"] == "free running" and check["stage"] == "engine"]
+        assert checks and report["free_running"]
     assert all("proven by attestation" in entry.reason for entry in judge_entries(store, manifest))
 
 

@@ -138,21 +138,21 @@ def fake_flow(monkeypatch: pytest.MonkeyPatch, flows: Any, **fakes: Any) -> None
 
 def test_the_flow_proves_the_events_version_or_gives_the_reason(store, monkeypatch):
     three_versions(store)
-    proven: list[str] = []
+    references: list[str] = []
 
     def noted(item: Pending, _context: RunContext) -> list[Validated]:
-        proven.append(item.manifest.reference)
+        references.append(item.manifest.reference)
         return [Validated(item.manifest.reference, entry.unit, "proven", "") for entry in item.engines]
 
     fake_flow(monkeypatch, flows, prove=noted)
     run = flows.validate_pending.fn
     assert run(store.uri, "digits", "1", "cpu").message == "1 engine pending here, 1 proven"
-    assert proven == ["digits@1"]
+    assert references == ["digits@1"]
     result = run(store.uri, "digits", "1", "sm_89")
     assert (result.name, result.message) == ("Skipped", "digits@1: no sm_89 GPU on this machine")
     run(store.uri)
     run(store.uri, "digits")
-    assert proven == ["digits@1", "digits@3", "digits@3"], "without a version: the newest, and what is served"
+    assert references == ["digits@1", "digits@3", "digits@3"], "without a version: the newest, and what is served"
 
 
 def test_a_gpu_worker_is_requested_only_for_a_waiting_engine(store, monkeypatch):

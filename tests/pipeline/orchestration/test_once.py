@@ -30,8 +30,8 @@ def test_three_concurrent_builds_make_everything_once(project: Project) -> None:
     assert set(WAITING.findall(all_text)) <= {str(run.pid) for run in runs}
     result = project.run("registry", "gc", "--json").json
     whys = [item["why"] for item in result["items"] if item["kind"] == "blob"]
-    orphaned = [reason for reason in whys if not reason.startswith("only a step record (")]
-    assert len(orphaned) <= 1, "but the snapshot of before the latency was known"
+    reasons = [reason for reason in whys if not reason.startswith("only a step record (")]
+    assert len(reasons) <= 1, "but the snapshot of before the latency was known"
     assert list(project.store.list("locks/")) == []
     assert project.run("registry", "fsck").code == 0
 

@@ -116,26 +116,26 @@ def test_lines_report_waiting_and_retries(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_table_shows_waiting_units(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = LiveTable()
+    table = LiveTable()
     for number in range(5):
-        shown.emit(Waiting(f"unit {number}", f"a node: none yet, 1:0{number} left"))
+        table.emit(Waiting(f"unit {number}", f"a node: none yet, 1:0{number} left"))
     for number in (80, 89):
-        shown.emit(Waiting(f"sm_{number} fp16", f"a slot of enginesmith-gpu-sm_{number}"))
-    shown.emit(Waiting("lock", "compiling [tiny] is running on vm"))
-    shown.emit(Retrying("unit 1", "killed by SIGSEGV"))
+        table.emit(Waiting(f"sm_{number} fp16", f"a slot of enginesmith-gpu-sm_{number}"))
+    table.emit(Waiting("lock", "compiling [tiny] is running on vm"))
+    table.emit(Retrying("unit 1", "killed by SIGSEGV"))
     assert "unit 1: once more: killed by SIGSEGV" in capsys.readouterr().err
-    Console(file=sys.stdout, width=120).print(shown._draw())
+    Console(file=sys.stdout, width=120).print(table._draw())
     assert [line.strip() for line in capsys.readouterr().out.splitlines()] == [
         "… unit 0, unit 1, unit 2 and 2 more: waiting: a node: none yet, 1:00 left",
         "… sm_80 fp16: waiting: a slot of enginesmith-gpu-sm_80",
         "… sm_89 fp16: waiting: a slot of enginesmith-gpu-sm_89",
         "… lock: waiting: compiling [tiny] is running on vm",
     ]
-    shown.emit(Started("unit 0"))
-    shown.emit(Finished("lock", "done", "waited 12 s"))
+    table.emit(Started("unit 0"))
+    table.emit(Finished("lock", "done", "waited 12 s"))
     for number in (80, 89):
-        shown.emit(Started(f"sm_{number} fp16"))
-    assert shown._clocks.waits() == [([f"unit {number}" for number in range(1, 5)], "a node: none yet, 1:01 left")]
+        table.emit(Started(f"sm_{number} fp16"))
+    assert table._clocks.waits() == [([f"unit {number}" for number in range(1, 5)], "a node: none yet, 1:01 left")]
 
 
 def test_steps_of_several_models_name_their_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -253,10 +253,10 @@ def test_a_floor_mixes_nvfp4_with_wider_formats_and_rounding_errors_cancel() -> 
         assert all(messages.match(item.reason) for item in (*notes.eight_bits, *float_nodes))
         assert f"in nvfp4{point.mix_text}: {point.sqnr_db:.1f} dB" in choice.summary
         assert sum(dict(point.mix).values()) == pytest.approx(1 - point.share)
-    whole_count, mixed_count, wide = counts
+    whole_count, mixed_count, count = counts
     assert whole_count == (7, 0, 0) and searched_match[0][2] > plain_db + 0.2
     assert sum(mixed_count) == 7 and mixed_count[0] >= 3 and mixed_count[1] and searched_match[1][2] > 17.5
-    assert sum(wide) == 7 and all(wide[1:]) and searched_match[2][2] > 42, "int8 and fp8 alone do not reach that"
+    assert sum(count) == 7 and all(count[1:]) and searched_match[2][2] > 42, "int8 and fp8 alone do not reach that"
     exact_matrices, rounded_matrices = (
         matrices(part, find_groups(part, find_sites(part)[0])) for part in map(prepare_model, (net, choice.model))
     )

@@ -131,9 +131,9 @@ def test_positions_and_large_angles_use_fp32() -> None:
 
 def test_measured_ranges_need_headroom() -> None:
     model = x_net("a = Relu(x) y = MatMul(a, w)")
-    fits = Ranges({"a": (0.0, 32752.0)}, "minmax", "0" * 64, 1)
+    ranges = Ranges({"a": (0.0, 32752.0)}, "minmax", "0" * 64, 1)
     near_ranges = Ranges({"a": (0.0, 32753.0)}, "minmax", "0" * 64, 1)
-    assert kept_nodes(model, ranges=fits) == set() and kept_nodes(model, ranges=near_ranges) == {"Relu_a", "MatMul_y"}
+    assert kept_nodes(model, ranges=ranges) == set() and kept_nodes(model, ranges=near_ranges) == {"Relu_a", "MatMul_y"}
     notes = cast_float(model, "fp16", ranges=near_ranges)[1]
     assert notes.float_nodes[0].reason == "tensor 'a' reached 32753 in calibration; fp16 ends at 65504"
     assert kept_nodes(x_net("y = Relu(x)"), ranges=Ranges({"x": (0.0, 1e6)}, "minmax", "0" * 64, 1)) == {"Relu_y"}

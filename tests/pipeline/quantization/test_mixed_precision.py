@@ -65,8 +65,8 @@ def test_another_floor_gives_another_choice(small: Project) -> None:
 def test_each_group_is_written_in_its_chosen_format(small: Project) -> None:
     parts = {"targets": ["sm_120"], "precisions": ["fp32", "nvfp4"], "backends": {"tensorrt-rtx": {}}}
     small.change_spec(**parts, quantization={"floor": {"sqnr_db": 32}})
-    shown = small.run("debug", "sensitivity", small.spec, "--activation", "int8").out
-    assert "0.0 %, 55.6 % in int8, 44.4 % in fp16" in shown and re.search("dB in nvfp4, .* in fp8, .* in int8", shown)
+    output = small.run("debug", "sensitivity", small.spec, "--activation", "int8").out
+    assert "0.0 %, 55.6 % in int8, 44.4 % in fp16" in output and re.search("dB in nvfp4, .* in fp8, .* in int8", output)
     assert small.run("build", small.spec).code == 0
     notes = [note.partition(": quantized alone it leaves ")[0] for note in _record(small)["notes"][2:4]]
     assert notes == ["in int8: node_3 (MatMul): the floor", "left in float: node (MatMul): the floor"]
@@ -129,12 +129,12 @@ def test_a_floor_of_accuracy_reads_the_samples_labels(small: Project) -> None:
     outer_result = small.run("debug", "sensitivity", small.spec)
     assert outer_result.code == 2 and "out of reach: the float model itself has 0.0000" in outer_result.err
     small.change_spec(calibration=calibration | {"labels": "z"})
-    wrong = small.run("debug", "sensitivity", small.spec)
-    assert wrong.code == 2 and "no array 'z'" in wrong.err
+    result = small.run("debug", "sensitivity", small.spec)
+    assert result.code == 2 and "no array 'z'" in result.err
     np.savez(small.folder / "calibration.npz", **arrays, y=np.zeros(len(arrays["x"]), np.float32))
     small.change_spec(calibration=calibration)
-    wrong = small.run("debug", "sensitivity", small.spec)
-    assert wrong.code == 2 and "'y' of calibration.npz is float32; class indices are integers" in wrong.err
+    result = small.run("debug", "sensitivity", small.spec)
+    assert result.code == 2 and "'y' of calibration.npz is float32; class indices are integers" in result.err
 
 
 def test_sensitivity_rejects_bad_input_before_it_runs(small: Project) -> None:

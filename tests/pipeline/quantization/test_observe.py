@@ -55,12 +55,12 @@ def test_extremes_and_histograms_cover_every_value(tmp_path: Path) -> None:
     observations = observe(saved(model, tmp_path), opened_samples)
     assert set(observations.tensors) == {"x", "a", "c", "s", "y"}
     values = values_of(model, arrays, ("a", "c", "s", "y")) | arrays
-    for name, seen in observations.tensors.items():
-        assert seen.elements == seen.histogram.total == values[name].size, name
-        assert (seen.low, seen.high) == pytest.approx((values[name].min(), values[name].max()), rel=1e-5), name
+    for name, tensor in observations.tensors.items():
+        assert tensor.elements == tensor.histogram.total == values[name].size, name
+        assert (tensor.low, tensor.high) == pytest.approx((values[name].min(), values[name].max()), rel=1e-5), name
         for share in (0.01, 0.5, 0.99):
             expected = np.quantile(values[name], share)
-            assert seen.histogram.quantile(share) == pytest.approx(expected, rel=0.02, abs=0.02), name
+            assert tensor.histogram.quantile(share) == pytest.approx(expected, rel=0.02, abs=0.02), name
 
 
 @QUICK

@@ -60,8 +60,8 @@ def test_calibration_in_parts_equals_one_pass_and_keeps_finished_parts(built: Pr
     assert "write int8" in result.err and "write int8: done" not in result.err
     assert rebuilt(result.json) == set(), "the same observations give the same graphs"
     next((built.registry / "records" / "merge").rglob("*.json")).unlink()
-    again = built.build().err
-    assert "merge calibration: done" in again and all(f"calibrate {part}/3: cached" in again for part in (1, 2, 3))
+    errors = built.build().err
+    assert "merge calibration: done" in errors and all(f"calibrate {part}/3: cached" in errors for part in (1, 2, 3))
 
 
 def test_calibration_data_may_be_a_folder(built: Project) -> None:
@@ -69,8 +69,8 @@ def test_calibration_data_may_be_a_folder(built: Project) -> None:
     for index, sample in enumerate(arrays(built.folder / "calibration.npz")["x"]):
         np.save(built.folder / "samples" / f"{index:03}.npy", sample)
     built.change_spec(calibration={"data": "samples"}, targets=["cpu"])
-    same = built.build().json
-    assert units(same, "status") == {"cpu fp32": "proven", "cpu int8": "proven"} and rebuilt(same) == set()
+    json = built.build().json
+    assert units(json, "status") == {"cpu fp32": "proven", "cpu int8": "proven"} and rebuilt(json) == set()
     np.save(built.folder / "samples" / "063.npy", np.full(8, 5, np.float32))
     assert rebuilt(built.build().json) == {"cpu int8"}
 
@@ -117,8 +117,8 @@ def test_inputs_and_outputs_of_fp16_engines_are_fp16_when_the_spec_says_so(built
     built.change_spec(precisions=["fp16"], targets=["cpu", "sm_89"], quantization={"io": "native"})
     assert units(built.build().json, "status") == {"cpu fp16": "proven", "sm_89 fp16": "unproven"}
     pulled_document = built.run("pull", "tiny", "--target", "cpu", "--dest", built.folder / "out", "--json").json
-    beside = json.loads(Path(pulled_document["path"]).with_suffix(".json").read_text())
-    assert [tensor["dtype"] for tensor in (*beside["inputs"], *beside["outputs"])] == ["float16", "float16"]
+    document = json.loads(Path(pulled_document["path"]).with_suffix(".json").read_text())
+    assert [tensor["dtype"] for tensor in (*document["inputs"], *document["outputs"])] == ["float16", "float16"]
 
 
 def quantize_source(project: Project) -> onnx.ModelProto:

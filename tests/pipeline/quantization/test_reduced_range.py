@@ -37,8 +37,8 @@ def loud(depth: int = 64) -> dict[str, np.ndarray]:
 
 def largest(model: ModelProto) -> int:
     """The largest magnitude of an int8 constant."""
-    stored = [numpy_helper.to_array(item) for item in model.graph.initializer if item.data_type == TensorProto.INT8]
-    return max(int(np.abs(values.astype(int)).max()) for values in stored)
+    arrays = [numpy_helper.to_array(item) for item in model.graph.initializer if item.data_type == TensorProto.INT8]
+    return max(int(np.abs(values.astype(int)).max()) for values in arrays)
 
 
 @given(st.integers(0, 1000), st.integers(2, 16), st.sampled_from([1e-30, 1.0, 1e30]), st.sampled_from([64, 127]))

@@ -140,8 +140,8 @@ def test_dynamic_int8_omits_tensors_with_masks() -> None:
 def test_every_scheme_repeats_and_leaves_its_argument_alone(precision: str) -> None:
     model = nets.wide_net()
     model_bytes_before = model.SerializeToString()
-    first_model_bytes, second = (written(model, nets.wide_data(), precision).SerializeToString() for _ in range(2))
-    assert first_model_bytes == second and model.SerializeToString() == model_bytes_before
+    first_model_bytes, model_bytes = (written(model, nets.wide_data(), precision).SerializeToString() for _ in range(2))
+    assert first_model_bytes == model_bytes and model.SerializeToString() == model_bytes_before
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp8", "nvfp4"])

@@ -164,12 +164,12 @@ def test_an_lstm_in_integers_counts_as_narrow() -> None:
     lstm = helper.make_node(
         "DynamicQuantizeLSTM", ["x", "v", "r", *[""] * 5, "s", "z", "s", "z"], ["y"], name="l", domain="com.microsoft"
     )
-    ends = [
+    value_infos = [
         helper.make_tensor_value_info("x", TensorProto.FLOAT, [7, 5, 64]),
         helper.make_tensor_value_info("y", TensorProto.FLOAT, None),
     ]
     graph = helper.make_graph(
-        [lstm], "g", ends[:1], ends[1:], [numpy_helper.from_array(v, k) for k, v in entries.items()]
+        [lstm], "g", value_infos[:1], value_infos[1:], [numpy_helper.from_array(v, k) for k, v in entries.items()]
     )
     domains = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=domains)

@@ -62,13 +62,13 @@ def test_a_version_moves_with_all_served_units_or_has_no_commands(verdicts, chan
     new = replace(OLD, toolchain={"onnxruntime": "2"})
     units = [UnitRehearsal("m@1", "cpu", old_fields.get(verdict, OLD), new, verdict) for verdict in verdicts]
     units = [replace(unit, verdict="unknown") if unit.verdict == "unproven" else unit for unit in units]
-    served: Any = [SimpleNamespace(name=name, proven_only=only, active_rollout=None) for name, only in channels.items()]
+    stubs: Any = [SimpleNamespace(name=name, proven_only=only, active_rollout=None) for name, only in channels.items()]
     manifest: Any = SimpleNamespace(model="m", reference="m@1", graphs=())
     words, store = "--toolchain=onnxruntime==2", open_store(tmp_path, create=True)
-    result = plan_version(manifest, tuple(served), units, words, store)
+    result = plan_version(manifest, tuple(stubs), units, words, store)
     moves = plan == "moves"
     assert (result.verdict, result.commands) == (plan, (f"enginesmith rehearse m@1 {words} --apply",) if moves else ())
-    same_plan = plan_version(manifest, tuple(served), [replace(unit, new=unit.old) for unit in units], words, store)
+    same_plan = plan_version(manifest, tuple(stubs), [replace(unit, new=unit.old) for unit in units], words, store)
     assert (same_plan.verdict, same_plan.commands, same_plan.busy_channels) == (plan, (), ()), "nothing to publish"
 
 
@@ -87,8 +87,8 @@ def test_a_worker_rehearses_a_unit_without_a_local_machine(built, monkeypatch):
         return decode(json.loads(json.dumps(value)), UnitRehearsal)
 
     def rehearse(run: Any = None, pin: str = "2", slower: float = 0.03) -> UnitRehearsal:
-        context, remote = RunContext(built.store, LocalExecutor(), LocalExecutor()), run and SimpleNamespace(run=run)
-        return Rehearser(Upgrade({"onnxruntime": pin}, slower=slower), context, remote).rehearse(manifest, entry)
+        context, stub = RunContext(built.store, LocalExecutor(), LocalExecutor()), run and SimpleNamespace(run=run)
+        return Rehearser(Upgrade({"onnxruntime": pin}, slower=slower), context, stub).rehearse(manifest, entry)
 
     monkeypatch.setattr(rehearsal.discovery, "configure", lambda *_: SimpleNamespace(runs=lambda _: "no GPU here"))
     with monkeypatch.context() as patched_context:  # as a release that builds nothing without a GPU

@@ -106,9 +106,9 @@ def test_profile_adds_a_point_for_each_bucket_and_keeps_its_reference(built: Pro
         assert json.loads(result.out)["unit"] == "cpu fp32 onnxruntime"
     (series,) = list_series(built.store, "tiny")
     assert series.reference == "1" and series.base == 1.0 and series.bucket == "batch=4"
-    first: SeriesPoint = series.points[0]
-    assert first.version == "1" and first.relative and 0.2 < first.relative < 5 and first.driver is None
-    assert any(name.startswith("now onnxruntime") for name in first.toolchain)
+    point: SeriesPoint = series.points[0]
+    assert point.version == "1" and point.relative and 0.2 < point.relative < 5 and point.driver is None
+    assert any(name.startswith("now onnxruntime") for name in point.toolchain)
     store = built.store
     assert len(list(latency_reports(store, load(store, "tiny", "1")))) == 2, "what `enginesmith traffic capacity` reads"
     assert built.run(*words, "--against", "tiny@1").code == 2

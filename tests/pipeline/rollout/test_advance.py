@@ -216,9 +216,9 @@ def test_deselected_nodes_are_neither_counted_nor_silent():
     nodes = fleet.reached(rollout)
     fleet.tell(store, rollout, 0, nodes)
     fewer_rollout = replace(rollout, reporters_ppm=500_000)
-    asked = [node.name for node in nodes if is_reporter(digest_of_bytes(node.name.encode()), 500_000)]
+    names = [node.name for node in nodes if is_reporter(digest_of_bytes(node.name.encode()), 500_000)]
     heard = read_reports(store, fewer_rollout)
-    assert sorted(report.node for report in heard.reports) == sorted(asked) and heard.nodes == len(asked) < len(nodes)
+    assert sorted(report.node for report in heard.reports) == sorted(names) and heard.nodes == len(names) < len(nodes)
 
 
 def test_an_equivalent_state_can_be_changed():
@@ -235,11 +235,11 @@ def test_an_equivalent_state_can_be_changed():
 
 def test_accepted_proofs_on_random_inputs_are_recorded():
     store, *_ = fleet.registry()
-    drawn = publish_engines(store, [engine(store, status="proven on random inputs")], "three", channel=None).manifest
+    manifest = publish_engines(store, [engine(store, status="proven on random inputs")], "three", channel=None).manifest
     with pytest.raises(InputError, match=r"proven on random inputs: .*--accept-random-inputs"):
-        fleet.begin(store, drawn, fleet.plan("100%"))
+        fleet.begin(store, manifest, fleet.plan("100%"))
     operations.start(
-        store, drawn, "stable", fleet.plan("100%", soak=60), Operator("ada", fleet.at(0)), random_inputs=True
+        store, manifest, "stable", fleet.plan("100%", soak=60), Operator("ada", fleet.at(0)), random_inputs=True
     )
     assert [fleet.look(store, seconds).action for seconds in (0, 60, 120)][-1] == "done"
     dest = MemoryStore({MARKER: MARKER_CONTENT}, uri="memory://other")

@@ -58,7 +58,7 @@ def test_swaps_per_poll_stay_near_the_requested_share():
     fleet = Fleet.of(store, NODES)
     assert fleet.run(3600) == "done"
     swaps = sorted(watcher.swaps[0] for watcher in fleet.watchers)
-    max_total = max(sum(start <= second < start + 30 for second in swaps) for start in range(0, int(swaps[-1]), 5))
+    max_total = max(sum(start <= swap < start + 30 for swap in swaps) for start in range(0, int(swaps[-1]), 5))
     assert max_total <= 50 + 4 * math.sqrt(50)
 
 

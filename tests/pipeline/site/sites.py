@@ -59,8 +59,8 @@ def publish_hostile(store: Store, model: str = "hostile") -> Manifest:
 
 def _hostile_engine(store: Store, target: str, status: str = "proven") -> EngineEntry:
     entry = engine(store, target, status=status)
-    hostile = replace(entry.outputs[0], name=HOSTILE_TEXT)
-    entry = replace(entry, reason=HOSTILE_TEXT, notes=HOSTILE, outputs=(hostile,), toolchain={HOSTILE[0]: HOSTILE_TEXT})
+    output = replace(entry.outputs[0], name=HOSTILE_TEXT)
+    entry = replace(entry, reason=HOSTILE_TEXT, notes=HOSTILE, outputs=(output,), toolchain={HOSTILE[0]: HOSTILE_TEXT})
     result = report(entry)
     checks = tuple(replace(check, output=HOSTILE_TEXT, case=HOSTILE[1], note=HOSTILE_TEXT) for check in result.checks)
     return replace(entry, report=store.put_bytes(canonical_json(replace(result, checks=checks).to_json())))

@@ -107,18 +107,18 @@ def test_the_next_run_deletes_pages_that_a_killed_one_left(store, out, monkeypat
 
 
 def test_pages_are_synced_together_before_they_are_recorded(store, out, monkeypatch):
-    seen: list[str] = []
+    texts: list[str] = []
     folder = SiteFolder(out)
-    monkeypatch.setattr("os.fsync", lambda _: seen.append("one"))
-    monkeypatch.setattr("os.sync", lambda: seen.append("all" if not (out / STATE / "g.json").exists() else "late"))
+    monkeypatch.setattr("os.fsync", lambda _: texts.append("one"))
+    monkeypatch.setattr("os.sync", lambda: texts.append("all" if not (out / STATE / "g.json").exists() else "late"))
     folder.update("g", [Page(f"{number}.html", "1", lambda: b"a") for number in range(100)])
-    assert seen == []
+    assert texts == []
     folder.keep({})
-    assert seen == ["all"] and (out / STATE / "g.json").exists()
+    assert texts == ["all"] and (out / STATE / "g.json").exists()
     folder.update("g", [Page("0.html", "2", lambda: b"b")])
     folder.keep({})
     # The page, and its folder; a sync of everything would wait for all other programs.
-    assert seen == ["all", "one", "one"]
+    assert texts == ["all", "one", "one"]
 
 
 def test_partial_files_of_a_killed_run_are_deleted(store: Store, out: Path) -> None:

@@ -43,9 +43,9 @@ def test_a_versions_page_answers_common_questions(built: Project, out: Path) -> 
 
 
 def test_channels_show_who_moved_them_why_and_on_which_canary(store: Store, out: Path, tmp_path: Path) -> None:
-    first_manifest, two = (publish_engines(store, [engine(store, data=c.encode())], c).manifest for c in "ab")
+    first_manifest, manifest = (publish_engines(store, [engine(store, data=c.encode())], c).manifest for c in "ab")
     move(store, "digits", "1")
-    paths = write_observations(tmp_path / "canary", two, first_manifest)
+    paths = write_observations(tmp_path / "canary", manifest, first_manifest)
     uri = tmp_path / "registry"
     said("canary", "judge", "--candidate", paths[0], "--baseline", paths[1], "--registry", uri, "--attach")
     report = tmp_path / "canary" / "report.json"
@@ -146,9 +146,9 @@ def test_a_copied_report_has_a_policy_without_scripts(store: Store, out: Path) -
     key = layout.page_key(manifest.model, manifest.version)
     store.create(key, b"<script>alert(1)</script>")
     write(store, out)
-    copied = (out / "models/hostile/versions/1/report.html").read_bytes()
-    assert copied.index(REPORT_POLICY.encode()) < copied.index(b"<script>") and b"script-src" not in copied
-    assert copied == copy_report(store.read(key) or b"")
+    data = (out / "models/hostile/versions/1/report.html").read_bytes()
+    assert data.index(REPORT_POLICY.encode()) < data.index(b"<script>") and b"script-src" not in data
+    assert data == copy_report(store.read(key) or b"")
 
 
 def test_an_engine_of_only_one_version_is_compared_by_status(store: Store) -> None:

@@ -212,10 +212,10 @@ class TestOnnx:
 
     def test_an_onnx_file_becomes_canonical_and_is_compared_with_the_original(self, tmp_path):
         self.save(tmp_path)
-        exported = run(self.request(tmp_path))
-        assert specs_of(onnx.load(exported.onnx))[1] == tuple(TensorSpec(n, "float32", ("batch", 3)) for n in "yz")
-        assert exported.checks
-        assert failed(exported) == []
+        result = run(self.request(tmp_path))
+        assert specs_of(onnx.load(result.onnx))[1] == tuple(TensorSpec(n, "float32", ("batch", 3)) for n in "yz")
+        assert result.checks
+        assert failed(result) == []
         assert [path.name for path in (tmp_path / "work").glob("*.onnx")] == ["model.onnx"]
 
     @pytest.mark.parametrize(
@@ -245,8 +245,8 @@ class TestOnnx:
         weights = {"k": np.array([1.0, 1.0, 3.0])}
         text = "h = Cast<to=7>(k) y = Tile(x, h)"
         save_onnx(build(f"float[{first},3,4] x", "float[u,v,w] y", text, weights), tmp_path / "source.onnx")
-        exported = run(replace(self.request(tmp_path), inputs=(TensorSpec("x", "float32", (first, 3, 4)),), dims=dims))
-        assert specs_of(onnx.load(exported.onnx))[1][0].shape == shape
+        result = run(replace(self.request(tmp_path), inputs=(TensorSpec("x", "float32", (first, 3, 4)),), dims=dims))
+        assert specs_of(onnx.load(result.onnx))[1][0].shape == shape
 
     @pytest.mark.parametrize("text", ["y, z = Split(x, c)", "y = com.microsoft.CropAndResize(x, r, i, c)"])
     def test_axes_without_dims_whose_size_is_a_value_stay_open(self, tmp_path, text):

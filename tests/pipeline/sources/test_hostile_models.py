@@ -186,27 +186,27 @@ def calling(bodies: Sequence[Sequence[onnx.NodeProto]], called: str) -> onnx.Mod
 
 
 def test_functions_that_expand_beyond_memory_are_refused(folder: Path) -> None:
-    last = [node("Relu", ["a"], ["b"])]
+    nodes = [node("Relu", ["a"], ["b"])]
     doubling = [[node(f"f{i}", ["a"], ["t"], domain="f"), node(f"f{i}", ["t"], ["b"], domain="f")] for i in range(200)]
-    refused(folder, calling([last, *doubling], "f60"), "1000000000000000000 nodes or more")
-    refused(folder, calling([last, *doubling], "f200"), "nodes or more")
-    assert len(taken(folder, calling([last, *doubling[:9]], "f9").SerializeToString()).graph.node) == 512
+    refused(folder, calling([nodes, *doubling], "f60"), "1000000000000000000 nodes or more")
+    refused(folder, calling([nodes, *doubling], "f200"), "nodes or more")
+    assert len(taken(folder, calling([nodes, *doubling[:9]], "f9").SerializeToString()).graph.node) == 512
     refused(folder, calling([[node("f1", ["a"], ["b"], domain="f")], [node("f0", ["a"], ["b"], domain="f")]], "f0"),
             "functions call themselves: f::f0 -> f::f1 -> f::f0")  # fmt: skip
-    doubled_model = calling([last, last], "f0")
+    doubled_model = calling([nodes, nodes], "f0")
     doubled_model.functions[1].name = "f0"
     refused(folder, doubled_model, "defines a function twice")
-    refused(folder, calling([last, *([node(f"f{i}", ["a"], ["b"], domain="f")] for i in range(150))], "f150"), "depth")
+    refused(folder, calling([nodes, *([node(f"f{i}", ["a"], ["b"], domain="f")] for i in range(150))], "f150"), "depth")
 
 
 def test_functions_inside_branches_inside_functions_are_refused(folder: Path) -> None:
     def nested(count: int) -> onnx.ModelProto:
         bodies = [[node("Relu", ["a"], ["b"])]]
         for index in range(count):
-            then = helper.make_graph([node(f"f{index}", ["a"], ["t"], domain="f")], "t", [], [value("t", 1, None)])
+            graph = helper.make_graph([node(f"f{index}", ["a"], ["t"], domain="f")], "t", [], [value("t", 1, None)])
             other_graph = helper.make_graph([node("Relu", ["a"], ["e"])], "e", [], [value("e", 1, None)])
             condition = node("Constant", [], ["c"], value=numpy_helper.from_array(np.array(True)))
-            bodies.append([condition, node("If", ["c"], ["b"], then_branch=then, else_branch=other_graph)])
+            bodies.append([condition, node("If", ["c"], ["b"], then_branch=graph, else_branch=other_graph)])
         return calling(bodies, f"f{count}")
 
     taken(folder, nested(5).SerializeToString())

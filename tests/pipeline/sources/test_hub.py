@@ -37,9 +37,9 @@ def external(location: str = "model.onnx_data") -> tuple[bytes, bytes]:
     model = build("float[batch,8] x", "float[batch,8] logits", "y = Mul(x, w)", {"w": weights["w"]})
     result = helper.make_tensor_value_info("z", 1, ["batch", 8])
     third_tensor = numpy_helper.from_array(weights["v"], "v")
-    inner = helper.make_graph([helper.make_node("Mul", ["y", "v"], ["z"])], "inner", [], [result], [third_tensor])
+    graph = helper.make_graph([helper.make_node("Mul", ["y", "v"], ["z"])], "inner", [], [result], [third_tensor])
     model.graph.initializer.append(numpy_helper.from_array(np.array(True), "yes"))
-    model.graph.node.append(helper.make_node("If", ["yes"], ["logits"], then_branch=inner, else_branch=inner))
+    model.graph.node.append(helper.make_node("If", ["yes"], ["logits"], then_branch=graph, else_branch=graph))
     data = b""
     branches = [item.g.initializer[0] for item in model.graph.node[1].attribute]
     for tensor in (model.graph.initializer[0], *branches):

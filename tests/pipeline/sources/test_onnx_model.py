@@ -106,10 +106,10 @@ class TestLoading:
                 canonical(onnx_model.load_onnx(tmp_path / "model.onnx", tmp_path), [X])
 
     def test_an_opset_newer_than_the_runtime_is_refused_with_the_newest_it_knows(self, tmp_path):
-        newest = onnx_model.newest_opset()
-        onnx_model.load_onnx(saved(tmp_path, linear(newest)), tmp_path)
-        with pytest.raises(ModelError, match=rf"opset {newest + 1}, and onnxruntime here knows {newest} at most"):
-            onnx_model.load_onnx(saved(tmp_path, linear(newest + 1)), tmp_path)
+        count = onnx_model.newest_opset()
+        onnx_model.load_onnx(saved(tmp_path, linear(count)), tmp_path)
+        with pytest.raises(ModelError, match=rf"opset {count + 1}, and onnxruntime here knows {count} at most"):
+            onnx_model.load_onnx(saved(tmp_path, linear(count + 1)), tmp_path)
 
     def test_an_operator_of_an_unknown_domain_is_named(self, tmp_path):
         model = linear()
@@ -180,7 +180,7 @@ class TestCanonical:
         assert canonical(once, [X]).SerializeToString(deterministic=True) == once.SerializeToString(deterministic=True)
 
     def test_nor_does_it_rename_axes_that_inference_has_named(self):
-        once = canonical(
+        model = canonical(
             onnx.parser.parse_model(
                 """<ir_version: 9, opset_import: ["" : 17]> g (float[N, 4] x, int64 n) => (int64[?, ?] shapes) {
                 last, shapes = Loop (n, , x) <body = b (int64 i, bool c, float[] e) => (bool d, float[] f, int64[m] s) {
@@ -188,7 +188,7 @@ class TestCanonical:
                 }"""
             )
         )
-        assert canonical(once).SerializeToString(deterministic=True) == once.SerializeToString(deterministic=True)
+        assert canonical(model).SerializeToString(deterministic=True) == model.SerializeToString(deterministic=True)
 
     @given(order=st.permutations(range(3)), constants=st.permutations(range(2)))
     def test_the_order_in_the_file_does_not_matter(self, order, constants):
@@ -220,8 +220,8 @@ class TestCanonical:
         )
         graph = canonical(model).graph
         branches = [attribute.g.node[0] for attribute in graph.node[-1].attribute]
-        read = [name for node in (*graph.node, *branches) for name in node.input]
-        assert not {"once", "again"} & set(read) and read.count("w") == 4, "in branches, too, and by the output z"
+        names = [name for node in (*graph.node, *branches) for name in node.input]
+        assert not {"once", "again"} & set(names) and names.count("w") == 4, "in branches, too, and by the output z"
         assert sorted(node.op_type for node in branches) == ["Identity", "Sub"]
         assert [node.op_type for node in graph.node].count("Identity") == 2, "of an input, and one that is an output"
 

@@ -27,9 +27,9 @@ def stopped_after(runs: int, folder: Path) -> Attribution:
     asked_iterator = iter([False] * runs)
     faulty_model = with_weight(NET, "w", weight(NET, "w") * 1.1)
     pair = graph(NET, folder, "clean"), graph(faulty_model, folder, "faulty")
-    failed, limits = ("engine sqnr_db",), default_budget("engine", "fp32")
+    texts, limits = ("engine sqnr_db",), default_budget("engine", "fp32")
     return attribute(
-        "engine", "fp32", *pair, golden_of(x_values()), limits, failed, WINDOW, stop=lambda: next(asked_iterator, True)
+        "engine", "fp32", *pair, golden_of(x_values()), limits, texts, WINDOW, stop=lambda: next(asked_iterator, True)
     )
 
 

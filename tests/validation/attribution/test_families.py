@@ -140,8 +140,8 @@ def test_a_fault_is_blamed_on_its_node_and_on_no_other(name: str, precision: Pre
         attribution = attributed(tmp_path / fault, family, make(clean_model), make(change(clean_model)), precision)
         planted = maker(clean_model, tensor).name
         # One kernel computes at most a weighted node with its bias and an activation of two nodes.
-        wrong = [row.nodes for row in attribution.blamed if planted not in row.nodes or len(row.nodes) > 4]
-        assert attribution.blamed and not wrong, f"{fault} in {planted}: {[row.nodes for row in attribution.blamed]}"
+        nodes = [row.nodes for row in attribution.blamed if planted not in row.nodes or len(row.nodes) > 4]
+        assert attribution.blamed and not nodes, f"{fault} in {planted}: {[row.nodes for row in attribution.blamed]}"
         assert not attribution.taps.changed
 
 

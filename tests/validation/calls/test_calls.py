@@ -34,10 +34,10 @@ def test_a_deterministic_session_raises_no_alarm(seed: int) -> None:
     checks = tried(Linear(other_order), seed=seed, seconds=0.1)
     assert set(checks) == NAMES
     assert failed(checks) == set()
-    drawn = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
 
     def last_bits(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return (y * (1 + drawn.normal(scale=1e-7, size=y.shape))).astype(np.float32)
+        return (y * (1 + rng.normal(scale=1e-7, size=y.shape))).astype(np.float32)
 
     noisy = tried(Linear(last_bits), seed=seed, seconds=0.06, bits=lambda: False)
     assert failed(noisy) == set()
@@ -146,8 +146,8 @@ def test_threads_call_a_session_that_declares_thread_safety(fault: str) -> None:
             inner_numbers[0] += 1
             sizes.add(len(inputs["x"]))
             lock.wait()  # the three calls overlap
-            wrong = {"second thread": True, "overlap": inner_numbers[0] % 2 == 0, "another size": len(sizes) > 1}[fault]
-            return {"y": answer["y"] + 1} if wrong else answer
+            field = {"second thread": True, "overlap": inner_numbers[0] % 2 == 0, "another size": len(sizes) > 1}[fault]
+            return {"y": answer["y"] + 1} if field else answer
 
     checks = tried(Shared(), shared=True)
     assert failed(checks) == {"calls threads"} and "of 12 calls" in checks["calls threads"].note
@@ -191,13 +191,13 @@ def test_bits_are_compared_on_request_and_otherwise_the_limits_of_drift_apply() 
 
 
 def test_a_stochastic_model_whose_limits_are_lifted_is_not_failed() -> None:
-    drawn = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
 
     def noise(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return drawn.normal(size=y.shape).astype(np.float32)
+        return rng.normal(size=y.shape).astype(np.float32)
 
-    free = Budgets(replace(BUDGET, **dict.fromkeys(("max_rel", "sqnr_db", "centered_sqnr_db", "slice_sqnr_db"))))
-    assert failed(tried(Linear(noise), seconds=0.3, bits=lambda: False, budgets=free)) == set()
+    budgets = Budgets(replace(BUDGET, **dict.fromkeys(("max_rel", "sqnr_db", "centered_sqnr_db", "slice_sqnr_db"))))
+    assert failed(tried(Linear(noise), seconds=0.3, bits=lambda: False, budgets=budgets)) == set()
     assert "calls repeated" in failed(tried(Linear(noise), seconds=0.3, bits=lambda: False))
 
 
@@ -348,8 +348,8 @@ def test_effects_of_a_non_finite_sample_on_others_and_on_later_calls_fail(spoile
     def widened(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return np.tile(y[:, :1], (1, 3 + int(np.abs(np.nan_to_num(x, posinf=0, neginf=0)).max() > 6)))
 
-    wide = Linear(lambda x, y: widened(x, y) + spoiled(x).any())
-    assert moved(wide, reference=Linear(widened))[0].passed, "the form of the graph's answer depends on all samples"
+    module = Linear(lambda x, y: widened(x, y) + spoiled(x).any())
+    assert moved(module, reference=Linear(widened))[0].passed, "the form of the graph's answer depends on all samples"
 
     message = moved(Linear(dropped))[0]
     assert message.passed and "values=nan: 3 elements of y are finite in graph or engine alone" in message.note
@@ -424,8 +424,8 @@ def test_limits_of_edges_never_loosen_those_of_moved_values_and_a_lifted_one_sta
     limits = StagedLimits.of(Budgets(low, {("y", "golden"): high, ("y", "edge"): edge}))
     off_module = Linear(lambda x, y: y * np.float32(1.5 if (x < 0).all() else 1))
     assert "values=negative: 6.021, limit 8.9" in moved(off_module, limits=limits, **sides)[0].note
-    overflowing = Linear(lambda x, y: np.where(60 < np.abs(x).max() < np.inf, np.inf, y).astype(np.float32))
-    assert [moved(overflowing, limits=StagedLimits.of(each), **sides)[0].passed for each in (low, lifted)] == [0, 1]
+    module = Linear(lambda x, y: np.where(60 < np.abs(x).max() < np.inf, np.inf, y).astype(np.float32))
+    assert [moved(module, limits=StagedLimits.of(each), **sides)[0].passed for each in (low, lifted)] == [0, 1]
 
 
 def test_ill_conditioned_and_non_finite_rows_are_not_judged() -> None:
@@ -441,7 +441,7 @@ def test_ill_conditioned_and_non_finite_rows_are_not_judged() -> None:
 
     assert "golden data repeated, nan, infinite, mixed, stretched;" in moved(Other(), reference=Wild())[0].note
     assert not moved(Linear(lambda x, y: y + 1))[0].passed, "what is well-conditioned is judged"
-    jumping = Linear(lambda x, y: y + 9 * (x != x[:, :1]).any(1, keepdims=True))
-    assert "blank, repeated" in moved(Linear(lambda x, y: y + 9 * x.any(1, keepdims=True)), reference=jumping)[0].note
+    module = Linear(lambda x, y: y + 9 * (x != x[:, :1]).any(1, keepdims=True))
+    assert "blank, repeated" in moved(Linear(lambda x, y: y + 9 * x.any(1, keepdims=True)), reference=module)[0].note
     classes = Linear(lambda x, y: y.argmax(-1))
     assert moved(classes, reference=classes)[0].note.startswith("golden data repeated, mixed, stretched;")

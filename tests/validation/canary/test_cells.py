@@ -73,8 +73,8 @@ def test_a_drift_over_the_whole_run_is_reported_without_a_number():
 
 def test_between_two_modes_the_interval_covers_the_gap():
     rng = np.random.default_rng(0)
-    ours, theirs = (rng.permutation(np.repeat([1.0, 2.0], 1000)) * np.exp(rng.normal(size=2000) * 0.05) for _ in "ab")
-    [item] = judge(CanaryEvidence(side(ours), side(theirs), True), MEDIAN, replicates=200).criteria
+    order, theirs = (rng.permutation(np.repeat([1.0, 2.0], 1000)) * np.exp(rng.normal(size=2000) * 0.05) for _ in "ab")
+    [item] = judge(CanaryEvidence(side(order), side(theirs), True), MEDIAN, replicates=200).criteria
     assert item.high > 0.5
 
 

@@ -15,8 +15,8 @@ from validation.canary.replay import ReplayPace, replay
 def replayed(count, fault="", gap=0.05, pace=None, seconds=0.01, seed=0):
     ticking_clock = Ticking()
     our_engine = Engine(ticking_clock, np.random.default_rng(seed), fault, seconds)
-    theirs = Engine(ticking_clock, np.random.default_rng(seed + 1000), "", seconds)
-    return list(replay(our_engine, theirs, traffic(count, gap), pace, ticking_clock.clock())), our_engine, theirs
+    engine = Engine(ticking_clock, np.random.default_rng(seed + 1000), "", seconds)
+    return list(replay(our_engine, engine, traffic(count, gap), pace, ticking_clock.clock())), our_engine, engine
 
 
 def observed(pairs, tmp_path):

@@ -103,9 +103,9 @@ def test_a_plan_continues_only_with_the_same_engines(tmp_path, failed):
 
 def test_mann_whitney_and_the_effect_size_are_computed():
     assert mann_whitney(np.array([3.0, 4.0]), np.array([1.0, 2.0])).cles == 1.0
-    same = mann_whitney(np.array([1.0, 1.0, 2.0]), np.array([1.0, 2.0, 2.0]))
+    whitney = mann_whitney(np.array([1.0, 1.0, 2.0]), np.array([1.0, 2.0, 2.0]))
     # Pairs: 9, of which the candidate is greater in 1, equal in 4.
-    assert same.u == 3.0 and same.cles == pytest.approx(3 / 9)
+    assert whitney.u == 3.0 and whitney.cles == pytest.approx(3 / 9)
     # Conover's example of 12 and 36 farm boys is out of reach here; by hand: ranks 1..6, U = 2, sd = sqrt(9 * 7 / 12).
     result = mann_whitney(np.array([1.0, 2.0, 5.0]), np.array([3.0, 4.0, 6.0]))
     assert result.u == 2.0 and result.z == pytest.approx((2 - 4.5) / np.sqrt(9 * 7 / 12))

@@ -115,11 +115,11 @@ def test_bursty_traffic_needs_more_machines_than_poisson_traffic():
     gaps = np.concatenate([rng.exponential(0.2 if array % 10 == 0 else 1.8, 400) for array in range(20)])
     array = np.concatenate([[0.0], np.cumsum(gaps[1:])])
     other_array, zeros = np.ones(len(array), np.int64), np.zeros(len(array), np.int64)
-    bursty = [recorded_workload(array, other_array, zeros, seed, 9000) for seed in range(2)]
-    assert [len(work) for work in bursty] == [9000, 9000]
-    assert bursty[0].at[-1] / len(bursty[0]) == pytest.approx(1.0, rel=0.15)
+    workloads = [recorded_workload(array, other_array, zeros, seed, 9000) for seed in range(2)]
+    assert [len(work) for work in workloads] == [9000, 9000]
+    assert workloads[0].at[-1] / len(workloads[0]) == pytest.approx(1.0, rel=0.15)
     limit = LatencyLimit(0.01)
-    rates = [find_greatest_rate(work, [constant(0.001)], limit, ALONE).rate.value for work in (WORK[:2], bursty)]
+    rates = [find_greatest_rate(work, [constant(0.001)], limit, ALONE).rate.value for work in (WORK[:2], workloads)]
     assert rates[1] < 0.6 * rates[0]
 
 

@@ -59,8 +59,8 @@ def test_a_class_that_is_never_chosen_fails() -> None:
 
 
 def test_near_ties_of_rare_classes_are_allowed() -> None:
-    lost_counts, most = lost_classes(dict.fromkeys(range(100), 1), {3: 1, 50: 1})
-    assert lost_counts == [3, 50] and 10 < most < 25
+    lost_counts, count = lost_classes(dict.fromkeys(range(100), 1), {3: 1, 50: 1})
+    assert lost_counts == [3, 50] and 10 < count < 25
     assert lost_classes({1: 6, 2: 400}, {1: 6}) == ([1], 0)
     assert lost_classes({1: 40, 2: 400}, {1: 19})[0] == []
 
@@ -117,9 +117,9 @@ def test_boxes_and_features_with_large_columns_are_no_tokens() -> None:
 
 def single(rows: int, tokens: int) -> tuple[Array, Array]:
     """The logit of each token, of which one in six is of the class, and the mask of tokens."""
-    drawn = np.random.default_rng(5)
-    sides = np.where(drawn.random((rows, tokens)) < 1 / 6, 3.0, -5.0) + drawn.normal(size=(rows, tokens))
-    return sides, (np.arange(tokens) < drawn.integers(3, tokens + 1, size=(rows, 1))).astype(np.int64)
+    rng = np.random.default_rng(5)
+    sides = np.where(rng.random((rows, tokens)) < 1 / 6, 3.0, -5.0) + rng.normal(size=(rows, tokens))
+    return sides, (np.arange(tokens) < rng.integers(3, tokens + 1, size=(rows, 1))).astype(np.int64)
 
 
 def compared(expected: Array, actual: Array, inputs: dict[str, Array], batch: int) -> dict[str, Check]:
@@ -164,12 +164,12 @@ def test_a_class_of_two_without_a_sample_fails(form, batch: int) -> None:
 @pytest.mark.parametrize("batch", [1, 48])
 @pytest.mark.parametrize("mean", [0.0, 1.0, 1.5, 1.7, 2.0, 3.0])
 def test_numbers_around_zero_without_a_gap_are_no_decisions(mean: float, batch: int) -> None:
-    drawn, mask = np.random.default_rng(7), np.ones((48, 12), np.int64)
+    rng, mask = np.random.default_rng(7), np.ones((48, 12), np.int64)
     for rows in (
-        drawn.normal(mean, size=(48, 12, 1)),
-        drawn.uniform(-1, 1 + mean, size=(48, 12)),
-        mean + drawn.normal(size=48),
+        rng.normal(mean, size=(48, 12, 1)),
+        rng.uniform(-1, 1 + mean, size=(48, 12)),
+        mean + rng.normal(size=48),
     ):
         inputs = {"ids": mask} if rows.ndim > 1 else {"x": np.zeros((48, 8))}
-        result = compared(rows, rows + 0.3 * drawn.normal(size=rows.shape), inputs, batch)
+        result = compared(rows, rows + 0.3 * rng.normal(size=rows.shape), inputs, batch)
         assert all(check.limit is None for check in result.values())

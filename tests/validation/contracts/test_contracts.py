@@ -61,9 +61,9 @@ def test_a_nondeterministic_op_breaks_bitwise(golden: GoldenSet) -> None:
 
 
 def test_dependence_on_the_position_is_measured_and_fails_if_bits_must_be_equal(golden: GoldenSet) -> None:
-    loose = checked(golden, LOOSE, tail)
-    assert failed(loose) == []
-    assert "other bits" in loose["batch position"].note and 100 < (loose["batch position"].value or 0) < 140
+    checks = checked(golden, LOOSE, tail)
+    assert failed(checks) == []
+    assert "other bits" in checks["batch position"].note and 100 < (checks["batch position"].value or 0) < 140
     assert failed(checked(golden, STRICT, tail)) == ["batch position"]
 
 

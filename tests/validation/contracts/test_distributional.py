@@ -110,9 +110,9 @@ def test_the_worst_row_and_its_case_are_named() -> None:
 
 
 def test_a_violation_by_the_graph_is_attributed_to_the_graph() -> None:
-    engine_only, both = checked(lambda x: x * 1.5)["kl"], checked(lambda x: x * 1.5, graph=lambda x: x * 1.5)["kl"]
+    engine_only, check = checked(lambda x: x * 1.5)["kl"], checked(lambda x: x * 1.5, graph=lambda x: x * 1.5)["kl"]
     assert "the graph alone has 0" in engine_only.note and "it is the graph's" not in engine_only.note
-    assert not both.passed and both.note.endswith("so it is the graph's")
+    assert not check.passed and check.note.endswith("so it is the graph's")
 
 
 def test_probabilities_and_their_logits_give_equal_figures() -> None:
@@ -122,13 +122,13 @@ def test_probabilities_and_their_logits_give_equal_figures() -> None:
     for name in ALL:
         assert inputs[name].value == pytest.approx(logits[name].value, rel=1e-3, abs=1e-6)
     assert not failed(checked(lambda x: softmax(x).astype(np.float16), rows, graph=softmax, original=softmax))
-    sharp = checked(
+    checks = checked(
         lambda x: softmax(x * 4).astype(np.float16),
         rows,
         graph=lambda x: softmax(x * 4),
         original=lambda x: softmax(x * 4),
     )
-    assert not failed(sharp) and 0 <= (sharp["kl"].value or 0) < 1e-3, "what fp16 rounds to 0 is not impossible"
+    assert not failed(checks) and 0 <= (checks["kl"].value or 0) < 1e-3, "what fp16 rounds to 0 is not impossible"
     negative_checks = checked(lambda x: softmax(x) - 0.01, rows, graph=softmax, original=softmax)
     assert np.isnan(negative_checks["kl"].value or 0) and "kl" in failed(negative_checks)
 
@@ -160,9 +160,9 @@ def test_calibration_errors_match_their_definitions() -> None:
     p = softmax(LOGITS)
     # Right where the model doubts, wrong where it does not: bins of other widths would cancel that.
     labels = np.where(p.max(1) < 0.6, p.argmax(1), RNG.integers(0, CLASSES, len(p)))
-    confidence, right = p.max(1), p.argmax(1) == labels
+    confidence, flag = p.max(1), p.argmax(1) == labels
     bins = np.ceil(confidence * 15) - 1
-    ece = sum(abs(right[bins == b].mean() - confidence[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins))
+    ece = sum(abs(flag[bins == b].mean() - confidence[bins == b].mean()) * (bins == b).mean() for b in np.unique(bins))
     sums = CalibrationSums()
     for part in (slice(0, 100), slice(100, None)):
         sums.add(Forecasts(p[part]), labels[part])
@@ -210,10 +210,10 @@ class Nudged(Drawing):
 
 def drawn(of: str, vary: str | None, candidate: Any, outputs: tuple[str, ...] = ("y",)) -> list[Check]:
     items = [{**item, "noise": np.zeros((4, 3), np.float32), "seed": np.int64(0)} for item in GOLDEN]
-    frozen = freeze(items, NOISE, DIMS[:0], Drawing("noise").run)
+    golden = freeze(items, NOISE, DIMS[:0], Drawing("noise").run)
     contract = {"distributional": {"seeds": {"outputs": list(outputs), "vary": vary, "draws": 40, "alpha": 0.01}}}
     batch: Dim | None = None
-    return list(contract_checks(decode(contract, Contract), Drawing(of), candidate, frozen, (NOISE, batch), BUDGETS))
+    return list(contract_checks(decode(contract, Contract), Drawing(of), candidate, golden, (NOISE, batch), BUDGETS))
 
 
 @pytest.mark.parametrize(("of", "vary"), [("noise", "noise"), ("seed", "seed"), ("run", None)])

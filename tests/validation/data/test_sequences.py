@@ -68,8 +68,8 @@ def test_steps_are_stacked_as_rows_with_their_states():
     assert len(stack(runs, [SPECS[0], TensorSpec("h", "float32", (1, 1, 1))], DIMS)[0]) == len(runs)
     assert stack(runs, SPECS, [Dim("batch", 1, 1, 1)])[1] == [[at] for at in range(6)], "one shape keeps its order"
     assert [group["x"].shape for group in stack(runs, SPECS, [Dim("batch", 1, 1, 3)])[0]] == [(3, 1), (3, 1)]
-    twice = [{name: np.concatenate([array] * 2, at) for at, (name, array) in enumerate(run.items())} for run in runs]
-    assert [len(group["x"]) for group in stack(twice, SPECS, [Dim("batch", 1, 4, 5)])[0]] == [4] * 3, "two rows a step"
+    arrays = [{name: np.concatenate([array] * 2, at) for at, (name, array) in enumerate(run.items())} for run in runs]
+    assert [len(group["x"]) for group in stack(arrays, SPECS, [Dim("batch", 1, 4, 5)])[0]] == [4] * 3, "two rows a step"
 
 
 def test_equal_steps_of_several_sequences_form_one_group():

@@ -196,7 +196,7 @@ ENGINE = KitTrial(
 
 def test_each_number_is_in_its_place_on_the_page() -> None:
     peaks = Peaks(3e12, {"float16": 8e14}, 2e-6, {"fp8": "no | such"})
-    other = KitTrial(
+    trial = KitTrial(
         kind="other generation", model="mlp fp16", backend="tensorrt-rtx", precision="fp16", built_for="sm_80",
         options={}, outcome="load failed", reason="no\nkernel image",
     )  # fmt: skip
@@ -207,7 +207,7 @@ def test_each_number_is_in_its_place_on_the_page() -> None:
     sizes = tuple(BatchCosts(batch, 1, 1, 5e-4) for batch in (1, 16, 64))
     results = Results(
         "2026-11-22T03:00:00+00:00", HOPPER, {}, {"torch": "2.13.0"}, peaks, (ModelCosts("mlp fp16", sizes),),
-        (ENGINE, other), (Skipped("tvm", "", "tvm", "", "sm_90", "no cubin", refused=True),), (published,), 2.0, "real",
+        (ENGINE, trial), (Skipped("tvm", "", "tvm", "", "sm_90", "no cubin", refused=True),), (published,), 2.0, "real",
     )  # fmt: skip
     text = page([results])
     assert "## NVIDIA H100, 2026-11-22" in text and "driver 580.1 (CUDA 13.0)" in text

@@ -79,8 +79,8 @@ def test_times_without_a_column_become_remarks():
     assert note.startswith("too few runs for p99 at batch=1 (made 300, needs 368), p99.9 at batch=1 (made 300, needs ")
     assert list(list_remarks(report, ("p50", "p90"))) == []
     assert note in list(describe_report(report))
-    first_bucket, second_bucket, third = report.buckets
-    slow = replace(report, buckets=(first_bucket, replace(second_bucket, mean_s=6.8 * second_bucket.median_s), third))
+    first_bucket, second_bucket, bucket = report.buckets
+    slow = replace(report, buckets=(first_bucket, replace(second_bucket, mean_s=6.8 * second_bucket.median_s), bucket))
     assert list(list_remarks(slow, ("p50",))) == ["some runs were delayed: the mean is 6.8 times the median at batch=8"]
     (busy_text,) = list_remarks(latency_report(others=0.8), ("p50",))
     assert busy_text.startswith("the machine was busy: ")
@@ -165,10 +165,10 @@ def test_a_report_survives_json():
     report = latency_report()
     document = json.loads(json.dumps(encode(report), allow_nan=False))
     assert decode(document, LatencyReport) == report
-    first = document["buckets"][0]
-    assert {"median_s", "items_per_s", "surroundings"} <= first.keys() and first["surroundings"]["busy"] == []
+    bucket = document["buckets"][0]
+    assert {"median_s", "items_per_s", "surroundings"} <= bucket.keys() and bucket["surroundings"]["busy"] == []
     assert {"saved", "source"} <= document["anatomy"]["traffic"].keys()
     assert {"intensity", "macs", "by_dtype", "unsized"} <= document["anatomy"]["graph"].keys()
     # What follows from other numbers cannot be made to say something else.
-    first["items_per_s"] = 1e9
+    bucket["items_per_s"] = 1e9
     assert decode(document, LatencyReport) == report

@@ -34,9 +34,9 @@ def test_ranks_equal_those_of_the_binomial_distribution():
     assert order_ranks(367, 0.99) is None and order_ranks(368, 0.99) is not None
     for count, p in ((100, 0.5), (999, 0.9), (50_000, 0.99), (400_000, 0.999)):
         low, high = order_ranks(count, p)
-        at_most = [beta_cdf(1 - p, count - max_low, max_low + 1.0) for max_low in (low - 1, low, high - 2, high - 1)]
-        assert at_most[0] <= 0.025 < at_most[1], "P(Bin < l) is at most 2.5 %, and l the greatest such rank"
-        assert at_most[2] < 0.975 <= at_most[3], "P(Bin < u) is at least 97.5 %, and u the least such rank"
+        values = [beta_cdf(1 - p, count - max_low, max_low + 1.0) for max_low in (low - 1, low, high - 2, high - 1)]
+        assert values[0] <= 0.025 < values[1], "P(Bin < l) is at most 2.5 %, and l the greatest such rank"
+        assert values[2] < 0.975 <= values[3], "P(Bin < u) is at least 97.5 %, and u the least such rank"
 
 
 def test_unavailable_quantiles_are_none():

@@ -46,9 +46,9 @@ def test_convolutions_equal_onnxruntimes_except_for_rounding(tmp_path: Path, kin
     text, shape = CONVOLUTIONS[kind]
     path = net(tmp_path, f"y = {text}", "float[n,6,9,8] x", "float[n,c,h,v] y", w=normal(*shape), b=normal(shape[0]))
     x = normal(2, 6, 9, 8, seed=1)
-    exact_output, single = DoubleSession(path).run({"x": x})["y"], OrtSession(path, optimized=False).run({"x": x})["y"]
-    assert exact_output.dtype == np.float64 and exact_output.shape == single.shape
-    np.testing.assert_allclose(single, exact_output, rtol=1e-4, atol=1e-5)
+    exact_output, output = DoubleSession(path).run({"x": x})["y"], OrtSession(path, optimized=False).run({"x": x})["y"]
+    assert exact_output.dtype == np.float64 and exact_output.shape == output.shape
+    np.testing.assert_allclose(output, exact_output, rtol=1e-4, atol=1e-5)
 
 
 def test_constants_casts_and_normalizations_are_widened(tmp_path: Path) -> None:

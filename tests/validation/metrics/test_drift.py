@@ -34,10 +34,10 @@ def test_metrics_match_their_definitions(pair):
 def test_merging_parts_gives_the_whole(pair, at):
     expected, actual = pair
     merge = measure(expected[:at], actual[:at]).merge(measure(expected[at:], actual[at:]))
-    whole = measure(expected, actual)
-    assert (merge.count, merge.max_abs, merge.peak) == (whole.count, whole.max_abs, whole.peak)
-    assert merge.error_sq == pytest.approx(whole.error_sq)
-    assert merge.dot == pytest.approx(whole.dot, rel=1e-9, abs=1e-3)
+    measurement = measure(expected, actual)
+    assert (merge.count, merge.max_abs, merge.peak) == (measurement.count, measurement.max_abs, measurement.peak)
+    assert merge.error_sq == pytest.approx(measurement.error_sq)
+    assert merge.dot == pytest.approx(measurement.dot, rel=1e-9, abs=1e-3)
 
 
 def test_measurements_of_one_part_are_kept():

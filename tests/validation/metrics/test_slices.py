@@ -170,9 +170,9 @@ def test_an_edges_slice_is_measured_against_its_usual_values():
 def test_honest_rounding_allows_twice_its_amplitude():
     expected, _ = noisy((64, 6), 0)
     error = np.where(np.arange(6) == 3, 0.5, 1e-4)
-    honest = measure(expected[:32], expected[:32] + error, samples=32).slices
+    slices = measure(expected[:32], expected[:32] + error, samples=32).slices
     for factor, is_allowed in ((1.9, True), (2.1, False)):
-        result = worst_slice(measure(expected, expected + factor * error, samples=64).slices, 40.0, honest=honest)
+        result = worst_slice(measure(expected, expected + factor * error, samples=64).slices, 40.0, honest=slices)
         assert result.index == 3 and (result.margin_db >= 0) is is_allowed and result.sqnr_db < 10 > result.limit_db
 
 
@@ -204,8 +204,8 @@ def test_an_empty_output_has_no_sums(shape):
 
 def test_an_empty_output_of_one_case_keeps_the_variation_of_others():
     boxes = noisy((2, 3, 4), 3, 100.0)[0]
-    first, empty, last = (measure(part, part, samples=1) for part in (boxes[:1], np.zeros((1, 0, 4)), boxes[1:]))
-    for merge in (first.merge(empty).merge(last), empty.merge(first).merge(last)):
+    measurement, empty, last = (measure(part, part, samples=1) for part in (boxes[:1], np.zeros((1, 0, 4)), boxes[1:]))
+    for merge in (measurement.merge(empty).merge(last), empty.merge(measurement).merge(last)):
         assert np.isfinite(merge.slices.centered_sq) and merge.slices.freedom > 0
 
 
@@ -216,10 +216,10 @@ def test_an_empty_output_of_one_case_keeps_the_variation_of_others():
     (30, 1e-4, 0.01, 0.8, 1, False),
 ])  # fmt: skip
 def test_honest_rounding_may_lose_the_variation_of_a_faint_slice(size, scale, offset, lost, times, allowed):
-    one = np.arange(size) == 3
-    expected = noisy((64, size), 0)[0] * np.where(one, scale, 1)
+    flag = np.arange(size) == 3
+    expected = noisy((64, size), 0)[0] * np.where(flag, scale, 1)
     slices, honest_slices = (
-        measure(expected + offset * one, expected + (offset + factor * lost * expected) * one, samples=64).slices
+        measure(expected + offset * flag, expected + (offset + factor * lost * expected) * flag, samples=64).slices
         for factor in (times, 1.0)
     )
     result = worst_slice(slices, 1.0, honest=honest_slices, rounded=False)

@@ -132,8 +132,8 @@ def test_about_the_requested_number_of_elements_changes(tmp_path, zeros):
     x = {"x": np.random.default_rng(0).uniform(-2, 2, size=(500, 8)).astype(np.float32)}
     x["x"][:zeros] = 0  # on a number of the grid, as most elements behind Relu
     exact_answers, model = answers(tmp_path, net, **x), with_rounding(net)
-    moved = [int((result != exact_answers).sum()) for result in answers(tmp_path, model, flips=200.0, runs=4, **x)]
-    assert 150 < np.mean(moved) < 250
+    numbers = [int((result != exact_answers).sum()) for result in answers(tmp_path, model, flips=200.0, runs=4, **x)]
+    assert 150 < np.mean(numbers) < 250
     assert all(int((result != exact_answers).sum()) < 3 for result in answers(tmp_path, model, runs=4, **x))
 
 

@@ -155,9 +155,9 @@ def test_a_cast_is_rounded_in_several_ways_and_omitted_edges_have_their_own_roun
 
         def failed(factor: float) -> set[str]:
             def answer(inputs: Tensors) -> Tensors:
-                right, case = reference.run(inputs)["y"], "batch=16" if len(inputs["x"]) == 16 else "golden"
-                size = factor * np.sqrt(np.square(right).mean()) * 10 ** (-all_cases.drifts["y", case].sqnr_db / 20)
-                return {"y": right + size * np.random.default_rng(0).choice([-1, 1], right.shape).astype(np.float32)}
+                output, case = reference.run(inputs)["y"], "batch=16" if len(inputs["x"]) == 16 else "golden"
+                size = factor * np.sqrt(np.square(output).mean()) * 10 ** (-all_cases.drifts["y", case].sqnr_db / 20)
+                return {"y": output + size * np.random.default_rng(0).choice([-1, 1], output.shape).astype(np.float32)}
 
             candidate = Mock(inputs=reference.inputs, outputs=reference.outputs, run=answer)
             checks = drift_checks("engine", reference, candidate, golden, all_limits[-1])

@@ -281,8 +281,8 @@ def test_a_broken_contract_keeps_nearness_green_and_shows_the_failure():
     report = bare()
     report["reports"] = report["reports"][:1]
     promises = [("contract kl", 3.0, 0.01), ("contract seeds", 1e-4, 1e-3), ("contract batch size", 20.0, 80.0)]
-    broken = [Check("engine", name, "logits", "golden", *numbers, False, "the graph's") for name, *numbers in promises]
-    report["reports"][0]["checks"] += [encode_document(check) for check in broken]
+    checks = [Check("engine", name, "logits", "golden", *numbers, False, "the graph's") for name, *numbers in promises]
+    report["reports"][0]["checks"] += [encode_document(check) for check in checks]
     (row,) = overview(report).beside
     assert row.cause == "fails at engine" and row.cells["engine"].worst.name == "contract kl"
     page = render(report)
@@ -339,13 +339,13 @@ def test_reports_without_spreads_have_no_distributions():
 
 def test_zero_and_non_finite_errors_are_drawn_and_reported():
     report = bare()
-    first_spread, second = report["reports"][0]["spreads"]
+    first_spread, spread = report["reports"][0]["spreads"]
     report["reports"] = report["reports"][:1]
     first_spread |= {"abs_error": [0.0] * 101, "sqnr_db": ["inf"] * 60, "worst": []}
-    second["worst"][0] |= {"actual": "nan", "sqnr_db": "nan"}
+    spread["worst"][0] |= {"actual": "nan", "sqnr_db": "nan"}
     text = " ".join(Page(render(report)).text.split())
     assert "Equal in every bit: export." in text and "not finite" in text and "NaN" in text
-    second |= {"abs_error": [], "sqnr_db": [], "worst": [{**second["worst"][0], "sqnr_db": None, "unequal": 3}]}
+    spread |= {"abs_error": [], "sqnr_db": [], "worst": [{**spread["worst"][0], "sqnr_db": None, "unequal": 3}]}
     assert "3 unequal" in render(report)
 
 

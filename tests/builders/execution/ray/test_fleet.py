@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.usefixtures("gen
 
 
 def job(function: str, needs: Needs | None = None, leaner: dict | None = None, **arguments: object) -> Job:
-    reduced = ReducedRequest(Call(f"{JOBS}:{function}", {**arguments, **leaner}), f"with {leaner}") if leaner else None
-    entries = {"limits": ProcessLimits(120), "needs": needs or Needs(), "reduced": reduced}
+    request = ReducedRequest(Call(f"{JOBS}:{function}", {**arguments, **leaner}), f"with {leaner}") if leaner else None
+    entries = {"limits": ProcessLimits(120), "needs": needs or Needs(), "reduced": request}
     return call_job("unit", f"{JOBS}:{function}", arguments, **entries)
 
 
@@ -109,15 +109,15 @@ def test_waiting_has_a_limit(fleet):
 def test_a_unit_on_a_killed_node_is_rescheduled(fleet, executor, tmp_path):
     doomed = fleet.add_node(num_cpus=2, labels={"enginesmith/sm": "sm_121"}, node_name="doomed")
     seen_items, noted_path = Told(), tmp_path / "times"
-    spare = {"enginesmith/sm": "sm_121"}
+    fields = {"enginesmith/sm": "sm_121"}
     # A preference looks at nodes as they were up to two seconds ago; a need that none of those meets looks again.
     assert executor.run(job("add", only("sm_121"), a=1, b=1)) == 2
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(executor.run, job("sleep_once", Needs(spare), path=str(noted_path)), seen_items.append)
+        future = pool.submit(executor.run, job("sleep_once", Needs(fields), path=str(noted_path)), seen_items.append)
         text_of(noted_path)
         until(lambda: seen_items.places, "the driver has heard where it runs")
         os.kill(doomed.all_processes["raylet"][0].process.pid, 9)
-        assert running.result(PATIENCE_S) == "elsewhere"
+        assert future.result(PATIENCE_S) == "elsewhere"
     assert seen_items.places[0] == "doomed (sm_121)" and seen_items.places[1] != seen_items.places[0]
     assert seen_items.retries == ["its node was lost; try 2, elsewhere"]
 

@@ -52,8 +52,8 @@ def cpu_engine(store: Store, number: float, features: int = 10) -> EngineEntry:
 def plan(store: Store, target: str, precision: str = "fp16", profiles: int = 1) -> EngineEntry:
     """An engine of TensorRT, of a few bytes, with profiles for batches up to 8, 16, ..."""
     result = engine(store, target, precision, status="unproven", data=f"{target} {precision}".encode())
-    ends = [(1 if index == 0 else 8 * index + 1, 8 * (index + 1)) for index in range(profiles)]
-    sizes = tuple(ShapeProfile((("image", (low, 1, 8, 8), (high, 1, 8, 8), (high, 1, 8, 8)),)) for low, high in ends)
+    numbers = [(1 if index == 0 else 8 * index + 1, 8 * (index + 1)) for index in range(profiles)]
+    sizes = tuple(ShapeProfile((("image", (low, 1, 8, 8), (high, 1, 8, 8), (high, 1, 8, 8)),)) for low, high in numbers)
     return replace(result, backend="tensorrt", profiles=sizes)
 
 

@@ -84,9 +84,9 @@ def test_two_indistinguishable_engines_are_refused_before_a_folder_is_made(store
     [("plan", "opens engines of tensorrt"), ("stripped", "no weights"), ("wide", "saturate"), ("library", "a library")],
 )
 def test_engines_that_no_provider_opens_alone_are_refused(store: Store, tmp_path: Path, kind: str, reason: str) -> None:
-    whole = cpu_engine(store, 5)
-    library = replace(whole, requires=(*whole.requires, Library("cube", "RegisterCustomOps", ())))
-    kinds = {"plan": plan(store, "l4"), "stripped": stripped(whole), "wide": wide(whole), "library": library}
+    entry = cpu_engine(store, 5)
+    library = replace(entry, requires=(*entry.requires, Library("cube", "RegisterCustomOps", ())))
+    kinds = {"plan": plan(store, "l4"), "stripped": stripped(entry), "wide": wide(entry), "library": library}
     assert reason in str(ModelPackage().reject(kinds[kind]))
     if kind == "plan":
         publish_engines(store, [kinds[kind]])

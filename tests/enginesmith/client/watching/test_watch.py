@@ -224,12 +224,12 @@ def test_a_hanging_command_is_killed_with_its_children(tmp_path, kind, last):
 
 def test_a_url_gets_a_post_request(store: Store, look: Callable[..., Swap]) -> None:
     version(store, b"one")
-    got: list[dict] = []
+    documents: list[dict] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(204 if len(got) > 1 else 503)
+            documents.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204 if len(documents) > 1 else 503)
             self.end_headers()
 
     with serving(HTTPServer(("127.0.0.1", 0), Handler)) as place:
@@ -239,7 +239,7 @@ def test_a_url_gets_a_post_request(store: Store, look: Callable[..., Swap]) -> N
         assert "secret" not in str(error.value)
         swap = look(Post(url))
     url = url.replace("http://", "http://user:secret@")
-    assert [message["version"] for message in got] == ["1", "1"] and got[1]["engine"] == str(swap.engine)
+    assert [message["version"] for message in documents] == ["1", "1"] and documents[1]["engine"] == str(swap.engine)
     assert "does not answer" in str(Post(url, timeout_s=1)({})) and "secret" not in str(Post(url)({}))
     for wrong_path in ("file:///etc/passwd", "http://", "http://[::1", "http://host:65536/"):
         with pytest.raises(InputError, match="http or https"):

@@ -92,8 +92,8 @@ def test_cpu_means_this_machine_and_a_run_proves_no_other_kind():
     assert why_no_proof(graphs.request("cpu")) is None and why_no_proof(graphs.request("sm_89")) is None
     output = str(why_no_proof(graphs.request(other)))
     assert f"needs a run on {other}; the CPU on this machine is {this_kind().name}" in output
-    published = graphs.request("cpu", toolchain=((CPU_KIND, other),))
-    assert other in str(why_no_proof(published)), "what an engine was built for counts, not what its target is called"
+    request = graphs.request("cpu", toolchain=((CPU_KIND, other),))
+    assert other in str(why_no_proof(request)), "what an engine was built for counts, not what its target is called"
 
 
 def test_a_build_key_depends_on_the_kind_not_the_targets_name():

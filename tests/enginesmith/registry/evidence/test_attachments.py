@@ -195,7 +195,7 @@ def test_an_attachment_killed_at_any_call_damages_nothing_and_can_be_repeated(wo
     ],
 )
 def test_invalid_attachments_are_refused_before_they_are_stored(change: dict[str, object], words: str) -> None:
-    fine = Attachment("a.bin", "vocabulary", "digits", "1", "0" * 64, WORDS, 7, "me", "2026-01-01T00:00:00+00:00")
-    assert fine.to_bytes()
+    attachment = Attachment("a.bin", "vocabulary", "digits", "1", "0" * 64, WORDS, 7, "me", "2026-01-01T00:00:00+00:00")
+    assert attachment.to_bytes()
     with pytest.raises(Malformed, match=words):
-        replace(fine, **change).to_bytes()  # type: ignore[arg-type]
+        replace(attachment, **change).to_bytes()  # type: ignore[arg-type]

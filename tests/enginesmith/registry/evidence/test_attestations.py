@@ -19,8 +19,8 @@ def test_a_report_from_the_hardware_proves_an_engine_without_changing_the_manife
     assert [item.status for item in judge_entries(store, manifest)] == ["unproven", "proven"]
     digest = attest(store, manifest, report(entry, "proven"))
     assert attest(store, manifest, report(entry, "proven")) == digest
-    now = judge_entries(store, manifest)
-    assert [entry.status for entry in now] == ["proven", "proven"] and digest[:12] in now[0].reason
+    entries = judge_entries(store, manifest)
+    assert [entry.status for entry in entries] == ["proven", "proven"] and digest[:12] in entries[0].reason
     assert manifest.engines[0].status == "unproven"
 
 

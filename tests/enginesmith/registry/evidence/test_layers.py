@@ -44,13 +44,13 @@ def published(store: Store, document: Any = TOLD) -> Manifest:
 
 
 def test_the_layers_of_a_unit_are_named_by_it_in_the_manifest() -> None:
-    built = an_engine()
-    assert built.record is not None
-    judged = judge_built(replace(built, record=replace(built.record, extras={"layers": "a" * 64, "other": "b" * 64})))
-    assert judge_built(built, cannot_run="two\nlines").entry.reason.startswith(r"two\nlines"), "a reason is one line"
-    assert layers([judged, judge_built(built)]) == {f"layers {built.unit.name}": "a" * 64}
-    assert list_refitted([judge_built(replace(built, record=replace(built.record, refitted_from="c" * 64)))]) == {
-        f"refitted from {built.unit.name}": "c" * 64
+    engine = an_engine()
+    assert engine.record is not None
+    unit = judge_built(replace(engine, record=replace(engine.record, extras={"layers": "a" * 64, "other": "b" * 64})))
+    assert judge_built(engine, cannot_run="two\nlines").entry.reason.startswith(r"two\nlines"), "a reason is one line"
+    assert layers([unit, judge_built(engine)]) == {f"layers {engine.unit.name}": "a" * 64}
+    assert list_refitted([judge_built(replace(engine, record=replace(engine.record, refitted_from="c" * 64)))]) == {
+        f"refitted from {engine.unit.name}": "c" * 64
     }
 
 

@@ -143,12 +143,12 @@ def test_connections_double_if_each_is_slow_and_all_get_faster(rates, connection
 
 
 def test_a_parallel_download_starts_with_its_share_of_connections(tmp_path: Path) -> None:
-    single_source, shared = Source(), Source()
+    single_source, source = Source(), Source()
     assert run(tmp_path / "alone", single_source) == DIGEST
-    digest = download(tmp_path / "shared", BLOB, len(DATA), shared, lambda _: None, part=PART, beside=8)
+    digest = download(tmp_path / "shared", BLOB, len(DATA), source, lambda _: None, part=PART, beside=8)
     assert digest == DIGEST and (tmp_path / "shared").read_bytes() == DATA
-    assert max(size for _, size in shared.requests) == 2 * PART  # of 16 parts at most; of 11 one alone asks for 6
-    assert [start for start, _ in shared.requests] == sorted(start for start, _ in shared.requests)
+    assert max(size for _, size in source.requests) == 2 * PART  # of 16 parts at most; of 11 one alone asks for 6
+    assert [start for start, _ in source.requests] == sorted(start for start, _ in source.requests)
 
 
 def test_parts_of_a_failed_download_are_not_requested_again(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def certificate(
     """A certificate of the key `name`, self-signed (a root) or by `issuer`; valid between two days from now."""
     current_time = datetime.now(UTC)
     usage = x509.KeyUsage(True, False, False, False, False, issuer is None, False, False, False)
-    built = (
+    extension = (
         x509.CertificateBuilder()
         .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
         .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer or name)]))
@@ -53,8 +53,8 @@ def certificate(
         .add_extension(usage, critical=True)
     )
     if san:
-        built = built.add_extension(x509.SubjectAlternativeName([x509.RFC822Name(san)]), critical=False)
+        extension = extension.add_extension(x509.SubjectAlternativeName([x509.RFC822Name(san)]), critical=False)
     path = folder / f"{name}.crt"
-    signed = built.sign(private(issuer or name), hashes.SHA256())
+    signed = extension.sign(private(issuer or name), hashes.SHA256())
     path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
     return path

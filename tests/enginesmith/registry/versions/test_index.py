@@ -105,8 +105,8 @@ def test_two_writers_of_one_model_agree(indexed: MemoryStore) -> None:
     length = len(steps_of(indexed, promote))
     for own_index in range(length // 2, length, 2):
         for theirs in (5, 20, 35, 99):
-            store, one, two = run_two(indexed, promote, there_and_back, own_index, theirs)
-            assert one.error is None and two.error is None and read_index(store) == look(store), (own_index, theirs)
+            store, actor, two = run_two(indexed, promote, there_and_back, own_index, theirs)
+            assert actor.error is None and two.error is None and read_index(store) == look(store), (own_index, theirs)
 
 
 def test_a_write_of_the_same_entry_counts_as_a_write(indexed: MemoryStore) -> None:

@@ -45,8 +45,8 @@ def test_versions_count_up_and_can_be_read(store: Store) -> None:
 def test_repeated_content_gives_the_same_version(store: Store) -> None:
     first_manifest = publish_engines(store, [engine(store)], "a")
     before = sorted(store.list())
-    again = publish_engines(store, [engine(store)], "a")
-    assert again.existed and again.manifest == first_manifest.manifest and sorted(store.list()) == before
+    manifest = publish_engines(store, [engine(store)], "a")
+    assert manifest.existed and manifest.manifest == first_manifest.manifest and sorted(store.list()) == before
 
 
 def test_older_content_is_found_behind_a_newer_version(store: Store) -> None:
@@ -74,9 +74,9 @@ def test_other_bytes_from_equal_inputs_give_the_same_version_while_it_exists(sto
 
 def test_a_damaged_version_is_replaced_by_the_next_and_a_wanted_one_refused(store: Store) -> None:
     for expected in (None, "1.0"):
-        published = publish_engines(store, [engine(store)], "a", version=expected, channel=None)
-        data = published.manifest.to_bytes()
-        assert store.replace(manifest_key("digits", published.version), data.replace(b"proven", b"failed", 1), data)
+        manifest = publish_engines(store, [engine(store)], "a", version=expected, channel=None)
+        data = manifest.manifest.to_bytes()
+        assert store.replace(manifest_key("digits", manifest.version), data.replace(b"proven", b"failed", 1), data)
     assert publish_engines(store, [engine(store)], "a").version == "2"
     with pytest.raises(IntegrityError, match="edited by hand"):
         publish_engines(store, [engine(store)], "a", version="1.0")
@@ -141,8 +141,8 @@ def test_publication_of_an_engine_requires_its_own_proof(store: Store) -> None:
 
 
 def test_a_refusing_channel_does_not_undo_the_version(store: Store) -> None:
-    published = publish_engines(store, [engine(store, "sm_89", status="unproven")], channel="stable")
-    assert published.version == "1" and "enginesmith validate digits@1" in str(published.channel_refusal)
+    manifest = publish_engines(store, [engine(store, "sm_89", status="unproven")], channel="stable")
+    assert manifest.version == "1" and "enginesmith validate digits@1" in str(manifest.channel_refusal)
     assert channel_state.read_channel(store, "digits", "stable") is None
     none_usable = publish_engines(store, [], "b", others=[refusal()])
     assert "no usable engine" in str(none_usable.channel_refusal)

@@ -47,8 +47,8 @@ def test_another_engine_status_or_proof_is_another_version(store: Store, entries
     published(store, entries)
     cpu, gpu = entries
     other = engine(store, data=b"other bytes")
-    for changed in ([other, gpu], [replace(cpu, status="unproven"), gpu], [replace(cpu, notes=("slow",)), gpu], [cpu]):
-        assert find_same(store, again(store, changed), proofs(changed)) is None
+    for engines in ([other, gpu], [replace(cpu, status="unproven"), gpu], [replace(cpu, notes=("slow",)), gpu], [cpu]):
+        assert find_same(store, again(store, engines), proofs(engines)) is None
     first_proof, second_proof = proofs(entries)
     check = replace(first_proof.checks[0], limit=50.0)
     for report_of_cpu in (replace(first_proof, checks=(check,)), replace(first_proof, golden="1" * 64)):

@@ -23,10 +23,10 @@ def test_a_stale_golden_set_fails_the_build_until_the_change_is_accepted(built: 
     assert stale_result.code == 2
     assert re.search(r"of 9 cases have other expected outputs; logits: by up to \d", stale_result.err)
     assert f"enginesmith debug golden accept {built.spec}" in stale_result.err
-    accepted = built.run("debug", "golden", "accept", built.spec, "--json").json
-    assert accepted["before"] == first_result.json["digest"] and "other expected outputs" in accepted["change"]
+    json = built.run("debug", "golden", "accept", built.spec, "--json").json
+    assert json["before"] == first_result.json["digest"] and "other expected outputs" in json["change"]
     assert built.run("debug", "golden", "make", built.spec).code == 0
-    message = built.run("debug", "golden", "diff", "tiny@1", accepted["digest"], "--json").json
+    message = built.run("debug", "golden", "diff", "tiny@1", json["digest"], "--json").json
     assert (message["same"], message["inputs"], len(message["expected"])) == (False, [], 9)
 
 

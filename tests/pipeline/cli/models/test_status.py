@@ -100,8 +100,8 @@ def test_a_failed_build_keeps_its_log_and_reason_without_credentials(project: Pr
 
 
 def test_a_live_run_shows_phase_prediction_and_the_end_of_its_log(going: Project) -> None:
-    shown = going.run("status", "digits").out
-    assert "running" in shown and "compiling" in shown and "s left (predicted from 3 builds of this unit)" in shown
+    output = going.run("status", "digits").out
+    assert "running" in output and "compiling" in output and "s left (predicted from 3 builds of this unit)" in output
     log = going.run("status", "digits", "--log", UNIT)
     assert log.out == "layer 3 of 9\n" and "so far" in log.err
     assert going.run("status").out.count("running") == 2, "the run, and its unit"

@@ -102,8 +102,8 @@ def test_a_version_without_such_an_engine_lists_its_engines(built: Project) -> N
     result = built.run("debug", "attribute", "tiny", "--target", "sm_90")
     assert result.code == 2 and "has no engine for sm_90; it has: cpu fp32 onnxruntime" in result.err
     result = built.run("debug", "attribute", "tiny", "--target", "sm_89", "--precision", "fp32", "--json", "--quiet")
-    (only,) = result.json["attributions"]
-    assert result.code == 0 and only["attribution"] is None and "cannot be tapped yet" in only["headline"]
+    (attribution,) = result.json["attributions"]
+    assert result.code == 0 and attribution["attribution"] is None and "cannot be tapped yet" in attribution["headline"]
 
 
 def test_a_failed_attribution_gives_its_reason_and_is_no_success(built, monkeypatch):

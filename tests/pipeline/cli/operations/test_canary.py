@@ -38,8 +38,8 @@ def test_a_run_goes_from_traffic_to_page(built, tmp_path):
     assert message["candidate"]["engine"] == message["baseline"]["engine"]
     assert message["candidate"]["precision"] == message["baseline"]["precision"]
     assert message["verdict"] != "FAIL" and message["looks"]["requests"] == [150, 300]
-    seen = [read_observations(out_path / f"{side}.jsonl") for side in ("candidate", "baseline")]
-    assert [len(table) for table in seen] == [300, 300] and all(seen[0].ok) and seen[0].output == seen[1].output
+    tables = [read_observations(out_path / f"{side}.jsonl") for side in ("candidate", "baseline")]
+    assert [len(table) for table in tables] == [300, 300] and all(tables[0].ok) and tables[0].output == tables[1].output
     report = read_report((out_path / "report.json").read_bytes())
     assert report.verdict == message["verdict"] and (out_path / "report.html").exists()
     second_result = run(built, path, out_path)
@@ -58,9 +58,9 @@ def test_an_in_flight_run_stores_its_verdict(built, tmp_path):
     assert result.json["traffic"]["in_flight"] == 4 and result.json["target"] == this_kind().name
     assert "requests in flight: 4; as was asked for" in result.json["notes"] and "the verdict on" in result.err
     assert "in flight" not in result.err, "it is a note, which without --json is printed once"
-    seen = [read_observations(out_path / f"{side}.jsonl") for side in ("candidate", "baseline")]
-    assert seen[0].request == list(range(200)) and all(seen[0].ok) and all(seen[1].ok)
-    assert seen[0].output == seen[1].output, "threads that share a session give each request its own answer"
+    tables = [read_observations(out_path / f"{side}.jsonl") for side in ("candidate", "baseline")]
+    assert tables[0].request == list(range(200)) and all(tables[0].ok) and all(tables[1].ok)
+    assert tables[0].output == tables[1].output, "threads that share a session give each request its own answer"
     (verdicts,) = built.run("show", "tiny@1", "--json").json["canaries"]
     assert (verdicts["target"], verdicts["verdict"]) == (this_kind().name, result.json["verdict"])
 
@@ -79,9 +79,9 @@ def test_an_interrupted_run_stores_its_observations(built, tmp_path):
     assert "Traceback" not in output
     assert process.returncode == 130 and f"--previous {out_path}/report.json" in output
     files = ["--candidate", str(out_path / "candidate.jsonl"), "--baseline", str(out_path / "baseline.jsonl")]
-    seen = [read_observations(out_path / f"{side}.jsonl") for side in ("candidate", "baseline")]
-    assert 150 <= len(seen[1]) < 3000 and seen[0].request == seen[1].request and not seen[0].cut
-    assert all(table.ended for table in seen), "both say that they were stopped in order"
+    tables = [read_observations(out_path / f"{side}.jsonl") for side in ("candidate", "baseline")]
+    assert 150 <= len(tables[1]) < 3000 and tables[0].request == tables[1].request and not tables[0].cut
+    assert all(table.ended for table in tables), "both say that they were stopped in order"
     judged_result = built.run("canary", "judge", *files, "--json", "--out", tmp_path / "judged")
     assert judged_result.code == 1 and judged_result.json["looks"]["planned"] == 3000, "what was planned is remembered"
     assert judged_result.json["looks"]["fractions"][0] < 0.5

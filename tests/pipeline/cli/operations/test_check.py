@@ -24,8 +24,8 @@ def test_an_unchanged_model_passes_and_publishes_nothing(built: Project) -> None
 
 def test_a_worse_model_is_a_regression_at_its_line(built: Project) -> None:
     rng = np.random.default_rng(0)
-    changed = {name: value + rng.normal(size=value.shape, scale=0.05).astype("f4") for name, value in weights().items()}
-    write_model(built.folder / "tiny.onnx", changed)
+    values = {name: value + rng.normal(size=value.shape, scale=0.05).astype("f4") for name, value in weights().items()}
+    write_model(built.folder / "tiny.onnx", values)
     metric = {"name": "accuracy", "output": "logits", "floor": 0.5}
     built.change_spec(precisions=["fp32"], golden={"data": "golden.npz", "labels": "label", "metric": metric})
     files_before = files_of(built.registry / "models")

@@ -165,12 +165,12 @@ def test_an_engine_not_built_for_refitting_is_refused(project: Project) -> None:
 def refit_job(project: Project, folder: Path, model: Path, **options: Any) -> Any:
     """The worker's side, in this process."""
     store = project.store
-    before = request_of(entry(project, "1", "whole"))
+    request = request_of(entry(project, "1", "whole"))
     expected_request = replace(
-        before, model=store.put_file(model), options=tuple(sorted({**dict(before.options), **options}.items()))
+        request, model=store.put_file(model), options=tuple(sorted({**dict(request.options), **options}.items()))
     )
     engine = str(entry(project, "1", "whole").digest)
-    refit = RefitEngine(EngineBlob(before, engine, ".refitting"), expected_request, "tiny@1")
+    refit = RefitEngine(EngineBlob(request, engine, ".refitting"), expected_request, "tiny@1")
     return refit.run(WorkerContext(folder, store.uri))
 
 

@@ -28,9 +28,9 @@ def test_history_shows_the_canary_of_each_move(three: Store, tmp_path: Path) -> 
 
 
 def test_policy_show(three: Store) -> None:
-    plain = said("registry", "policy", "show", "digits:stable")
-    assert plain.startswith("digits:stable: no policy is set\n") and "every engine proven on real inputs" in plain
-    assert told("registry", "policy", "show", "digits:stable")["built_in"] in plain
+    lines = said("registry", "policy", "show", "digits:stable")
+    assert lines.startswith("digits:stable: no policy is set\n") and "every engine proven on real inputs" in lines
+    assert told("registry", "policy", "show", "digits:stable")["built_in"] in lines
     assert "any version with a usable engine" in said("registry", "policy", "show", "digits:candidate")
     said("registry", "policy", "set", "*:stable", "--proven", "l4,cpu")
     assert "requires proven engines for cpu, l4 (set for *:stable by ada" in said(
@@ -39,8 +39,8 @@ def test_policy_show(three: Store) -> None:
     result = told("registry", "policy", "show", "*:stable")
     assert result["policy"]["proven"] == ["cpu", "l4"] and result["of"] == "*:stable"
     assert told("registry", "policy", "set", "digits:stable")["proven"] == []
-    plain = said("registry", "policy", "show", "digits:stable")
-    assert "requires nothing more than the built-in rules (set for digits:stable" in plain
+    lines = said("registry", "policy", "show", "digits:stable")
+    assert "requires nothing more than the built-in rules (set for digits:stable" in lines
     assert isinstance(run("registry", "policy", "show", "digits").exception, UnknownNameError)
 
 

@@ -152,12 +152,12 @@ def test_a_missing_rollout_is_reported(serving: Store) -> None:
 
 def test_an_invalid_report_is_refused(serving: Store) -> None:
     rollout = started(serving, "--wave", "50%,100%", "--gate", "health=90%")
-    reached = [ServingNode(f"n{n}") for n in range(40) if is_reached(ServingNode(f"n{n}"), rollout.id, rollout.reach)]
-    other_texts = [f"n{n}" for n in range(40) if ServingNode(f"n{n}") not in reached]
+    nodes = [ServingNode(f"n{n}") for n in range(40) if is_reached(ServingNode(f"n{n}"), rollout.id, rollout.reach)]
+    other_texts = [f"n{n}" for n in range(40) if ServingNode(f"n{n}") not in nodes]
     current_time = datetime.now(UTC)
     receiver = ReportReceiver(serving, current_time.timestamp)
 
-    def take(node: str = reached[0].name, hours: float = 0, **changes: object) -> tuple[int, str]:
+    def take(node: str = nodes[0].name, hours: float = 0, **changes: object) -> tuple[int, str]:
         time = format_time(current_time + timedelta(hours=hours))
         report = NodeReport(node, "", "2", time, time)
         return receiver.take(SentReport("digits", "stable", rollout.id, replace(report, **changes)).to_bytes())
@@ -170,10 +170,10 @@ def test_an_invalid_report_is_refused(serving: Store) -> None:
     ):
         assert answer[0] == status and reason in answer[1], answer
     assert not read_reports(serving, rollout).reports
-    assert take()[0] == 204 and take()[0] == 429 and take(reached[1].name, version="1")[0] == 204
-    assert take(reached[2].name, version="", failure="pull")[0] == 204
+    assert take()[0] == 204 and take()[0] == 429 and take(nodes[1].name, version="1")[0] == 204
+    assert take(nodes[2].name, version="", failure="pull")[0] == 204
     # Who fails is heard, whatever its clock says.
-    for node, hours in zip(reached[3:], (-7, 7, 24 * 365 * 900), strict=False):
+    for node, hours in zip(nodes[3:], (-7, 7, 24 * 365 * 900), strict=False):
         assert take(node.name, hours, failure="unhealthy")[0] == 204
 
 
@@ -208,8 +208,8 @@ def test_labels_select_the_nodes_of_a_wave(serving: Store) -> None:
 
 def test_beyond_loopback_nodes_need_a_token(serving: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
-    refused = run("rollout", "receive", "--listen", "0.0.0.0:0").exception
-    assert isinstance(refused, InputError) and f"anybody can send to it; set {TOKEN}" in str(refused)
+    exception = run("rollout", "receive", "--listen", "0.0.0.0:0").exception
+    assert isinstance(exception, InputError) and f"anybody can send to it; set {TOKEN}" in str(exception)
     monkeypatch.setenv(TOKEN, "secret")
     rollout = started(serving, "--wave", "100%")
     time = format_time(datetime.now(UTC))

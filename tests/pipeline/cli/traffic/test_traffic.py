@@ -131,8 +131,8 @@ QUICK = ("--seconds", "0.002", "--profile-price", "0")
 
 def test_chosen_buckets_are_written_into_the_spec(words, tmp_path, run):
     place = record(tmp_path / "traffic.jsonl", [3, 4, 5] * 30 + [40] * 20 + [70])
-    out = tmp_path / "buckets.svg"
-    call = run("traffic", "buckets", words, "--traffic", place, "--most", 3, *QUICK, "--out", out, "--write", "--json")
+    path = tmp_path / "buckets.svg"
+    call = run("traffic", "buckets", words, "--traffic", place, "--most", 3, *QUICK, "--out", path, "--write", "--json")
     assert call.code == 0, call.err
     edges = call.json["buckets"]["length"]
     assert 1 <= len(edges) <= 3 and edges[-1] == 64
@@ -140,7 +140,7 @@ def test_chosen_buckets_are_written_into_the_spec(words, tmp_path, run):
     plans = {plan["name"]: plan for plan in call.json["choice"]["plans"]}
     assert [*plans] == ["chosen", "one profile", "powers of two", "present"]
     assert plans["one profile"]["saved"]["low"] <= plans["one profile"]["saved"]["value"]
-    assert "chosen: up to 64" in out.read_text()
+    assert "chosen: up to 64" in path.read_text()
     assert words.read_text() == SPEC.replace("opt: 32, max: 64", f"buckets: [{', '.join(map(str, edges))}]")
 
     result = run("traffic", "buckets", words, "--traffic", place, "--most", 1, *QUICK)

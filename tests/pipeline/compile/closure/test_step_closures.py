@@ -279,7 +279,7 @@ def test_a_steps_key_is_computed_from_its_jobs_request() -> None:
         tree = ast.parse(file.read_text())
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
         request_names = {ast.unparse(call.func) for call in calls} & REQUESTS
-        keyed = {ast.unparse(arg) for call in calls if ast.unparse(call.func) == "code_key" for arg in call.args}
-        if "type(request)" in keyed:  # whichever it is
+        unparses = {ast.unparse(arg) for call in calls if ast.unparse(call.func) == "code_key" for arg in call.args}
+        if "type(request)" in unparses:  # whichever it is
             continue
-        assert request_names - {"BuildEngine", "ReadExternalFiles", "BenchmarkPair"} <= keyed, file
+        assert request_names - {"BuildEngine", "ReadExternalFiles", "BenchmarkPair"} <= unparses, file

@@ -23,8 +23,8 @@ def model_in(folder: Path, dtype: type = np.float32) -> ModelProto:
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     weight = TensorProto(name="w", data_type=kind, dims=[WIDTH, WIDTH])
     set_place(weight, str(folder / "w"), 0, WIDTH * WIDTH * np.dtype(dtype).itemsize)
-    ends = [[helper.make_tensor_value_info(name, kind, ["n", WIDTH])] for name in ("x", "y")]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], name="m")], "g", *ends, [weight])
+    value_infos = [[helper.make_tensor_value_info(name, kind, ["n", WIDTH])] for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], name="m")], "g", *value_infos, [weight])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 

@@ -129,13 +129,13 @@ def test_a_missing_limit_names_the_remedy(taken: list[tuple[str, bool]], monkeyp
         PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_75"))(unit("sm_75"), Work(None, context()))
     assert not isinstance(info.value, UnavailableError), "trying again would not help"
     for status in (None, 401, 404, 422, 429, 500):
-        error, busy = ConcurrencySlotAcquisitionError("no slot"), status in (None, 429, 500)
+        error, flag = ConcurrencySlotAcquisitionError("no slot"), status in (None, 429, 500)
         answer, request = httpx.Response(status or 0), httpx.Request("POST", "http://s")
         error.__cause__ = httpx.HTTPStatusError("", request=request, response=answer) if status else TimeoutError()
         monkeypatch.setattr(runner, "concurrency", raising(error))
-        with pytest.raises(EnginesmithError, match="no slot; .* too busy" if busy else "no slot; .* refuses") as info:
+        with pytest.raises(EnginesmithError, match="no slot; .* too busy" if flag else "no slot; .* refuses") as info:
             PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_80"))(unit("sm_80"), Work(None, context()))
-        assert isinstance(info.value, UnavailableError) is busy, "422: somebody drains this generation"
+        assert isinstance(info.value, UnavailableError) is flag, "422: somebody drains this generation"
     error.__cause__ = ValueError("an answer of another release")
     with pytest.raises(EnginesmithError, match=r"no slot; .* refuses") as info:
         PrefectRunner(gpu_slots=True)._with_slot(build, unit("sm_80"))(unit("sm_80"), Work(None, context()))

@@ -84,12 +84,12 @@ class Fake:
 
     def reconcile(self, spec: Object) -> None:
         """KubeRay 1.7 ends all pods of what is suspended, and workers that a group of the spec names as its own."""
-        named = {
+        groupnames = {
             (group["groupName"], name)
             for group in spec["workerGroupSpecs"]
             for name in group.get("scaleStrategy", {}).get("workersToDelete", ())
         }
-        self.ended += [pod.name for pod in self.pods() if spec.get("suspend") or (pod.group, pod.name) in named]
+        self.ended += [pod.name for pod in self.pods() if spec.get("suspend") or (pod.group, pod.name) in groupnames]
 
     def pods(self) -> list[Pod]:
         return [pod for pod in self.there if pod.name not in self.ended]
@@ -354,16 +354,16 @@ def test_a_new_image_ends_idle_workers_and_the_rest_after_their_unit(load, ended
 
 
 def test_leftover_workers_end_when_idle_without_other_writes() -> None:
-    new, head = with_image("new"), FakeHead(Load({"a": "node-a"}))
+    image, head = with_image("new"), FakeHead(Load({"a": "node-a"}))
     cluster = Fake(with_image("old"), old_pods())
-    assert "does not have the images" in finish(cluster, new, "enginesmith-ray", head) and not cluster.written
-    apply(cluster, new, "enginesmith-ray", head)
+    assert "does not have the images" in finish(cluster, image, "enginesmith-ray", head) and not cluster.written
+    apply(cluster, image, "enginesmith-ray", head)
     assert cluster.ended == ["b"]
-    assert "pods with another image stay" in finish(cluster, new, "enginesmith-ray", head) and cluster.ended == ["b"]
+    assert "pods with another image stay" in finish(cluster, image, "enginesmith-ray", head) and cluster.ended == ["b"]
     head.now = Load()
-    assert "ended head, a" in finish(cluster, new, "enginesmith-ray", head)
+    assert "ended head, a" in finish(cluster, image, "enginesmith-ray", head)
     writes = len(cluster.written)
-    assert "no pod has another image" in finish(cluster, new, "enginesmith-ray", head)
+    assert "no pod has another image" in finish(cluster, image, "enginesmith-ray", head)
     assert len(cluster.written) == writes
 
 

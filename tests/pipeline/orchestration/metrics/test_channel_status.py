@@ -83,21 +83,21 @@ def test_documents_are_read_after_a_change_in_a_rollout_or_in_turn(monkeypatch) 
     store = published("a")
     for model in ("b", "c"):
         published(model, store=store)
-    read, status = list[str](), ChannelStatus(store)
+    items, status = list[str](), ChannelStatus(store)
     monkeypatch.setattr(
-        channel_status, "read_channel", lambda store, *where: (read.append(where[0]), read_channel(store, *where))[1]
+        channel_status, "read_channel", lambda store, *where: (items.append(where[0]), read_channel(store, *where))[1]
     )
     first_texts = status.texts(list_all(store))
-    assert sorted(read) == ["a", "b", "c"] and list(first_texts) == ["a", "b", "c"]
-    read.clear()
+    assert sorted(items) == ["a", "b", "c"] and list(first_texts) == ["a", "b", "c"]
+    items.clear()
     for _ in range(3):
         assert status.texts(list_all(store)) == first_texts
-    assert sorted(read) == ["a", "b", "c"], "one at each look"
+    assert sorted(items) == ["a", "b", "c"], "one at each look"
     published("b", b"two", store=store)
-    read.clear()
+    items.clear()
     newest_version = list_all(store)[1].versions[-1]
     assert f"stable: {newest_version} since" in status.texts(list_all(store))["b"] != first_texts["b"]
-    assert "b" in read and len(read) <= 2
+    assert "b" in items and len(items) <= 2
 
 
 def test_a_damaged_channel_is_a_line_and_omitted_ones_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,8 +95,8 @@ def test_running_and_lost_runs_are_counted(store: Store, tmp_path: Path) -> None
 
 def test_unfinished_rollouts_have_their_last_move(store: Store) -> None:
     for model in ("digits", "letters"):
-        one, two = (publish_engines(store, [engine(store)], name, model=model).manifest for name in ("one", "two"))
-        channels.promote(store, one, "stable")
+        manifest, two = (publish_engines(store, [engine(store)], name, model=model).manifest for name in ("one", "two"))
+        channels.promote(store, manifest, "stable")
         begin(store, two, plan("5%", "100%"))
     operations.pause(store, "letters", "stable", Operator("ada", at(60)))
     view = Looker(store).look()
@@ -206,7 +206,7 @@ def test_the_dashboard_shows_all_existing_metrics() -> None:
         for name, selector in re.findall(r"(enginesmith_\w+)\{([^}]*)\}", query):
             assert set(re.findall(r"(\w+)\s*=~?", selector)) <= {"job", *metrics_by_series[name].labels}, query
         for grouped_match in re.findall(r"by \(([^)]*)\)", query):
-            allowed = {"le"}.union(*(metrics_by_series[name].labels for name in re.findall(r"enginesmith_\w+", query)))
-            assert set(re.split(r",\s*", grouped_match)) <= allowed, query
+            names = {"le"}.union(*(metrics_by_series[name].labels for name in re.findall(r"enginesmith_\w+", query)))
+            assert set(re.split(r",\s*", grouped_match)) <= names, query
     places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
     assert len(set(places)) == len(places) and len({panel["id"] for panel in dashboard["panels"]}) == len(places)

@@ -159,8 +159,8 @@ def test_build_times_are_recorded_and_cached_units_are_counted(store: FileStore)
         run_recorder.emit(Started(UNIT))
         run_recorder.emit(ProcessEnded(UNIT, Usage(5.0, 50.0)))
         run_recorder.emit(Finished(UNIT, "built", words="built in 4 s"))
-    (past,) = read_pasts(store.read(history_key("tensorrt-rtx", "digits")))
-    assert (past.seconds, past.peak_mib, past.graph_bytes, past.outcome) == (5.0, 50.0, 75, "built")
+    (duration,) = read_pasts(store.read(history_key("tensorrt-rtx", "digits")))
+    assert (duration.seconds, duration.peak_mib, duration.graph_bytes, duration.outcome) == (5.0, 50.0, 75, "built")
     totals = read_totals(store.read(TOTALS))
     assert (totals.hits, totals.misses) == (1, 1) and [tally.count for tally in totals.builds] == [1]
 

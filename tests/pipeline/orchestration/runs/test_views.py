@@ -39,10 +39,10 @@ def test_a_dead_local_driver_is_lost_at_its_first_missed_heartbeat() -> None:
     here = replace(running(), **asdict(this_process()))
     assert at(here, 15).state == "running"
     # Its number may be another's by now, as a turn's holder's may: that is told by when the process began.
-    for gone in (replace(here, pid=2**22 + 1), replace(here, began="1.0")):
-        assert at(gone, 15).state == "lost"
-        assert at(gone, 15).lost.endswith(f"(process {gone.pid} on {gone.host}) is not running any more")
-        assert at(gone, 9).state == "running", "it may have ended well just now"
+    for process in (replace(here, pid=2**22 + 1), replace(here, began="1.0")):
+        assert at(process, 15).state == "lost"
+        assert at(process, 15).lost.endswith(f"(process {process.pid} on {process.host}) is not running any more")
+        assert at(process, 9).state == "running", "it may have ended well just now"
     elsewhere = replace(here, pid=2**22 + 1, namespace="pid:[1]")
     assert at(elsewhere, 15).state == "running", "a container counts from 1, whatever this machine calls its processes"
 

@@ -128,12 +128,12 @@ def test_a_trial_is_judged_at_the_edges_too() -> None:
 
 def test_few_judging_samples_are_completed_with_fitted_ones() -> None:
     def sizes(count: int, filled: bool) -> tuple[int, int]:
-        fitted_runs, judging = divide_runs([(1, {"x": np.full((1, 1), index)}) for index in range(count)], filled)
-        values = [run.inputs["x"].item() for run in judging]
+        fitted_runs, runs = divide_runs([(1, {"x": np.full((1, 1), index)}) for index in range(count)], filled)
+        values = [run.inputs["x"].item() for run in runs]
         assert values == sorted(set(values), key=values.index), "no run twice"
-        assert all(run.stop - 1 == run.start == run.inputs["x"].item() for run in judging), "where their labels are"
+        assert all(run.stop - 1 == run.start == run.inputs["x"].item() for run in runs), "where their labels are"
         assert filled or not {*values} & {inputs["x"].item() for _, inputs in fitted_runs}
-        return len(fitted_runs), len(judging)
+        return len(fitted_runs), len(runs)
 
     assert sizes(48, filled=False) == (36, 12) and sizes(48, filled=True) == (36, 48)
     assert sizes(200, filled=True) == (150, JUDGED) and sizes(3, filled=True) == (3, 3)
@@ -145,6 +145,6 @@ def test_a_search_for_limits_leaves_the_fewest_groups_in_float() -> None:
     ranges = all_ranges(model, samples)
     usual_choice = choose(model, ranges, TENSORRT_FP32, runs(samples), SearchFloor(graph=GraphLimits()))
     assert usual_choice.point.share == 1 and usual_choice.point.sqnr_db >= 20
-    strict = choose(model, ranges, TENSORRT_FP32, runs(samples), SearchFloor(graph=GraphLimits({"sqnr_db": 33.0})))
-    assert 0 < strict.point.share < 1 and strict.point.sqnr_db >= 38
-    assert all(reason.startswith("the graph's limits: quantized alone") for reason in strict.left.values())
+    choice = choose(model, ranges, TENSORRT_FP32, runs(samples), SearchFloor(graph=GraphLimits({"sqnr_db": 33.0})))
+    assert 0 < choice.point.share < 1 and choice.point.sqnr_db >= 38
+    assert all(reason.startswith("the graph's limits: quantized alone") for reason in choice.left.values())

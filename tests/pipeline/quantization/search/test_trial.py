@@ -29,9 +29,9 @@ def targets(name: str, *schemes):
 def test_a_kind_gets_the_same_result_beside_another(name):
     model, expected, samples = targets(name, CPU, TENSORRT_FP32)
     for target, result in zip(expected, choose_each(model, expected, samples, FLOOR), strict=True):
-        alone = choose(model, target.ranges, target.scheme, samples, FLOOR)
-        assert result.model.SerializeToString() == alone.model.SerializeToString()
-        assert (result.ranges, result.point, dict(result.left)) == (alone.ranges, alone.point, dict(alone.left))
+        choice = choose(model, target.ranges, target.scheme, samples, FLOOR)
+        assert result.model.SerializeToString() == choice.model.SerializeToString()
+        assert (result.ranges, result.point, dict(result.left)) == (choice.ranges, choice.point, dict(choice.left))
 
 
 def test_graphs_that_no_scheme_changes_are_made_once(monkeypatch):
@@ -117,14 +117,14 @@ def test_steps_keep_their_order_and_a_slower_group_ends_in_float(monkeypatch) ->
 
 def test_the_depth_is_found_if_damages_predict_it():
     names = [f"g{index:02}" for index in range(40)]
-    additive = Additive(dict.fromkeys(names, 1.0), {name: 1e-4 * (40 - at) for at, name in enumerate(names)})
-    depth = selection._find_shallowest(additive, SearchFloor(sqnr_db=15))
-    assert additive.predicted_db(additive.ranked[:depth]) >= 15 > additive.predicted_db(additive.ranked[: depth - 1])
-    assert len(additive.qualities) == 3, "all in int8, the depth, and the one before"
-    additive.qualities.clear()
-    additive.worse.update({additive.ranked[:at]: 0.05 for at in range(30)})
-    assert selection._find_shallowest(additive, SearchFloor(sqnr_db=15)) == 30
-    assert len(additive.qualities) < 12
+    ranking = Additive(dict.fromkeys(names, 1.0), {name: 1e-4 * (40 - position) for position, name in enumerate(names)})
+    depth = selection._find_shallowest(ranking, SearchFloor(sqnr_db=15))
+    assert ranking.predicted_db(ranking.ranked[:depth]) >= 15 > ranking.predicted_db(ranking.ranked[: depth - 1])
+    assert len(ranking.qualities) == 3, "all in int8, the depth, and the one before"
+    ranking.qualities.clear()
+    ranking.worse.update({ranking.ranked[:position]: 0.05 for position in range(30)})
+    assert selection._find_shallowest(ranking, SearchFloor(sqnr_db=15)) == 30
+    assert len(ranking.qualities) < 12
 
 
 def test_a_resize_to_computed_sizes_is_tried():

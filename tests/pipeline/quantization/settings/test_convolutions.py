@@ -200,9 +200,9 @@ def test_the_written_graph_has_the_same_levels():
     levels = as_weight(np.rint(rounded_values / steps_of(rounded_values)[:, None]), KINDS["grouped"][1])
     written, _ = quantize_int8(result.model, result.ranges, CPU)
     stored = next(numpy_helper.to_array(item) for item in written.graph.initializer if list(item.dims) == [6, 2, 3, 3])
-    plain = as_matrices(constant(model, "w"), 2)
+    values = as_matrices(constant(model, "w"), 2)
     assert stored.dtype == np.int8 and np.array_equal(stored, levels)
-    assert not np.array_equal(levels, as_weight(np.rint(plain / steps_of(plain)[:, None]), KINDS["grouped"][1]))
+    assert not np.array_equal(levels, as_weight(np.rint(values / steps_of(values)[:, None]), KINDS["grouped"][1]))
 
 
 def test_the_sweep_keeps_a_bounded_amount_of_activations():
@@ -234,9 +234,9 @@ def test_a_later_pass_begins_where_the_model_was_narrow_before(monkeypatch):
     model = build("float[batch,4,6,6] x", "float[batch,4,6,6] r3", "\n".join(lines), weights)
     graph, inputs = prepare_model(model), {"x": np.random.default_rng(1).normal(size=(16, 4, 6, 6)).astype(np.float32)}
     ranges, groups, sizes = all_ranges(model, inputs), find_groups(graph, find_sites(graph)[0]), []
-    inner = moments_module.tail
+    tail = moments_module.tail
     monkeypatch.setattr(moments_module, "MOST_LAYERS", 1)
-    monkeypatch.setattr(moments_module, "tail", lambda *a: sizes.append(len((proto := inner(*a)).graph.node)) or proto)
+    monkeypatch.setattr(moments_module, "tail", lambda *a: sizes.append(len((proto := tail(*a)).graph.node)) or proto)
 
     def fitted() -> list[np.ndarray]:
         sizes.clear()

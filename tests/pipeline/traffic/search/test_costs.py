@@ -38,7 +38,7 @@ def direct_cost(model: CostModel, partitions) -> float:
     """Each request by itself at the edges that hold it."""
     total = 0.0
     for place in model.grid.places:
-        edges = [min(end for end in ends if end >= at) for ends, at in zip(partitions, place, strict=True)]
+        edges = [min(end for end in partition if end >= at) for partition, at in zip(partitions, place, strict=True)]
         total += model.times[(*edges, 0)]
     return total
 

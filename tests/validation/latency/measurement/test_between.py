@@ -75,8 +75,8 @@ def test_an_outer_quantile_includes_the_spread_of_medians() -> None:
     covered_number = 0
     for seed in range(100):
         series = processes(seed, luck=0.05, runs=30)  # too few of each for its own p90
-        interval, pooled = quantiles_between(series, (0.9,))[0], quantiles(np.concatenate(series), (0.9,))[0]
-        assert interval.value == pooled.value and interval.low < pooled.low and interval.high > pooled.high  # type: ignore[operator]
+        interval, quantile = quantiles_between(series, (0.9,))[0], quantiles(np.concatenate(series), (0.9,))[0]
+        assert interval.value == quantile.value and interval.low < quantile.low and interval.high > quantile.high  # type: ignore[operator]
         covered_number += interval.low <= truth <= interval.high  # type: ignore[operator]
     assert covered_number >= 90
 

@@ -73,9 +73,9 @@ def test_segmentation_equals_scikit_learns(seed):
 
     rng = np.random.default_rng(seed)
     expected, result = rng.integers(0, 4, (3, 5, 6)), rng.integers(0, 4, (3, 5, 6))
-    got = measured(SegmentationMetric("y"), (expected[:1], result[:1]), (expected[1:], result[1:]))
-    assert got["mean_iou"] == pytest.approx(jaccard_score(expected.ravel(), result.ravel(), average="macro"))
-    assert got["equal_pixels"] == np.mean(expected == result)
+    measurement = measured(SegmentationMetric("y"), (expected[:1], result[:1]), (expected[1:], result[1:]))
+    assert measurement["mean_iou"] == pytest.approx(jaccard_score(expected.ravel(), result.ravel(), average="macro"))
+    assert measurement["equal_pixels"] == np.mean(expected == result)
 
 
 def test_segmentation_supports_threshold_axis_and_ignored_labels():
