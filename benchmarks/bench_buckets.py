@@ -198,15 +198,15 @@ class _CpuClock:
     def _series(self, sizes: Mapping[str, int]) -> list[float]:
         inputs = pad(np.full(sizes["batch"], sizes["sequence"]), sizes["sequence"])
         self._stopwatch.time(inputs)
-        durations, ends = list[float](), time.thread_time() + self._seconds / 5
-        while time.thread_time() < ends or len(durations) < 3:
+        durations, deadline_s = list[float](), time.thread_time() + self._seconds / 5
+        while time.thread_time() < deadline_s or len(durations) < 3:
             durations.append(self._stopwatch.time(inputs))
         return durations
 
     @staticmethod
     def _latency(sizes: Mapping[str, int], series: Sequence[Sequence[float]]) -> BucketLatency:
         runs = np.concatenate(series)
-        medians = tuple(float(np.median(each)) for each in series)
+        medians = tuple(float(np.median(sample)) for sample in series)
         return BucketLatency(
             name=" ".join(f"{dim}={size}" for dim, size in sizes.items()),
             sizes=dict(sizes),

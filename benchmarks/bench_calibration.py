@@ -205,12 +205,12 @@ def measure_cost(side: str, folder: Path, count: int, whole: str = "") -> dict[s
 
 def measure_quality(side: str, folder: Path, count: int, activation: str) -> dict[str, float]:
     """SQNR in dB against fp32 over held-out crops, both graphs as written."""
-    written = call(side, folder, count, activation, reuse=True)()
+    written_rows = call(side, folder, count, activation, reuse=True)()
     samples = np.load(folder / "held_out.npy")
     fed_fields = [{"x": samples[start : start + 4]} for start in range(0, HELD_OUT, 4)]
     expected, actual = (
         np.concatenate([opened_session.run(None, inputs)[0] for inputs in fed_fields]).astype(np.float64)
-        for opened_session in (session(folder / "model.onnx", False), session(written, False))
+        for opened_session in (session(folder / "model.onnx", False), session(written_rows, False))
     )
     noise = np.square(expected - actual).sum()
     centred_expected = expected - expected.mean(axis=0)  # what differs between samples, which is what a task reads
@@ -264,8 +264,8 @@ def main() -> None:
     if sys.argv[1:2] == ["--measure"]:
         # onnxruntime's calibrators take all cores and spin while they wait: that would be CPU time too.
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-        what, side, folder, count, *rest = sys.argv[2:]
-        function: Any = {"cost": measure_cost, "quality": measure_quality}[what]
+        action, side, folder, count, *rest = sys.argv[2:]
+        function: Any = {"cost": measure_cost, "quality": measure_quality}[action]
         print(json.dumps(function(side, Path(folder), int(count), *rest)))
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

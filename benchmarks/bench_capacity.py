@@ -96,11 +96,11 @@ def row(model: str, folder: Path, seconds: float) -> str:
         return f"| {model} | {1e3 * limit.seconds:.1f} | no rate keeps the limit: this machine is too busy | | | |"
     with open_engine(engine) as session:
         batches = [repeated(request, count) for count in range(1, POLICY.most + 1)]
-        took: list[float] = []
+        durations_s: list[float] = []
         rate, measured = compare(
-            times, limit, seconds, lambda arrivals: keeps_alone(session, batches, limit, arrivals, took)
+            times, limit, seconds, lambda arrivals: keeps_alone(session, batches, limit, arrivals, durations_s)
         )
-    slower_value = float(np.median(took)) / float(np.median(times.curves[-1]))
+    slower_value = float(np.median(durations_s)) / float(np.median(times.curves[-1]))
     prediction = predict(BatchTimes(times.curves * slower_value, times.half), limit)
     return f"| {model} | {1e3 * limit.seconds:.1f} | {cells(rate, measured)} | {prediction.value / measured:.2f} |"
 
@@ -169,18 +169,18 @@ def keeps_alone(
 ) -> bool:
     """Whether the limit is kept by an engine that one thread feeds, by the policy of the batcher. took: gets the
     seconds of each full batch."""
-    at, latencies, first_end = arrivals.tolist(), np.zeros(len(arrivals)), 0
+    times_s, latencies, first_end = arrivals.tolist(), np.zeros(len(arrivals)), 0
     start_s = time.perf_counter()
-    while first_end < len(at):
-        full_arrival = at[first_end + POLICY.most - 1] if first_end + POLICY.most <= len(at) else math.inf
-        ready_arrival = min(at[first_end] + POLICY.wait_s, full_arrival)
-        while (now := time.perf_counter() - start_s) < ready_arrival:
+    while first_end < len(times_s):
+        full_arrival = times_s[first_end + POLICY.most - 1] if first_end + POLICY.most <= len(times_s) else math.inf
+        ready_arrival = min(times_s[first_end] + POLICY.wait_s, full_arrival)
+        while (elapsed_s := time.perf_counter() - start_s) < ready_arrival:
             pass
-        end = min(first_end + POLICY.most, bisect_right(at, now, first_end))
+        end = min(first_end + POLICY.most, bisect_right(times_s, elapsed_s, first_end))
         session.run(batches[end - first_end - 1])
         done = time.perf_counter() - start_s
         if end - first_end == POLICY.most:
-            took.append(done - now)
+            took.append(done - elapsed_s)
         latencies[first_end:end] = done - arrivals[first_end:end]
         first_end = end
     return float(np.quantile(latencies, limit.p)) <= limit.seconds

@@ -200,14 +200,14 @@ def measured(model: onnx.ModelProto, arrays: Arrays) -> Ranges:
     del tapped_model.graph.output[:]
     tapped_model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in tensors)
     session = ort.InferenceSession(tapped_model.SerializeToString(), providers=["CPUExecutionProvider"])
-    seen: dict[str, tuple[float, float]] = {}
+    seen_values: dict[str, tuple[float, float]] = {}
     count = len(next(iter(arrays.values())))
     for start in range(0, count, 8):
         values = session.run(None, {name: array[start : start + 8] for name, array in arrays.items()})
         for name, value in zip(tensors, values, strict=True):
-            low, high = seen.get(name, (np.inf, -np.inf))
-            seen[name] = (min(low, float(value.min())), max(high, float(value.max())))
-    return Ranges(seen, "minmax", "0" * 64, count)
+            low, high = seen_values.get(name, (np.inf, -np.inf))
+            seen_values[name] = (min(low, float(value.min())), max(high, float(value.max())))
+    return Ranges(seen_values, "minmax", "0" * 64, count)
 
 
 def engine(model: onnx.ModelProto, place: Path, target: Target = WIDE) -> Path:

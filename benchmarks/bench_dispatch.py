@@ -70,11 +70,11 @@ class Rerouted:
 def planned(count: int, store: Store, context: RunContext, size_mib: int = 0) -> list[Unit]:
     """Units of as many models as it takes, each model with a graph of its own."""
     spec, blob = spec_of(size_mib), store.put_bytes(b"nothing")
-    exported = Exported(OnnxModel(blob, TENSOR, TENSOR, 20, carries_qdq=False), blob, Proof())
+    export_value = Exported(OnnxModel(blob, TENSOR, TENSOR, 20, carries_qdq=False), blob, Proof())
     units: list[Unit] = []
     for index in range(-(-count // len(TARGETS))):
         graph = Graph(GraphVariant("fp32"), blob, TENSOR, TENSOR, scales=f"{index:064x}")
-        units += plan_builds(exported, [graph], Work(spec, context)).units
+        units += plan_builds(export_value, [graph], Work(spec, context)).units
     return units[:count]
 
 
@@ -85,10 +85,10 @@ def ours(count: int, isolated: bool, folder: Path) -> float:
         context = RunContext(store, executor, Rerouted(executor))
         start_s = time.perf_counter()
         units = planned(count, store, context)
-        built = InProcess().map(build, units, Work(spec_of(0), context))
+        built_units = InProcess().map(build, units, Work(spec_of(0), context))
         seconds = time.perf_counter() - start_s
-    if not all(item.digest for item in built):
-        raise SystemExit(f"a build failed: {next(item.failure for item in built if item.failure)}")
+    if not all(item.digest for item in built_units):
+        raise SystemExit(f"a build failed: {next(item.failure for item in built_units if item.failure)}")
     return seconds
 
 

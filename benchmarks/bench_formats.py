@@ -88,8 +88,8 @@ def main() -> None:
     print(f"{'ms within':>10}", *(f"{mix:>32}" for mix in fronts))
     for budget_ms in np.linspace(min(times), max(times), ROWS)[:-1]:
         best_values = [
-            max((p.sqnr_db or 0.0 for p in front if (p.ms or 0.0) <= budget_ms), default=np.nan)
-            for front in fronts.values()
+            max((p.sqnr_db or 0.0 for p in front_points if (p.ms or 0.0) <= budget_ms), default=np.nan)
+            for front_points in fronts.values()
         ]
         print(f"{budget_ms:10.4g}", *(f"{value:29.1f} dB" for value in best_values))
 

@@ -72,8 +72,8 @@ def build(folder: Path) -> dict[str, float]:
     enginesmith("build", "spec.yaml", "--quiet", folder=folder)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     (run,) = json.loads(enginesmith("status", "--json", folder=folder))["runs"]
-    spent = json.loads(enginesmith("status", run["run"], "--json", folder=folder))["spent"]
-    steps = {item["step"]: float(item["cpu_s"]) for item in spent}
+    spent_times = json.loads(enginesmith("status", run["run"], "--json", folder=folder))["spent"]
+    steps = {item["step"]: float(item["cpu_s"]) for item in spent_times}
     whole_total = sum(after[:2]) - sum(usage_before[:2])
     return {**steps, "command": whole_total - sum(steps.values()), "whole": whole_total}
 
@@ -107,13 +107,13 @@ def draw(path: Path, found: Mapping[str, Mapping[int, Mapping[str, float]]]) -> 
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4 * len(found), 3.6), layout="constrained")
-    for axes, (what, costs) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
+    for axes, (label, costs) in zip(figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True):
         factors = list(costs)
         for step in sorted({step for cost in costs.values() for step in cost}):
             if (row := [costs[factor].get(step, 0.0) for factor in factors])[-1] >= 0.3:
                 axes.loglog(factors, row, marker="o", linewidth=2.5 if step == "whole" else 1, label=step)
         axes.loglog(factors, [costs[factors[0]]["whole"] * factor for factor in factors], "k:", label="its work")
-        axes.set(title=what, xlabel="times", ylabel="CPU s", xticks=factors, xticklabels=factors)
+        axes.set(title=label, xlabel="times", ylabel="CPU s", xticks=factors, xticklabels=factors)
         axes.minorticks_off()
         axes.legend(fontsize=6)
     figure.savefig(path, metadata={"Date": None})

@@ -176,9 +176,9 @@ def main() -> None:
         return
     blobs_before = blobs_of(registry)
     change_weight(model)
-    again = watch(build, folders, environment)
+    second_watch = watch(build, folders, environment)
     fresh = {name: bytes_ for name, bytes_ in blobs_of(registry).items() if name not in blobs_before}
-    report("one weight changed", again, single_driver, size)
+    report("one weight changed", second_watch, single_driver, size)
     print(
         f"new blobs: {len(fresh)}, {sum(fresh.values()) >> 20} MiB; the largest {max(fresh.values(), default=0) >> 20}"
     )

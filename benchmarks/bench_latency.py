@@ -87,8 +87,8 @@ def _round(session: OrtSession, inputs: dict, seconds: float) -> tuple[float, fl
     start_s = time.perf_counter()
     for _ in range(len(series)):
         session.run(inputs)
-    bare = (time.perf_counter() - start_s) / len(series)
-    return bare, float(series.mean()), wall
+    bare_s = (time.perf_counter() - start_s) / len(series)
+    return bare_s, float(series.mean()), wall
 
 
 def _spread(values: list[float], digits: int = 3) -> str:

@@ -169,12 +169,12 @@ def compare_quality(data: Data, exact: Any, seen: Observations, name: str) -> di
         start = time.process_time()
         runs = group_runs(data.calibration.runs(), data.calibration.inputs, data.calibration.dims)
         (choices,) = choose_each(model, [SearchTarget(ranges, scheme)], runs, floor)
-        spent = time.process_time() - start
+        spent_s = time.process_time() - start
         label = f"{name} scheme, searched, {f'floor {floor.sqnr_db} dB' if floor else 'all in int8'}"
         graphs[label] = written(choices, scheme)
         report(label, choices.point.share, graphs[label], exact, data)
         per_group = choices.cost.inferences_per_group
-        print(f"  search {spent:.0f} CPU-s; a group {per_group:.2f} inferences of the judged samples")
+        print(f"  search {spent_s:.0f} CPU-s; a group {per_group:.2f} inferences of the judged samples")
     return graphs
 
 

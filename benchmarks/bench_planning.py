@@ -101,10 +101,10 @@ def write_model(folder: Path, index: int) -> Path:
 def fill(folder: Path, models: int) -> None:
     """Specs and records of so many models."""
     store = open_store(str(folder / "registry"), create=True)
-    canned = Canned(store)
-    context = RunContext(store, canned, canned)
+    canned_store = Canned(store)
+    context = RunContext(store, canned_store, canned_store)
     for index in range(models):
-        canned.model = index
+        canned_store.model = index
         spec = load_spec(write_model(folder / f"model-{index}", index))
         run = Run(spec, context)
         for unit in (unit for batch in run.prepare() for unit in batch.plan.units):

@@ -57,8 +57,8 @@ def main() -> None:
     print("\n".join(tables))
     if chosen.write:
         PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), *tables), encoding="utf-8")
-    if wrong := missed(outcomes_found, clean_spread):
-        sys.exit("\n".join(wrong))
+    if missed_names := missed(outcomes_found, clean_spread):
+        sys.exit("\n".join(missed_names))
 
 
 if __name__ == "__main__":

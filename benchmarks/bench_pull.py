@@ -112,9 +112,9 @@ def by_enginesmith(endpoint: str, folder: str, digest: str, keep: bool) -> dict[
     registry = f"s3://{BUCKET}/registry?endpoint={endpoint}&path_style=1"
     client = enginesmith.Client(registry, cache=place / "cache")
     client.resolve("bench", "cpu")
-    measured = measuring()
+    measuring_kit = measuring()
     pulled_engine = client.pull("bench", place / "out", target="cpu")
-    measurement = measured()
+    measurement = measuring_kit()
     assert pulled_engine.engine.digest == digest
     return measurement
 
@@ -244,10 +244,10 @@ def fill(folder: Path, endpoint: str, mib: int) -> str:
         report=proof,
         requires=(for_target(parse_targets("cpu")[0]),),
     )
-    approved = approve(report)
-    assert approved is not None
+    approved_report = approve(report)
+    assert approved_report is not None
     draft = Manifest("bench", "", now, digest_of(digest)).with_blake3({digest: stored_file.blake3})
-    publish(store, draft, [(entry, approved)], (), channel="candidate")
+    publish(store, draft, [(entry, approved_report)], (), channel="candidate")
     client = boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")
     for key in store.list():
         client.upload_file(str(root / key), BUCKET, f"registry/{key}")

@@ -40,26 +40,26 @@ def seeded(seed: int) -> Choose:
     """At random, in runs of random length, so that both long and short stretches come up."""
     rng = random.Random(seed)
     stay = rng.choice((0.5, 0.8, 0.95))
-    last: list[Actor] = []
+    last_lines: list[Actor] = []
 
     def choose(waiting: Sequence[Actor]) -> Actor:
-        if not last or last[0] not in waiting or rng.random() > stay:
-            last[:] = [rng.choice(list(waiting))]
-        return last[0]
+        if not last_lines or last_lines[0] not in waiting or rng.random() > stay:
+            last_lines[:] = [rng.choice(list(waiting))]
+        return last_lines[0]
 
     return choose
 
 
 def run_fleet(nodes: int, seed: int, *, waves: tuple[str, ...] = WAVES, **given: object) -> tuple[Fleet, str]:
     """A fleet at the end of its rollout, and the rollout's state. given: bad, step, regions, cut, health_ppm."""
-    is_bad, step, cut = bool(given.get("bad")), given.get("step"), given.get("cut")
+    is_bad, step, cut_size = bool(given.get("bad")), given.get("step"), given.get("cut")
     store, _, two = registry()
     health = given.get("health_ppm", 950_000)
     begin(store, two, plan(*waves, soak=SOAK_S, step=step, nodes=nodes, health_ppm=health))  # type: ignore[arg-type]
     regions = int(str(given.get("regions", 1)))
     fleet = Fleet.of(store, nodes, regions=regions, is_bad=lambda _: is_bad, seed=seed)
     for watcher in fleet.watchers:
-        watcher.cut_off = watcher.node.region == cut
+        watcher.cut_off = watcher.node.region == cut_size
     return fleet, fleet.run(4 * 3600)
 
 
@@ -94,7 +94,7 @@ def measure_good(nodes: int, seeds: int) -> bool:
         if state != "done" or fleet.serving("2") != nodes:
             return False
         swaps.append(max(watcher.swaps[0] for watcher in fleet.watchers))
-        items.append(next(second for second, action, _ in fleet.actions if action == "done"))
+        items.append(next(action_time for action_time, action, _ in fleet.actions if action == "done"))
         back += sum(len(watcher.swaps) > 1 for watcher in fleet.watchers)
     print(f"the waves say {3 * SOAK_S} s until the last opens, {4 * SOAK_S} s to the end; the last of {nodes} nodes")
     print(f"swapped after {max(swaps):.0f} s, the channel was promoted after {max(items):.0f} s; swapped twice: {back}")
@@ -138,17 +138,17 @@ def measure_halts(_: int, seeds: int) -> bool:
     """How often the gate health=95% halts a wave whose nodes fail with a given probability, looked at every 15 s."""
     print("| nodes of the wave | probability | waves halted before their end | waves halted in all |")
     print("|---:|---:|---:|---:|")
-    store, _, two = registry()
-    rollout = open_wave(begin(store, two, plan("50%", "100%", soak=SOAK_S, health_ppm=950_000)), 0, at(0))
+    store, _, second_manifest = registry()
+    rollout = open_wave(begin(store, second_manifest, plan("50%", "100%", soak=SOAK_S, health_ppm=950_000)), 0, at(0))
     rng, rounds, worst_value = random.Random(0), 40 * seeds, 0.0
     for nodes in (20, 100, 500):
         for share in (0.01, 0.025, 0.05, 0.1, 0.3):
             early_number = late_number = 0
             for _round in range(rounds):
                 arrays = [(rng.uniform(0, 36), rng.random() < share, rng.uniform(20, SOAK_S)) for _node in range(nodes)]
-                first = next((s for s in range(0, SOAK_S + 1, 15) if _fails(rollout, arrays, s)), None)
-                early_number += first is not None and first < SOAK_S
-                late_number += first is not None
+                first_s = next((s for s in range(0, SOAK_S + 1, 15) if _fails(rollout, arrays, s)), None)
+                early_number += first_s is not None and first_s < SOAK_S
+                late_number += first_s is not None
             worst_value = max(worst_value, early_number / rounds) if share <= 0.05 else worst_value
             print(f"| {nodes} | {share:.1%} | {early_number / rounds:.1%} | {late_number / rounds:.1%} |")
     return worst_value <= 0.1
@@ -158,8 +158,8 @@ def _fails(rollout: object, when: list[tuple[float, bool, float]], second: int) 
     """Whether the gate fails at a second. when: of each node its swap, whether it fails, and from when on."""
     time_ = format_time(at(second))
     reports = [
-        NodeReport(str(number), "", "2", time_, time_, "unhealthy" if bad and second >= since else "")
-        for number, (swap, bad, since) in enumerate(when)
+        NodeReport(str(number), "", "2", time_, time_, "unhealthy" if bad_flag and second >= since_time else "")
+        for number, (swap, bad_flag, since_time) in enumerate(when)
         if swap <= second
     ]
     (gate,) = judge_gates(rollout, Heard(len(reports), tuple(reports)), (), at(second))  # type: ignore[arg-type]
@@ -203,7 +203,7 @@ def measure_outside(nodes: int, _: int) -> bool:
     ]
     print("| hour | GET | PUT | reports that are read |")
     print("|---|---:|---:|---:|")
-    most = 0
+    max_puts = 0
     for hour, note in enumerate(("the first reports", "a collection at its end", "", "", "all swap", ""), 1):
         with store.counted() as requests:
             for minute in range(0, 60, 2):
@@ -216,7 +216,7 @@ def measure_outside(nodes: int, _: int) -> bool:
                 facts = {"version": channel.version, "digest": "0" * 64, "unit": "u", "machine": "m"}  # type: ignore[union-attr]
                 for reporter, locator in fleet:
                     reporter.look(locator, reference, channel, facts, None)
-        most = max(most, requests.kinds["PUT"]) if hour > 2 else most
+        max_puts = max(max_puts, requests.kinds["PUT"]) if hour > 2 else max_puts
         with store.counted() as reads:
             read_serving(store, channel, at(0))  # type: ignore[arg-type]
         print(
@@ -224,7 +224,7 @@ def measure_outside(nodes: int, _: int) -> bool:
         )
         if hour == 2:
             collect(store, delete=True)
-    return most <= 2 * 1.25 * MOST_REPORTERS
+    return max_puts <= 2 * 1.25 * MOST_REPORTERS
 
 
 PARTS = {
@@ -246,14 +246,14 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", nargs="*", choices=list(PARTS), default=list(PARTS))
     options = parser.parse_args()
-    failed = []
+    failed_names = []
     for name in options.only:
         start_s = time.process_time()
         print(f"\n### {(PARTS[name].__doc__ or name).splitlines()[0]}\n")
-        met = PARTS[name](options.large if name == "large" else options.nodes, options.seeds)
-        print(f"\nbar met: {'yes' if met else 'NO'} ({time.process_time() - start_s:.0f} s of CPU)", flush=True)
-        failed += [] if met else [name]
-    return 1 if failed else 0
+        part_result = PARTS[name](options.large if name == "large" else options.nodes, options.seeds)
+        print(f"\nbar met: {'yes' if part_result else 'NO'} ({time.process_time() - start_s:.0f} s of CPU)", flush=True)
+        failed_names += [] if part_result else [name]
+    return 1 if failed_names else 0
 
 
 if __name__ == "__main__":

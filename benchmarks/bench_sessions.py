@@ -50,8 +50,8 @@ def cells(backend: Backend, target: Target, count: int, folder: Path) -> str:
     with backend.open(backend.build(request, path, folder)) as session:
         inputs = {spec.name: np.ones((4, 8), np.float32) for spec in session.inputs}
         calls: list[Callable[[], object]] = [partial(session.run, inputs)]
-        if own := session.prepare_call(inputs):
-            calls.append(own)
+        if own_call := session.prepare_call(inputs):
+            calls.append(own_call)
         rounds = [[micros(call) for call in calls] for _ in range(ROUNDS)]
     min_times = [min(times) for times in zip(*rounds, strict=True)]
     runtime, adds = (f"{min_times[1]:.1f}", f"{min_times[0] - min_times[1]:.1f}") if len(min_times) == 2 else ("", "")

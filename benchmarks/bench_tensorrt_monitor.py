@@ -29,8 +29,8 @@ def residual(path: Path, blocks: int = 48, width: int = 64) -> tuple[Path, str, 
     """`blocks` blocks of two convolutions with a residual Add."""
     nodes, weights, text_before = [], [], "x"
     for index in range(blocks):
-        for half in "ab":
-            weight = f"w{index}{half}"
+        for half_name in "ab":
+            weight = f"w{index}{half_name}"
             array = RNG.standard_normal((width, width, 3, 3)).astype("f") * 0.05
             weights.append(numpy_helper.from_array(array, weight))
         inner_texts = [f"{index}{name}" for name in ("c", "r", "d", "s", "o")]
@@ -136,7 +136,7 @@ def main() -> None:
                     results[is_watched].append(build(*case, watching_monitor))
             steps = _steps(case)
             cpu, wall = (ratio([a[i] for a in results[True]], [a[i] for a in results[False]]) for i in (0, 1))
-            median = statistics.median(each[1] for each in results[False])
+            median = statistics.median(result[1] for result in results[False])
             print(f"{make.__name__}: {median:.2f} s, {steps} steps; with the monitor, CPU x {cpu}, wall clock x {wall}")
 
 

@@ -52,8 +52,8 @@ def finds(rng: np.random.Generator, draw: Draw, step: float) -> tuple[bool, bool
     number_before = int(rng.integers(60, 300))
     series = np.exp(draw(rng, number_before + 10))
     series[number_before:] *= step
-    first = next((n for n in range(1, 11) if _near(series[: number_before + n], number_before)), 99)
-    return first <= WITHIN, first <= 10
+    first_number = next((n for n in range(1, 11) if _near(series[: number_before + n], number_before)), 99)
+    return first_number <= WITHIN, first_number <= 10
 
 
 def _near(series: Array, index: int) -> bool:
@@ -69,9 +69,9 @@ def rates(name: str, percents: tuple[float, ...], normal: bool, count: int, seed
     return {
         "noise": f"{name}, {'normal' if normal else 'drawn'}",
         "sd_percent": round(100 * float(np.std(np.array(percents) / 100, ddof=1)), 2),
-        "found_within_5": sum(first for first, _ in is_found) / count,
-        "found_within_10": sum(second for _, second in is_found) / count,
-        "found_10_percent_within_5": sum(first for first, _ in big_finds) / (count // 2),
+        "found_within_5": sum(first_flag for first_flag, _ in is_found) / count,
+        "found_within_10": sum(second_flag for _, second_flag in is_found) / count,
+        "found_10_percent_within_5": sum(first_flag for first_flag, _ in big_finds) / (count // 2),
         "flat_years_alarming": wrong_total / count,
     }
 

@@ -75,8 +75,8 @@ def compare(expected: Any, actual: Any, cases: Sequence[Arrays]) -> None:
     """Print the SQNR in decibels over all cases, and the greatest error."""
     signal = noise = largest_value = 0.0
     for inputs in cases:
-        for output, right in zip(expected.run(None, inputs), actual.run(None, inputs), strict=True):
-            error = output.astype(np.float64) - right
+        for output, right_output in zip(expected.run(None, inputs), actual.run(None, inputs), strict=True):
+            error = output.astype(np.float64) - right_output
             signal, noise = signal + float((output.astype(np.float64) ** 2).sum()), noise + float((error**2).sum())
             largest_value = max(largest_value, float(np.abs(error).max()))
     print(10 * np.log10(signal / noise) if noise else np.inf, largest_value)
@@ -181,7 +181,7 @@ def main() -> None:
         return
     load, rounds = os.getloadavg()[0], [one_round(options.files, options.attribution) for _ in range(options.runs)]
     sides = {
-        f"{side}_{label}_s": [round(getattr(one[index], label), 1) for one in rounds]
+        f"{side}_{label}_s": [round(getattr(round_result[index], label), 1) for round_result in rounds]
         for index, side in enumerate(("script", "build"))
         for label in ("cpu", "wall")
     }

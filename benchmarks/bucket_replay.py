@@ -92,15 +92,15 @@ def replay(
         while following_number < len(arrivals) and arrivals[following_number] <= current_seconds:
             queues[places[following_number]].append(following_number)
             following_number += 1
-        ready, wakes = _choose(queues, arrivals, policy, current_seconds)
-        if ready is None:
+        ready_bucket, wakes = _choose(queues, arrivals, policy, current_seconds)
+        if ready_bucket is None:
             wakes = min(wakes, arrivals[following_number]) if following_number < len(arrivals) else wakes
             if not stopwatch.by_cpu:
                 time.sleep(max(wakes - (time.perf_counter() - start_s), 0.0))
             current_seconds = wakes
             continue
-        taken_poplefts = [queues[ready].popleft() for _ in range(min(policy.most, len(queues[ready])))]
-        inputs = pad(sizes[taken_poplefts], edges[ready])
+        taken_poplefts = [queues[ready_bucket].popleft() for _ in range(min(policy.most, len(queues[ready_bucket])))]
+        inputs = pad(sizes[taken_poplefts], edges[ready_bucket])
         seconds = stopwatch.time(inputs)
         runs, busy_seconds, current_seconds = runs + 1, busy_seconds + seconds, current_seconds + seconds
         done_array[taken_poplefts] = current_seconds if stopwatch.by_cpu else time.perf_counter() - start_s

@@ -62,9 +62,9 @@ def write_trace(trace: Trace, path: Path, hours: float | None = None, model: str
     path.unlink(missing_ok=True)
     rng = np.random.default_rng(0)
     with Recorder(path, model=model, made="benchmarks/traffic_traces.py") as recorder:
-        for at, size in zip(trace.at, trace.sizes["sequence"].tolist(), strict=True):
+        for arrival_s, size in zip(trace.at, trace.sizes["sequence"].tolist(), strict=True):
             ids = rng.integers(1, 257, (1, size), np.int64)
-            recorder.append({"input_ids": ids, "attention_mask": np.ones_like(ids)}, trace.start + at * stretch)
+            recorder.append({"input_ids": ids, "attention_mask": np.ones_like(ids)}, trace.start + arrival_s * stretch)
 
 
 def main() -> None:

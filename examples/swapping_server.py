@@ -70,8 +70,8 @@ class Requests(BaseHTTPRequestHandler):
             if self.path == "/reload":
                 self.server.reload()
                 return self._answer(200, {})
-            served = self.server.served  # once: a swap while this request runs changes nothing for it
-            return self._answer(200, answer(served, json.loads(body)))
+            served_requests = self.server.served  # once: a swap while this request runs changes nothing for it
+            return self._answer(200, answer(served_requests, json.loads(body)))
         except Exception as error:  # of a request, or of an engine that cannot be opened: the server goes on
             return self._answer(400, {"error": f"{type(error).__name__}: {error}"})
 
@@ -93,8 +93,8 @@ def open_served(current: Path) -> Served:
     path = next(folder.glob("*.json"))
     described_document = json.loads(path.read_bytes())
     run = enginesmith.open_onnx(path)
-    tuned = {name: opt for name, _, opt, _ in described_document["profiles"][0]["inputs"]}
-    run({item["name"]: np.zeros(tuned[item["name"]], item["dtype"]) for item in described_document["inputs"]})
+    tuned_ranges = {name: opt_shape for name, _, opt_shape, _ in described_document["profiles"][0]["inputs"]}
+    run({item["name"]: np.zeros(tuned_ranges[item["name"]], item["dtype"]) for item in described_document["inputs"]})
     return Served(folder, described_document["version"], run)
 
 

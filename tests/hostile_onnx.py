@@ -80,14 +80,14 @@ def _change(draw: st.DrawFn, model: onnx.ModelProto) -> None:
     """One thing: a field set, dropped, repeated, or filled with another message of its kind from elsewhere."""
     message = draw(st.sampled_from(list(_messages(model))))
     field = draw(st.sampled_from(list(message.DESCRIPTOR.fields)))
-    how = draw(st.sampled_from(["set", "set", "set", "drop", "repeat", "graft"]))
-    if how == "drop":
+    mutation = draw(st.sampled_from(["set", "set", "set", "drop", "repeat", "graft"]))
+    if mutation == "drop":
         message.ClearField(field.name)
     elif field.message_type is None:
         if field.is_repeated:
             items = getattr(message, field.name)
             value = _scalar(draw, field)
-            if len(items) and how == "set":
+            if len(items) and mutation == "set":
                 items[draw(st.integers(0, len(items) - 1))] = value
             else:
                 items.extend([value] * draw(st.sampled_from([1, 2, 50])))
@@ -111,10 +111,10 @@ def _fill(draw: st.DrawFn, model: onnx.ModelProto, message: Any, field: Any) -> 
     elif chosen is None:
         target.add()
     else:
-        at = draw(st.integers(0, len(target)))
-        after = [_copy(item) for item in target[at:]]
+        offset = draw(st.integers(0, len(target)))
+        after = [_copy(item) for item in target[offset:]]
         chosen = _copy(chosen)
-        del target[at:]
+        del target[offset:]
         target.extend([chosen, *after])
 
 

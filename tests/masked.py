@@ -33,7 +33,7 @@ class MaskedDecoder(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         """One step. attention_mask: int64 (batch, past + tokens), 0 for places that nobody sees."""
         past0s = past0, past1
-        path, present = self.tokens(input_ids) + self.places(position_ids), []
+        path, present_names = self.tokens(input_ids) + self.places(position_ids), []
         count, total = input_ids.shape[1], attention_mask.shape[1]
         ahead = torch.arange(total) > torch.arange(total - count, total)[:, None]
         hidden_places = ahead[None, None] | (attention_mask == 0)[:, None, None]
@@ -43,8 +43,8 @@ class MaskedDecoder(nn.Module):
             scores = query @ keys.transpose(-1, -2) / math.sqrt(WIDTH // HEADS)
             weights = scores.masked_fill(hidden_places, -1e4).softmax(-1)
             path = path + write((weights @ values).transpose(1, 2).flatten(2))
-            present += [keys, values]
-        return path @ self.tokens.weight.T, *present
+            present_names += [keys, values]
+        return path @ self.tokens.weight.T, *present_names
 
 
 def make_masked() -> MaskedDecoder:

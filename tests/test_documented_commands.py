@@ -60,9 +60,9 @@ def problem(words: list[str], whole: bool) -> str | None:
 def test_every_command_in_the_pages_parses() -> None:
     seen_number, wrong_texts = 0, []
     for page in pages():
-        for words, whole in written(page.read_text(encoding="utf-8")):
+        for words, whole_block in written(page.read_text(encoding="utf-8")):
             seen_number += 1
-            if reason := problem(words, whole):
+            if reason := problem(words, whole_block):
                 wrong_texts.append(f"{page.relative_to(ROOT)}: enginesmith {' '.join(words)}: {reason}")
     assert not wrong_texts and seen_number > 200
 
@@ -79,4 +79,4 @@ def test_every_command_in_the_pages_parses() -> None:
     ],
 )
 def test_invalid_commands_are_found(text: str) -> None:
-    assert [reason for words, whole in written(text) if (reason := problem(words, whole))]
+    assert [reason for words, whole_block in written(text) if (reason := problem(words, whole_block))]

@@ -62,8 +62,8 @@ def simulate(
     for node in nodes:  # what they know when the simulation begins
         node.last = node.look()
     while queue and queue[0][0] < seconds:
-        now, number = heapq.heappop(queue)
-        while pending_events and pending_events[0][0] <= now:
+        current_s, number = heapq.heappop(queue)
+        while pending_events and pending_events[0][0] <= current_s:
             moved_at = pending_events[0][0]
             pending_events.pop(0)[1]()
         node = nodes[number]
@@ -76,12 +76,12 @@ def simulate(
         if seen_look != node.last:
             extra_cost, node.last = move_costs[0], seen_look
             traffic.swaps += 1
-            traffic.slowest_s = max(traffic.slowest_s, now - moved_at)
+            traffic.slowest_s = max(traffic.slowest_s, current_s - moved_at)
             traffic.kinds["GET"] += extra_cost
             traffic.received += move_costs[1]
         traffic.kinds += sent_count.kinds
         traffic.received += sent_count.received
-        traffic.by_second[int(now)] += sent_count.count + extra_cost
+        traffic.by_second[int(current_s)] += sent_count.count + extra_cost
         traffic.by_region[node.region] += sent_count.count + extra_cost
-        heapq.heappush(queue, (now + pause_s(node.interval_s, node.failures), number))
+        heapq.heappush(queue, (current_s + pause_s(node.interval_s, node.failures), number))
     return traffic

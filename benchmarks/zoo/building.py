@@ -41,8 +41,8 @@ def make_model(name: str, graph: Mapping[str, Any]) -> Path:
 def write_requests(model: Path, graph: Mapping[str, Any]) -> None:
     """`requests.npz` and `unseen.npz` beside the model, of no sample in common."""
     model_facts = as_inputs(look_at_onnx(model, model.name))
-    requests, unseen = graph.get("samples", (REQUESTS, UNSEEN))
-    samples = make_inputs(graph, model_facts.inputs, _sizes(model_facts, graph), requests + unseen)
+    requests, unseen_samples = graph.get("samples", (REQUESTS, UNSEEN))
+    samples = make_inputs(graph, model_facts.inputs, _sizes(model_facts, graph), requests + unseen_samples)
     write_samples(model.with_name("requests.npz"), samples[:requests])
     write_samples(model.with_name("unseen.npz"), samples[requests:])
 

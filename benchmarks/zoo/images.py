@@ -76,8 +76,8 @@ def _cut(generator: np.random.Generator, pictures: tuple[Array, ...], shape: Sha
     from PIL import Image
 
     whole_picture = pictures[int(generator.integers(len(pictures)))]
-    most = min(whole_picture.shape[:2])
-    side = int(generator.integers(most // 2, most))
+    min_side = min(whole_picture.shape[:2])
+    side = int(generator.integers(min_side // 2, min_side))
     top, left_number = (int(generator.integers(0, size - side)) for size in whole_picture.shape[:2])
     piece = Image.fromarray(whole_picture[top : top + side, left_number : left_number + side])
     return _planes(piece.resize((shape[2], shape[1])), shape[0])

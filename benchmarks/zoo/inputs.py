@@ -55,8 +55,8 @@ def _make(
     if kind in ("page", "seal", "table", "line", "photo", "turned"):
         values = _scale(values, graph.get("scaling", "imagenet"))
     if kind == "tokens":
-        most, least = (graph.get(key, {}).get(spec.name, usual) for key, usual in (("most", 29), ("least", 1)))
-        values = values % (most - least + 1) + least
+        max_size, min_size = (graph.get(key, {}).get(spec.name, usual) for key, usual in (("most", 29), ("least", 1)))
+        values = values % (max_size - min_size + 1) + min_size
     return values.astype(spec.dtype)
 
 

@@ -25,17 +25,17 @@ def crop(image, marks):
     """The lines of a picture, from the detector's map [1, 1, height, width]: as pictures of one size for the classifier
     and the recogniser, and their boxes (top, left, bottom, right)."""
     boxes = np.array(list(_lines(marks[0, 0] > MARKED)), np.int64).reshape(-1, 4)
-    parts = [image[top:bottom, left:right] for top, left, bottom, right in boxes]
+    parts = [image[top:bottom, left_edge:right_edge] for top, left_edge, bottom, right_edge in boxes]
     return {"x": _fit(parts, WIDTH), "small": _fit(parts, SMALL), "boxes": boxes}
 
 
 def turn(x, upside_down):
     """Lines that the classifier is sure are upside down, turned; the others as they are."""
-    turned = x.copy()
+    turned_boxes = x.copy()
     for row in np.flatnonzero(upside_down[:, 1] > SURE):
         width = np.flatnonzero(x[row].any((0, 1)))[-1] + 1  # behind it is padding
-        turned[row, :, :, :width] = x[row, :, ::-1, :width][:, :, ::-1]
-    return {"x": turned}
+        turned_boxes[row, :, :, :width] = x[row, :, ::-1, :width][:, :, ::-1]
+    return {"x": turned_boxes}
 
 
 def spell(likelihoods):
@@ -56,12 +56,12 @@ def _lines(marked):
         if height < LEAST_HEIGHT:
             continue
         more_height = round(GROWN * height)
-        for left, right in _runs(marked[top:bottom].any(0), 3 * height):
+        for left_edge, right_edge in _runs(marked[top:bottom].any(0), 3 * height):
             yield (
                 max(0, top - more_height),
-                max(0, left - more_height),
+                max(0, left_edge - more_height),
                 min(marked.shape[0], bottom + more_height),
-                min(marked.shape[1], right + more_height),
+                min(marked.shape[1], right_edge + more_height),
             )
 
 
@@ -77,11 +77,11 @@ def _fit(parts, most):
 def _runs(marks, gap):
     """(begin, end) of runs of true values; those with less than `gap` between them are one."""
     runs_found = []
-    for at in np.flatnonzero(marks):
-        if runs_found and at - runs_found[-1][1] < gap:
-            runs_found[-1][1] = at + 1
+    for position in np.flatnonzero(marks):
+        if runs_found and position - runs_found[-1][1] < gap:
+            runs_found[-1][1] = position + 1
         else:
-            runs_found.append([at, at + 1])
+            runs_found.append([position, position + 1])
     return runs_found
 
 

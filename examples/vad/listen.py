@@ -53,8 +53,8 @@ def main() -> None:
             "vad", registry=options.registry, target="cpu", precision=options.precision, dest=dest
         )
         streams = enginesmith.Streams.described(enginesmith.open_onnx(pulled_engine), pulled_engine.description)
-        for row, heard in enumerate(listen(frames_of(options.file), streams)):
-            print(f"stream {row}: {', '.join(spans(heard)) or 'no voice'}")
+        for row, frame in enumerate(listen(frames_of(options.file), streams)):
+            print(f"stream {row}: {', '.join(spans(frame)) or 'no voice'}")
 
 
 if __name__ == "__main__":

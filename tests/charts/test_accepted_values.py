@@ -25,9 +25,9 @@ def test_fields_without_a_schema_can_be_set() -> None:
 def leaves(value: Any) -> Iterator[Any]:
     """Everything in objects that is no list or mapping, keys included."""
     if isinstance(value, dict):
-        yield from (leaf for pair in value.items() for leaf in leaves(list(pair)))
+        yield from (leaf_value for pair in value.items() for leaf_value in leaves(list(pair)))
     elif isinstance(value, list):
-        yield from (leaf for item in value for leaf in leaves(item))
+        yield from (leaf_value for item in value for leaf_value in leaves(item))
     else:
         yield value
 

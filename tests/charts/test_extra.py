@@ -138,11 +138,11 @@ def test_values_of_a_group_override_global_ones_only_in_this_group() -> None:
         "extraEnv": [{"name": "MODE", "value": "h100"}], "extraVolumes": [cache], "extraVolumeMounts": [fields]
     }  # fmt: skip
     objects = renders.objects(renders.rendered(values))
-    mine, others = (next(pod_specs(group_of(objects, name))) for name in ("h100", "b200"))
-    env = [item["value"] for item in mine["containers"][0]["env"] if item["name"] in ("MODE", "OTHER")]
+    own_spec, other_specs = (next(pod_specs(group_of(objects, name))) for name in ("h100", "b200"))
+    env = [item["value"] for item in own_spec["containers"][0]["env"] if item["name"] in ("MODE", "OTHER")]
     assert sorted(env) == ["all", "h100"]
-    assert cache in mine["volumes"] and fields in mine["containers"][0]["volumeMounts"]
-    for pod in [others, *[flow_run_job(item)["spec"]["template"]["spec"] for item in flow_runs(objects)]]:
+    assert cache in own_spec["volumes"] and fields in own_spec["containers"][0]["volumeMounts"]
+    for pod in [other_specs, *[flow_run_job(item)["spec"]["template"]["spec"] for item in flow_runs(objects)]]:
         assert cache not in pod["volumes"]
         assert {"name": "MODE", "value": "all"} in pod["containers"][0]["env"]
 

@@ -49,14 +49,14 @@ def test_all_optional_values_are_accepted_and_run(cluster: Cluster, namespace: s
     shared_fields = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
     cluster.api.create("persistentvolumeclaims", namespace, {"metadata": {"name": "engines"}, "spec": shared_fields})
     helm.install(with_all())
-    beside = set()
+    beside_names = set()
     for pod in cluster.running(namespace, PODS + 2).values():
         component, spec = pod["metadata"]["labels"]["app.kubernetes.io/component"], pod["spec"]
-        beside |= {component} if INIT["name"] in {item["name"] for item in spec["containers"]} else set()
+        beside_names |= {component} if INIT["name"] in {item["name"] for item in spec["containers"]} else set()
         assert {"name": "SSL_CERT_FILE", "value": "/etc/enginesmith/trust/ca.crt"} in spec["containers"][0]["env"]
         claims = {item.get("persistentVolumeClaim", {}).get("claimName") for item in spec["volumes"]}
         assert ("engines" in claims and spec["nodeName"] == "l4-1") is (component == "node-cache")
-    assert beside == {"metrics", "ray-head"}
+    assert beside_names == {"metrics", "ray-head"}
     assert ONE.items() <= cluster.api.get("services", namespace, "enginesmith-site")["metadata"]["annotations"].items()
     build_pods = cluster.pods(namespace, "azure.workload.identity/use=true")
     assert {pod["spec"]["serviceAccountName"] for pod in build_pods.values()} == {"enginesmith-builds"}

@@ -26,11 +26,11 @@ def done(cluster: Cluster, namespace: str) -> dict[str, str]:
 
 def test_the_deploy_job_runs_again_after_a_change(cluster: Cluster, namespace: str, helm: Release) -> None:
     helm.install(values())
-    first = done(cluster, namespace)
+    first_pods = done(cluster, namespace)
     helm.upgrade(values())
-    assert done(cluster, namespace) == first
-    log.info("the same values: still %s", *first)
+    assert done(cluster, namespace) == first_pods
+    log.info("the same values: still %s", *first_pods)
     helm.upgrade(values(enabled=False))
     (name,) = done(cluster, namespace)
     log.info("other values: %s", name)
-    assert name not in first
+    assert name not in first_pods

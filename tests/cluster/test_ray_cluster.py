@@ -70,8 +70,8 @@ def test_a_group_with_running_workers_is_deleted_only_with_consent(cluster, busy
     helm.upgrade(without("l4"))
     assert "l4" not in live(cluster, busy)
     wait_for("the workers of the group to go", lambda: not workers(cluster, busy, "l4"))
-    now = cluster.api.get("rayclusters", busy, "enginesmith-ray")["metadata"].get("annotations", {})
-    assert "enginesmith.io/may-stop-workers" not in now, "it is for one change"
+    current_object = cluster.api.get("rayclusters", busy, "enginesmith-ray")["metadata"].get("annotations", {})
+    assert "enginesmith.io/may-stop-workers" not in current_object, "it is for one change"
     assert helm.status() == "deployed"
 
 

@@ -37,13 +37,13 @@ def damaged(engine: Engine, folder: Path) -> Iterator[tuple[str, Engine]]:
 
 def open_complaints(backend: Backend, target: Target, engine: Engine, folder: Path) -> Iterator[str]:
     """What is opened and should not be, and what is refused in words that help nobody."""
-    for what, wrong, word in foreign(backend, engine):
-        yield from _refused(backend, what, wrong, word)
+    for label, wrong_names, word in foreign(backend, engine):
+        yield from _refused(backend, label, wrong_names, word)
     if backend.runs(target):
         yield from _refused(backend, f"an engine for {target.name}", engine, target.name)
         return
-    for what, wrong in damaged(engine, folder):
-        yield from _refused(backend, what, wrong, "")
+    for label, wrong_names in damaged(engine, folder):
+        yield from _refused(backend, label, wrong_names, "")
 
 
 def _refused(backend: Backend, what: str, engine: Engine, word: str) -> Iterator[str]:

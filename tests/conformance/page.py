@@ -150,15 +150,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("backends", nargs="*")
     parser.add_argument("--found", type=Path)
     names = parser.parse_args(arguments)
-    bad = []
+    bad_names = []
     for name, target, outcomes in _given(names.found) if names.found else _tried(names.backends or discovery.names()):
         if ":" not in name:  # what has no entry point yet is not what this project shows
             record("torture", name, target, outcomes)
         print(f"{name} {target}: {counts_of(outcomes.values())}", file=sys.stderr)
-        bad += [f"{name}: {o.name}: {o.kind} at {o.by}: {o.reason}" for o in outcomes.values() if not o.good]
+        bad_names += [f"{name}: {o.name}: {o.kind} at {o.by}: {o.reason}" for o in outcomes.values() if not o.good]
     write_page()
-    print("\n".join(bad), file=sys.stderr)
-    return 1 if bad else 0
+    print("\n".join(bad_names), file=sys.stderr)
+    return 1 if bad_names else 0
 
 
 def _given(folder: Path) -> Iterator[tuple[str, str, dict[str, Outcome]]]:

@@ -40,10 +40,10 @@ def survey(
         folder = workdir / f"process{len(outcomes)}"
         folder.mkdir()
         ended_error = _run_some(backend, target, suite, remaining_names, folder, patience_s)
-        fresh = _read(folder / "outcomes.jsonl")
-        if not fresh or all(item in outcomes for item in fresh):
+        fresh_rows = _read(folder / "outcomes.jsonl")
+        if not fresh_rows or all(item in outcomes for item in fresh_rows):
             raise ended_error or RuntimeError(f"{backend}: the process at {remaining_names[0]} left nothing")
-        for name, outcome in fresh.items():
+        for name, outcome in fresh_rows.items():
             outcomes[name] = outcome or _dead(name, ended_error)
             listen(outcomes[name])
         remaining_names = [name for name in remaining_names if name not in outcomes]

@@ -116,9 +116,9 @@ MATTERS: dict[str, Callable[[ModelProto], object]] = {
 
 
 def _swapped(values) -> None:
-    first, second, *rest = [type(value).FromString(value.SerializeToString()) for value in values]
+    first_message, second_message, *rest = [type(value).FromString(value.SerializeToString()) for value in values]
     del values[:]
-    values.extend([second, first, *rest])
+    values.extend([second_message, first_message, *rest])
 
 
 def _input_renamed(model: ModelProto) -> None:

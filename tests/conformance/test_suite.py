@@ -111,9 +111,9 @@ def test_a_crash_or_hang_costs_one_graph(tmp_path, monkeypatch):
     names = ["scalar_output", "plain_with_one_shape_alone", "plain"]
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    crashed = survey(f"{AT}:Crashes", "cpu", "torture", names, tmp_path / "a")
-    assert [crashed[name].kind for name in names] == ["passed", "crashed", "passed"]
-    assert "SIGABRT" in crashed[names[1]].reason and not crashed[names[1]].good
+    crash_outcome = survey(f"{AT}:Crashes", "cpu", "torture", names, tmp_path / "a")
+    assert [crash_outcome[name].kind for name in names] == ["passed", "crashed", "passed"]
+    assert "SIGABRT" in crash_outcome[names[1]].reason and not crash_outcome[names[1]].good
     hangs_path = tmp_path / "hangs"
 
     def clock() -> float:
@@ -125,8 +125,8 @@ def test_a_crash_or_hang_costs_one_graph(tmp_path, monkeypatch):
 
     monkeypatch.setenv("HANGS", str(hangs_path))
     monkeypatch.setattr("tests.conformance.survey.time", SimpleNamespace(time=clock))
-    hung = survey(f"{AT}:Hangs", "cpu", "torture", names[1:], tmp_path / "b", patience_s=4)
-    assert [hung[name].kind for name in names[1:]] == ["hung", "passed"]
+    hang_outcome = survey(f"{AT}:Hangs", "cpu", "torture", names[1:], tmp_path / "b", patience_s=4)
+    assert [hang_outcome[name].kind for name in names[1:]] == ["hung", "passed"]
 
 
 def test_an_outcome_is_written_as_it_is_read(tmp_path):

@@ -84,9 +84,9 @@ class Subject:
             result = engine.attribution().blamed
             names = {name for row in result for name in (row.node, *row.nodes)}
             flag = any(place in {*names, *(name.partition("/")[0] for name in names)} for place in planted_change[1])
-        by = tuple(dict.fromkeys(check.name for check in failed_checks))
+        check_names = tuple(dict.fromkeys(check.name for check in failed_checks))
         return Outcome(
-            plant.name, self.family.name, precision, self.seed, by, flag, self.noise(engine, graph, precision)
+            plant.name, self.family.name, precision, self.seed, check_names, flag, self.noise(engine, graph, precision)
         )
 
     def noise(self, engine: BuiltEngine, graph: ModelProto, precision: Precision) -> tuple[float, ...]:
@@ -142,7 +142,7 @@ def noise_of(expected: np.ndarray, actual: np.ndarray) -> tuple[float, ...]:
     """Mean energy of the error over that of the output: of all elements, and of each slice of each axis."""
     error = np.square(actual - expected) / np.square(expected).mean()
     rest = [tuple(other for other in range(error.ndim) if other != axis) for axis in range(1, error.ndim)]
-    return (float(error.mean()), *(float(value) for over in rest for value in error.mean(axis=over)))
+    return (float(error.mean()), *(float(value) for rest_item in rest for value in error.mean(axis=rest_item)))
 
 
 def outcomes(folder: Path, family: str, seed: int) -> Iterator[Outcome]:

@@ -101,8 +101,8 @@ def score_of(outputs: np.ndarray) -> np.ndarray:
 
 def detected(right: Run, wrong: Run, samples: Samples) -> float:
     """The share of what the model detects that the engine detects, too."""
-    flag, there = (score_of(side(samples)) > 0.5 for side in (right, wrong))
-    return float((flag & there).sum() / flag.sum())
+    flag, other_flag = (score_of(side(samples)) > 0.5 for side in (right, wrong))
+    return float((flag & other_flag).sum() / flag.sum())
 
 
 def images(seed: int, count: int) -> Samples:
@@ -177,7 +177,7 @@ def attend(name: str, source: str, to: str, bias: str = "") -> str:
 def attention_weights(name: str, size: int, seed: int, sharp: float = 1.0) -> dict[str, object]:
     """size: of the head.  sharp: factor of its queries."""
     rng = np.random.default_rng(seed)
-    result: dict[str, object] = {f"{name}w{each}": rng.normal(size=(WIDTH, size)) / 4 for each in "qkv"}
+    result: dict[str, object] = {f"{name}w{letter}": rng.normal(size=(WIDTH, size)) / 4 for letter in "qkv"}
     result[f"{name}wq"] = result[f"{name}wq"] * sharp
     return result | {f"{name}wo": rng.normal(size=(size, WIDTH)) / 3, f"{name}scale": np.float32(size**-0.5)}
 
@@ -243,8 +243,8 @@ def scaled_twice(model: ModelProto, wrong: bool) -> ModelProto:
 def least_score(right: Run, wrong: Run) -> float:
     """The least score that the engine gives where the model's is 0.9 or more."""
     samples = patches(6, 96)
-    here, there = (score_of(side(samples)) for side in (right, wrong))
-    return float(there[here > 0.9].min())
+    local_score, other_score = (score_of(side(samples)) for side in (right, wrong))
+    return float(other_score[local_score > 0.9].min())
 
 
 def outliers() -> ModelProto:
@@ -331,8 +331,8 @@ def equal_share(columns: slice, samples: Samples) -> Callable[[Run, Run], float]
     """The share of samples whose answers in some columns are the same."""
 
     def figure(right: Run, wrong: Run) -> float:
-        here, there = (side(samples)[:, columns] for side in (right, wrong))
-        return float(np.isclose(here, there, rtol=1e-4, atol=1e-5).all(axis=1).mean())
+        local_columns, other_columns = (side(samples)[:, columns] for side in (right, wrong))
+        return float(np.isclose(local_columns, other_columns, rtol=1e-4, atol=1e-5).all(axis=1).mean())
 
     return figure
 

@@ -78,8 +78,8 @@ def frozen_golden(folder: Path) -> Caught:
 
 def other_rebuild(folder: Path) -> Caught:
     """One of three builds of the same engine answers otherwise at one size."""
-    builds = [rebuilt("a"), rebuilt("a"), rebuilt("b", lambda x, y: y * (1 + 1e-3 * (len(x) == 5)))]
-    message = reproducibility(builds, Budgets(default_budget("engine", "fp32")))
+    rebuilds = [rebuilt("a"), rebuilt("a"), rebuilt("b", lambda x, y: y * (1 + 1e-3 * (len(x) == 5)))]
+    message = reproducibility(rebuilds, Budgets(default_budget("engine", "fp32")))
     checks = [check for check in message.failed if check.name == "sqnr_db"]
     if not checks:
         return Caught("nothing", "", "", "")

@@ -43,7 +43,7 @@ def weighted(model: ModelProto) -> list[tuple[NodeProto, str]]:
         for name in node.input[:2] if node.op_type in CHANNELS else ():
             while name in makers and makers[name].op_type in ("DequantizeLinear", "Cast", "Transpose"):
                 name = makers[name].input[0]
-            if ranks.get(name, 0) >= 2 and not any(name == other for _, other in items):
+            if ranks.get(name, 0) >= 2 and not any(name == other_item for _, other_item in items):
                 items.append((node, name))
     return items
 
@@ -115,8 +115,8 @@ def channel(change_of: Callable[[np.ndarray], np.ndarray]) -> Callable[[ModelPro
         values = np.moveaxis(weight(model, name).copy(), CHANNELS[node.op_type], 0)
         if node.op_type == "GRU":
             return None
-        least = int(np.argmin(np.abs(values.reshape(len(values), -1)).sum(1)))
-        values[least] = change_of(values[least].astype(np.float64)).astype(values.dtype)
+        least_index = int(np.argmin(np.abs(values.reshape(len(values), -1)).sum(1)))
+        values[least_index] = change_of(values[least_index].astype(np.float64)).astype(values.dtype)
         return with_weight(model, name, np.moveaxis(values, 0, CHANNELS[node.op_type])), (of(node),)
 
     return change
@@ -127,13 +127,13 @@ def behind(text: str) -> Callable[[ModelProto, np.random.Generator], Planted]:
 
     def change(model: ModelProto, rng: np.random.Generator) -> Planted:
         output = model.graph.output[0].name
-        counted = COUNTED.replace("Shape(x)", f"Shape({model.graph.input[0].name})")
+        counted_text = COUNTED.replace("Shape(x)", f"Shape({model.graph.input[0].name})")
         shape = [1] * len(model.graph.output[0].type.tensor_type.shape.dim)
-        message = text.replace("COUNTED", counted).replace("OUT", output)
-        changed = after(model, output, message)
+        message = text.replace("COUNTED", counted_text).replace("OUT", output)
+        changed_text = after(model, output, message)
         if "COLUMN" in message:
-            add_constants(changed, {"COLUMN": np.array([-1, *shape[1:]])})
-        return changed, ()
+            add_constants(changed_text, {"COLUMN": np.array([-1, *shape[1:]])})
+        return changed_text, ()
 
     return change
 

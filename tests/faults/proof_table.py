@@ -101,11 +101,11 @@ def _too_many(clean: Sequence[Alarms]) -> Iterator[str]:
 
 def with_tables(page: str, *tables: str, ends: tuple[str, str] = (START, END)) -> str:
     """The page with other tables between two marks. Raises ValueError for a page that lacks one of them."""
-    before, start, rest = page.partition(ends[0])
+    text_before, start, rest = page.partition(ends[0])
     _, end, after = rest.partition(ends[1])
     if not (start and end):
         raise ValueError(f"{ends[0].strip()!r} and {ends[1].strip()!r} must be on the page, with a blank line between")
-    return before + start + "\n".join(tables) + end + after
+    return text_before + start + "\n".join(tables) + end + after
 
 
 def _table(lines: Iterable[Sequence[str]]) -> str:

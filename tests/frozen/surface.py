@@ -83,11 +83,11 @@ def _printed() -> Iterator[str]:
 
 def members(value: object, path: str) -> Iterator[str]:
     """Dotted paths of the keys in a JSON value; '*' for an item."""
-    for key, inner in value.items() if isinstance(value, dict) else ():
+    for key, inner_value in value.items() if isinstance(value, dict) else ():
         yield f"{path}{key}"
-        yield from members(inner, f"{path}{key}.")
-    for inner in value if isinstance(value, list) else ():
-        yield from members(inner, f"{path}*.")
+        yield from members(inner_value, f"{path}{key}.")
+    for inner_value in value if isinstance(value, list) else ():
+        yield from members(inner_value, f"{path}*.")
 
 
 def _python() -> Iterator[str]:

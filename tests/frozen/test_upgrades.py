@@ -113,9 +113,9 @@ def test_unknown_build_data_of_a_later_release_is_not_overwritten(place: Project
     store = open_store(place.registry)
     keys = (TOTALS, history_key("onnxruntime"), history_key("onnxruntime", "tiny"))
     changes_before = [change(place, key, format=2) for key in keys]
-    past = Past("tiny", "cpu", "fp32", 1.0, 1.0, 1, "built", "2026-01-01T00:00:00Z")
-    remember_builds(store, {"onnxruntime": [past]})
-    remember_totals(store, {"onnxruntime": [past]}, 1, 1)
+    past_build = Past("tiny", "cpu", "fp32", 1.0, 1.0, 1, "built", "2026-01-01T00:00:00Z")
+    remember_builds(store, {"onnxruntime": [past_build]})
+    remember_totals(store, {"onnxruntime": [past_build]}, 1, 1)
     assert [path.read_bytes() for path, _ in changes_before] == [data for _, data in changes_before]
 
 

@@ -107,7 +107,7 @@ class Record:
 
     def seconds(self, name: str) -> float:
         """How long the tests of a file, or one, took."""
-        return sum((test["seconds"] for at, test in self.tests.items() if at.startswith(name)), 0.0)
+        return sum((test["seconds"] for site, test in self.tests.items() if site.startswith(name)), 0.0)
 
 
 def _lines(folder: Path, kind: str) -> list[str]:

@@ -27,13 +27,13 @@ _unfit: set[Path] = set()
 
 @contextmanager
 def _current(name: str) -> Iterator[None]:
-    before, _switch.here = _switch.here, name
+    place_before, _switch.here = _switch.here, name
     (_FOLDER / f"current-{_WORKER}").write_text(name)
     try:
         yield
     finally:
-        _switch.here = before
-        (_FOLDER / f"current-{_WORKER}").write_text(before)
+        _switch.here = place_before
+        (_FOLDER / f"current-{_WORKER}").write_text(place_before)
 
 
 def _name(definition: pytest.FixtureDef[object]) -> str:
@@ -141,10 +141,10 @@ def _fails(item: pytest.Item, mutant: int, seconds: float) -> bool:
             is_failed = any(report.failed for report in runtestprotocol(item, log=False, nextitem=_Sibling(item)))  # type: ignore[arg-type]
         finally:
             os._exit(is_failed)
-    until = time.monotonic() + _LEAST_S + 10 * seconds
-    while time.monotonic() < until:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
+    deadline_s = time.monotonic() + _LEAST_S + 10 * seconds
+    while time.monotonic() < deadline_s:
+        ended_pid, status = os.waitpid(child, os.WNOHANG)
+        if ended_pid:
             return status != 0
         time.sleep(0.005)
     os.killpg(child, signal.SIGKILL)

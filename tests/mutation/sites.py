@@ -50,8 +50,8 @@ class Site:
         node = copy.deepcopy(self.node)
         match node:
             case ast.Compare():
-                turned = _TURNED[type(node.ops[0])]
-                node.ops[0] = turned[self.rank(seed) % len(turned)]()
+                turned_type = _TURNED[type(node.ops[0])]
+                node.ops[0] = turned_type[self.rank(seed) % len(turned_type)]()
             case ast.Call():
                 return ast.Constant(None)
             case ast.Constant():

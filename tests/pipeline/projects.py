@@ -74,8 +74,8 @@ class Captured:
 
 @contextmanager
 def capture() -> Iterator[Captured]:
-    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
-        yield Captured(out, err)
+    with redirect_stdout(StringIO()) as output, redirect_stderr(StringIO()) as err:
+        yield Captured(output, err)
 
 
 class Project:

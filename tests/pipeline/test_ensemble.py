@@ -114,8 +114,8 @@ def test_pulled_engines_answer_like_the_models(built, tmp_path, monkeypatch):
     assert [spec.name for spec in whole_description.inputs] == ["encoder.x", "mask", "decoder.y"]
     golden = {name: array[:3] for name, array in arrays(folder / "project" / "golden.npz").items()}
     encoder, decoder = (opens(folder / "project" / f"{name}.onnx") for name in ("encoder", "decoder"))
-    hidden = encoder({"x": golden["encoder.x"], "attention": golden["mask"]})["hidden"]
-    expected = decoder({"y": golden["decoder.y"], "memory": hidden, "mask": golden["mask"]})["logits"]
+    hidden_values = encoder({"x": golden["encoder.x"], "attention": golden["mask"]})["hidden"]
+    expected = decoder({"y": golden["decoder.y"], "memory": hidden_values, "mask": golden["mask"]})["logits"]
     np.testing.assert_allclose(whole_description.run(golden)["decoder.logits"], expected, atol=1e-5)
     assert enginesmith.pull("pair:candidate", registry=folder / "registry", dest=tmp_path, precision="fp32").cached
     monkeypatch.setattr("enginesmith.registry.store.folder.FileStore.near", False)
@@ -126,22 +126,22 @@ def test_pulled_engines_answer_like_the_models(built, tmp_path, monkeypatch):
 def test_the_ensemble_is_validated_as_served(built: tuple[Path, Outcome], tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "copy"), create=True)
     mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
-    whole = load(store, "pair", "1")
+    pair_manifest = load(store, "pair", "1")
     with local_context(store, quiet=True) as context:
-        validated_items = {item.unit: item for item in validate(whole, context)}
+        validated_items = {item.unit: item for item in validate(pair_manifest, context)}
     expected = {"cpu fp32 ensemble": "proven", "cpu int8 ensemble": "proven"}
     assert {unit: item.verdict for unit, item in validated_items.items()} == expected
-    assert {item.engine for item in attestations(store, whole)} == {
-        entry.digest for entry in whole.engines if entry.digest
+    assert {item.engine for item in attestations(store, pair_manifest)} == {
+        entry.digest for entry in pair_manifest.engines if entry.digest
     }
 
 
 def test_an_unproven_ensemble_runs_with_the_pending_engines(built, tmp_path):
     store = open_store(str(tmp_path / "copy"), create=True)
     mirror(open_store(str(built[0] / "registry")), [parse_reference("pair@1")], store)
-    whole = load(store, "pair", "1")
-    entries = tuple(replace(entry, status="unproven") for entry in whole.engines if entry.digest)
-    fresh_text = publish_waiting(store, whole, entries)
+    pair_manifest = load(store, "pair", "1")
+    entries = tuple(replace(entry, status="unproven") for entry in pair_manifest.engines if entry.digest)
+    fresh_text = publish_waiting(store, pair_manifest, entries)
     assert [entry.unit for entry in pending_of(store, "pair", fresh_text).engines] == [entry.unit for entry in entries]
     with local_context(store, quiet=True) as context:
         proofs = prove(pending_of(store, "pair", fresh_text), context)
@@ -164,13 +164,13 @@ def publish_waiting(store: Store, whole: Manifest, entries: tuple[EngineEntry, .
 
 @pytest.mark.parametrize("use", ["oci", "spec", "golden", "layers", "quantization", "refit"])
 def test_commands_for_one_graph_name_the_graphs(use: str, store: Store, tmp_path: Path) -> None:
-    whole, reference = load(store, "pair", "1"), parse_reference("pair@1")
+    pair_manifest, reference = load(store, "pair", "1"), parse_reference("pair@1")
     uses: dict[str, Callable[[], object]] = {
         "oci": lambda: export_oci(store, locate(store, reference), tmp_path / "oci"),
-        "spec": lambda: spec_of(whole),
+        "spec": lambda: spec_of(pair_manifest),
         "golden": lambda: golden_of(store, "pair@1"),
-        "layers": lambda: _show_layers(store, whole, "cpu int8 ensemble", as_json=False),
-        "quantization": lambda: _show_quantization(store, whole, as_json=False),
+        "layers": lambda: _show_layers(store, pair_manifest, "cpu int8 ensemble", as_json=False),
+        "quantization": lambda: _show_quantization(store, pair_manifest, as_json=False),
         "refit": lambda: refit.main(
             ["pair@1", "--weights-from", "pair@1", "--registry", store.uri], standalone_mode=False
         ),
@@ -182,8 +182,8 @@ def test_commands_for_one_graph_name_the_graphs(use: str, store: Store, tmp_path
 
 def test_channels_move_the_ensemble(built: tuple[Path, Outcome], store: Store, tmp_path: Path) -> None:
     project = built[0] / "project"
-    changed = change(PAIR, "limits", {"int8": {"quantization": {"sqnr_db": 14}}})
-    second_build = enginesmith.build(rewrite(project, changed), registry=built[0] / "registry")
+    changed_spec = change(PAIR, "limits", {"int8": {"quantization": {"sqnr_db": 14}}})
+    second_build = enginesmith.build(rewrite(project, changed_spec), registry=built[0] / "registry")
     assert second_build.version == "2"
     assert {graph.version for graph in second_build.graphs.values()} == {"1"}
     for version in ("1", "2"):
@@ -195,9 +195,9 @@ def test_channels_move_the_ensemble(built: tuple[Path, Outcome], store: Store, t
 
 
 def test_a_drifting_ensemble_fails_and_the_graph_is_named(built: tuple[Path, Outcome], tmp_path: Path) -> None:
-    changed = change(PAIR, "limits", {"int8": {"quantization": {"sqnr_db": 90}}})
+    changed_spec = change(PAIR, "limits", {"int8": {"quantization": {"sqnr_db": 90}}})
     registry = shutil.copytree(built[0] / "registry", tmp_path / "registry")
-    outcome = enginesmith.build(rewrite(built[0] / "project", changed), registry=registry)
+    outcome = enginesmith.build(rewrite(built[0] / "project", changed_spec), registry=registry)
     statuses = {engine.entry.precision: engine.entry for engine in outcome.engines if engine.entry.target == "cpu"}
     assert statuses["fp32"].status == "proven" and statuses["int8"].status == "failed"
     assert statuses["int8"].digest is None and "quantization sqnr_db of decoder.logits" in statuses["int8"].reason
@@ -236,9 +236,9 @@ def test_an_ensemble_moves_to_another_toolchain_with_its_graphs(
             assert verdicts["cpu fp32 ensemble"] == ("moves", "")
             assert verdicts["cpu int8 ensemble"] == (expected, "graph 'encoder': slow" if staying_text else "")
             assert [(plan.version, plan.verdict) for plan in rehearse.plan] == [("pair@1", expected)]
-            applied = apply(rehearse, served_versions, context)
-    assert [(item.before, item.channels["mine"]) for item in applied] == [("pair@1", "")]
-    before, after = load(store, "pair", "1"), load(store, "pair", applied[0].version)
+            applied_result = apply(rehearse, served_versions, context)
+    assert [(item.before, item.channels["mine"]) for item in applied_result] == [("pair@1", "")]
+    before, after = load(store, "pair", "1"), load(store, "pair", applied_result[0].version)
     assert [pin.reference for pin in after.graphs] == ["pair-encoder@2", "pair-decoder@2"]
     for entry in (entry for entry in after.engines if entry.usable):
         assert [engine.unit for *_, engine in pinned_engines(store, after, entry)]

@@ -35,8 +35,8 @@ def write_labelled(folder: Path, source: str = "encoder.hidden") -> Path:
     onnx.save(model, folder / "encoder.onnx")
     golden = arrays(folder / "golden.npz")
     encode, decode = (opens(folder / f"{name}.onnx") for name in ("encoder", "decoder"))
-    hidden = encode({"x": golden["encoder.x"], "attention": golden["mask"]})["hidden"]
-    logits = decode({"y": golden["decoder.y"], "memory": hidden, "mask": golden["mask"]})["logits"]
+    hidden_values = encode({"x": golden["encoder.x"], "attention": golden["mask"]})["hidden"]
+    logits = decode({"y": golden["decoder.y"], "memory": hidden_values, "mask": golden["mask"]})["logits"]
     np.savez(folder / "golden.npz", **golden, label=logits.argmax(-1))
     return path
 

@@ -108,9 +108,9 @@ def test_a_metric_below_its_floor_fails_the_engines_and_publishes_nothing(projec
     assert "2 engines failed; there is none to pull" in text and "tiny@" not in text and "enginesmith pull" not in text
     assert project.run("report", page.with_suffix(".json"), "--out", project.folder / "again.html").code == 0
     assert (project.folder / "again.html").read_text() == text
-    before = page.stat().st_mtime_ns
-    assert project.build("--target", "cpu").code == 1 and page.stat().st_mtime_ns == before
-    assert project.build("--target", "cpu", "--precision", "fp32").code == 1 and page.stat().st_mtime_ns > before
+    mtime_before = page.stat().st_mtime_ns
+    assert project.build("--target", "cpu").code == 1 and page.stat().st_mtime_ns == mtime_before
+    assert project.build("--target", "cpu", "--precision", "fp32").code == 1 and page.stat().st_mtime_ns > mtime_before
     assert project.run("registry", "fsck").code == 0
 
 
@@ -135,8 +135,8 @@ def test_a_failed_build_names_a_repeating_command(project: Project) -> None:
 
 
 def test_a_quantized_model_stays_unchanged_and_has_no_other_precision(built: Project, project: Project) -> None:
-    quantized = next(u for u in built.run("plan", built.spec, "--json").json["units"] if u["precision"] == "int8")
-    blob = quantized["request"]["model"]
+    quantized_unit = next(u for u in built.run("plan", built.spec, "--json").json["units"] if u["precision"] == "int8")
+    blob = quantized_unit["request"]["model"]
     model = (built.registry / "blobs" / "sha256" / blob[:2] / blob).read_bytes()
     (project.folder / "tiny.onnx").write_bytes(model)
     project.change_spec(calibration=None, targets=["cpu"])

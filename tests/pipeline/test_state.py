@@ -108,8 +108,8 @@ def test_a_canary_compares_recorded_steps_with_their_states(built: tuple[Path, A
 def test_show_lists_the_golden_sets_sequences(built: tuple[Path, Any]) -> None:
     folder, outcome = built
     store = open_store(str(folder.parent / "registry"))
-    shown = describe_golden(store, golden_of(store, f"{outcome.model}@1"))
-    assert shown.sequences == (12,) * 4, "three, and these side by side"
+    shown_fields = describe_golden(store, golden_of(store, f"{outcome.model}@1"))
+    assert shown_fields.sequences == (12,) * 4, "three, and these side by side"
 
 
 @pytest.mark.parametrize(

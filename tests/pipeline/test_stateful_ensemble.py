@@ -42,8 +42,8 @@ def test_the_ensemble_is_proven_step_by_step_and_free_running(built: tuple[Path,
         assert courses.keys() == stages[precision]
         cases = [item["case"] for item in courses["engine"]["sequences"]]
         assert cases == [*(f"sequence {index}" for index in range(4)), "sequences side by side"]
-        single = courses["engine"]["single_db"]  # by token; the first step has three of them
-        assert all(isinstance(level, float) or level == "inf" for level in (single[0], *single[3:]))
+        single_db = courses["engine"]["single_db"]  # by token; the first step has three of them
+        assert all(isinstance(level, float) or level == "inf" for level in (single_db[0], *single_db[3:]))
     assert {result.stage for engine in outcome.engines for result in engine.free_running} == stages["int8"]
     assert "free running" in (place / "report.html").read_text()
 

@@ -170,8 +170,8 @@ def find_planted(text: str, first: int, end: int) -> int:
 
 def _find_one(state: tuple[str, int, int]) -> tuple[str, int | None]:
     """A planted bug's name, and the first seed that shows it."""
-    name, first, end = state
-    for seed in range(first, end):
+    name, first_item, end = state
+    for seed in range(first_item, end):
         if seed % _PART == 0:
             gc.collect()
         with MUTANTS[name]():

@@ -129,8 +129,8 @@ class Registry:
         """The call. Raises Violation if it was acknowledged, and no state that the channel had meanwhile shows it.
         stale_s: how long before the call a state counts, too."""
         if call.acknowledged and self.world.name != "beginning":
-            since = call.at - timedelta(seconds=stale_s) if stale_s else None
-            states = self.rules.states_between(f"{MODEL}:{channel}", call.began, call.ended or 0, since)
+            start_time = call.at - timedelta(seconds=stale_s) if stale_s else None
+            states = self.rules.states_between(f"{MODEL}:{channel}", call.began, call.ended or 0, start_time)
             if not any(map(shows, states)):
                 raise Violation(f"{call.what} was acknowledged, and {channel} does not show it")
         return call
@@ -156,8 +156,8 @@ class Registry:
         is_exact = mended or not temper.stale
         if call.acknowledged and is_exact and other_filter - set(versions):
             raise Violation(f"a list has {versions}, and not {sorted(other_filter)}")
-        if call.acknowledged and mended and (gone := {v for v in versions if not self.has(v)}):
-            raise Violation(f"a list has {sorted(gone)}, which are gone")
+        if call.acknowledged and mended and (gone_versions := {v for v in versions if not self.has(v)}):
+            raise Violation(f"a list has {sorted(gone_versions)}, which are gone")
         late_s = 0.0 if self.world.calm or not temper.stale else temper.stale_s
         return self._took_effect(call, "stable", lambda state: state.version == call.result, late_s)
 

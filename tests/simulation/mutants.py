@@ -276,10 +276,10 @@ def _ends_with(end: Callable[[Any, Any, Callable[[], None]], None], *, may_stay:
 
     @contextmanager
     def hold(store: Any, models: Any, what: str, lasts: Any = leases.PUBLISHING) -> Iterator[Any]:
-        begun, names = parsing.steady_s(), tuple(sorted(set(models)))
+        start_s, names = parsing.steady_s(), tuple(sorted(set(models)))
         lease = leases.take_lease(store, what, lasts, names)
         try:
-            yield leases.Guard(store, lease, begun)
+            yield leases.Guard(store, lease, start_s)
         finally:
             with suppress(EnginesmithError):
                 is_stays = isinstance(sys.exception(), UnavailableError)
@@ -328,9 +328,9 @@ def _write_entries(store: Any, key: str, entries: Any) -> None:
 
 
 def _index_first(store: Any) -> Any:
-    listed = _with(_READ_INDEX, list_leases=lambda _: [])(store)
+    listed_leases = _with(_READ_INDEX, list_leases=lambda _: [])(store)
     changing = sorted({model for lease in leases.list_leases(store) for model in lease.changes})
-    return listed and [*{item.model: item for item in (*listed, *index._look(store, changing))}.values()]
+    return listed_leases and [*{item.model: item for item in (*listed_leases, *index._look(store, changing))}.values()]
 
 
 def _seen_before_the_index(store: Any) -> None:
@@ -388,8 +388,8 @@ def _lease_not_held(store: Any, what: str) -> Iterator[Any]:
 @contextmanager
 def _hold_unsecured(store: Any, models: Any, what: str, lasts: Any = leases.PUBLISHING) -> Iterator[Any]:
     with index.hold_change(store, models, what, lasts) as guard:
-        bare = type("Guard", (leases.Guard,), {"secure": _secure_nothing})(**vars(guard))
-        yield bare if what.startswith("attaching") else guard
+        bare_guard = type("Guard", (leases.Guard,), {"secure": _secure_nothing})(**vars(guard))
+        yield bare_guard if what.startswith("attaching") else guard
 
 
 _CLEAR_REPORTS = operations.clear_reports

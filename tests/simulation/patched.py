@@ -113,10 +113,10 @@ class _Claim(sweep.Claim):
 @contextmanager
 def patched(world: World) -> Iterator[None]:
     """Have all of the product's modules run in the world while the block runs."""
-    checked = leases.Guard.check
+    original_check = leases.Guard.check
 
     def check(self: leases.Guard) -> None:
-        world.rely(lambda: checked(self), lambda: self.lease.expires, 20)
+        world.rely(lambda: original_check(self), lambda: self.lease.expires, 20)
 
     replacements = {**_CACHED, futures.ThreadPoolExecutor: Inline, datetime: _Clock, sweep.Claim: _Claim}
     places = _places(len(sys.modules))
@@ -132,16 +132,16 @@ def patched(world: World) -> Iterator[None]:
     ]
     found_owners = [(owner, name, getattr(owner, name)) for owner, name, _ in faked_times]
     try:
-        for space, name, original in places:
-            space[name] = replacements[original]
+        for space, name, original_place in places:
+            space[name] = replacements[original_place]
         for owner, name, value in faked_times:
             setattr(owner, name, value)
         yield
     finally:
         for owner, name, value in found_owners:
             setattr(owner, name, value)
-        for space, name, original in places:
-            space[name] = original
+        for space, name, original_place in places:
+            space[name] = original_place
 
 
 def _as_step(world: World, work: Callable[..., Any]) -> Callable[..., Any]:

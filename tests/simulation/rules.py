@@ -108,13 +108,13 @@ class Rules:
 
     def _check_report(self, key: str, where: str, rollout: str, after: bytes | None) -> None:
         """What nodes report of a rollout stays while that runs: else it goes on though they fail."""
-        states, fails = self.states.get(where), self.unwell.setdefault(rollout, {})
+        states, failure_counts = self.states.get(where), self.unwell.setdefault(rollout, {})
         runs = states[-1][2].active_rollout if states else None
         if after is None and runs and runs.id == rollout:
             raise Violation(f"a report of rollout {rollout} was deleted, which runs")
-        fails.pop(key, None)
+        failure_counts.pop(key, None)
         if after and json.loads(after).get("failure"):
-            fails[key] = self.world.steps
+            failure_counts[key] = self.world.steps
 
     def _evidence_changed(self, key: str, names: Sequence[str], after: bytes | None) -> None:
         """What is attached is there; who deletes a document of a version holds the claim."""
@@ -145,9 +145,9 @@ class Rules:
     def _blob_removed(self, key: str) -> None:
         self._check_claim(key[:14])
         digest = key.rpartition("/")[2].encode()
-        for other in self.content.below(MODELS):
-            if digest in self.content.objects[other] and self._is_live(other):
-                raise Violation(f"blob {digest[:12].decode()} was deleted, and {other} names it")
+        for other_key in self.content.below(MODELS):
+            if digest in self.content.objects[other_key] and self._is_live(other_key):
+                raise Violation(f"blob {digest[:12].decode()} was deleted, and {other_key} names it")
 
     def _is_live(self, key: str) -> bool:
         """Whether a document counts: one beside a manifest that is gone does not."""
@@ -168,15 +168,15 @@ class Rules:
         self.published[key] = after
         self._check_lease(key)
         self._whole(key, after)
-        new = parse(after)
+        new_document = parse(after)
         for other_name, data in self.content.objects.items():
             if (
                 other_name != key
                 and not self.copies
                 and other_name.endswith("/manifest.json")
-                and (old := parse(data)).content == new.content
+                and (old_document := parse(data)).content == new_document.content
             ):
-                raise Violation(f"{key} repeats version {old.version}")
+                raise Violation(f"{key} repeats version {old_document.version}")
 
     def _whole(self, key: str, data: bytes, lost: frozenset[str] = frozenset()) -> None:
         missing_items = [item for item in parse(data).blobs() if blob_key(item) not in self.content.objects]
@@ -218,10 +218,10 @@ class Rules:
         """What a rollback leads to stays, if the collection keeps moves and began after the channel's last change."""
         if not self.kept_moves or self.world.current is None:
             return
-        began = next(call.began for call in reversed(self.world.calls) if call.actor == self.world.current.name)
+        start_time = next(call.began for call in reversed(self.world.calls) if call.actor == self.world.current.name)
         for place, states in self.states.items():
             previous = _before_last(self.moves[place])
-            if place.startswith(f"{model}:") and states[-1][0] < began and previous and previous[1] == version:
+            if place.startswith(f"{model}:") and states[-1][0] < start_time and previous and previous[1] == version:
                 raise Violation(f"{model}@{version} was deleted, and a rollback of {place} leads to it")
 
     def _channel_changed(self, model: str, name: str, before: bytes | None, after: bytes | None) -> None:
@@ -306,8 +306,8 @@ class Rules:
             raise Violation(f"rollout {new.id} lost a decision: {old.history[-1].what}")
         if (new.wave > old.wave or new.state == "done") and old.id == new.id:
             self._check_time(old)
-            looked = next(call.began for call in reversed(self.world.calls) if call.actor == self.world.current.name)
-            if any(step < looked for step in self.unwell.get(old.id, {}).values()):
+            look_time = next(call.began for call in reversed(self.world.calls) if call.actor == self.world.current.name)
+            if any(step < look_time for step in self.unwell.get(old.id, {}).values()):
                 raise Violation(f"wave {old.wave} of rollout {old.id} ended though nodes fail")
         if old.id != new.id and not old.is_finished:
             raise Violation(f"rollout {new.id} began while {old.id} was {old.state}")
@@ -326,10 +326,10 @@ class Rules:
     def _check_time(self, rollout: Rollout) -> None:
         """The wave of a rollout may end: it lasted as long as it must, without its pauses."""
         wave = rollout.id, rollout.wave
-        since, pauses = self.soaking.get(wave), self.pauses.get(wave, [])
+        start_time, pauses = self.soaking.get(wave), self.pauses.get(wave, [])
         min_time = timedelta(seconds=rollout.plan.soaks_s[rollout.wave]) + sum(pauses, timedelta())
-        if since is None or self.world.time - since < min_time - 2 * APART * (1 + len(pauses)):
-            raise Violation(f"wave {rollout.wave} of rollout {rollout.id} ended before its time (from {since})")
+        if start_time is None or self.world.time - start_time < min_time - 2 * APART * (1 + len(pauses)):
+            raise Violation(f"wave {rollout.wave} of rollout {rollout.id} ended before its time (from {start_time})")
 
     def _there(self, model: str, version: str, digest: str | None, who: str) -> None:
         key = manifest_key(model, version)

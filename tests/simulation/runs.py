@@ -96,8 +96,8 @@ def beginning(indexed: bool) -> Content:
         registry.publish("y", "alpha")
         registry.attest("alpha")
         registry.publish("z", "zeta")
-        few = partial(replace, reporters_ppm=1000)  # of nodes outside of rollouts; each collection doubles it
-        change_channel(registry.store, MODEL, "stable", lambda state: state and few(state))
+        few_reporters = partial(replace, reporters_ppm=1000)  # of nodes outside of rollouts; each collection doubles it
+        change_channel(registry.store, MODEL, "stable", lambda state: state and few_reporters(state))
         registry.store.put_bytes(ATTACHED)
         registries.engine(registry.store, data=b"engine d")  # of a publication that was killed
         for call in world.calls:

@@ -174,11 +174,11 @@ class SimulatedStore:
 
     def list(self, prefix: str = "") -> Iterator[str]:
         past_parts: list[Parts] = []
-        gone, ghosts = self._stale()
+        gone_nodes, ghosts = self._stale()
         while True:
             after = past_parts[-1] if past_parts else None
             self._request("LIST", prefix)
-            keys = self.content.page(prefix, after, gone)
+            keys = self.content.page(prefix, after, gone_nodes)
             yield from keys
             if len(keys) < PAGE:
                 yield from (key for key in ghosts if key.startswith(prefix))
@@ -219,7 +219,7 @@ class SimulatedStore:
         """Make a request, and return what it asks for. shown: how many characters of its key the trace has."""
         world = self.world
         world.before_request()
-        if (refuse := world.temper.refuse) and not world.calm and world.choices.pick(refuse, 1):
+        if (refusal_rate := world.temper.refuse) and not world.calm and world.choices.pick(refusal_rate, 1):
             world.note(f"{method} {key[:shown]}".rstrip() + ": 503")
             raise UnavailableError(f"{self.uri} answers 503")
         return self.content.objects.get(key)
@@ -279,6 +279,6 @@ class SimulatedStore:
         if world.calm or not world.choices.pick(world.temper.stale, 1):
             return frozenset(), []
         start_time = world.time - timedelta(seconds=world.temper.stale_s)
-        late_keys = [(key, came) for at, key, came in self.content.changes if at > start_time]
+        late_keys = [(key, came) for change_time, key, came in self.content.changes if change_time > start_time]
         ghosts = sorted({key for key, came in late_keys if not came and key not in self.content.objects})
         return frozenset(key for key, came in late_keys if came), ghosts

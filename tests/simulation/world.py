@@ -103,8 +103,8 @@ class Actor:
     @property
     def goes_on(self) -> datetime:
         """When it has a turn again."""
-        frozen = self.process.frozen
-        return frozen if frozen > self.wakes else self.wakes
+        frozen_until = self.process.frozen
+        return frozen_until if frozen_until > self.wakes else self.wakes
 
 
 class World:
@@ -141,7 +141,7 @@ class World:
     def trace(self) -> tuple[str, ...]:
         """What happened, in lines: number of requests, true time, actor, text. The same in every repetition, so without
         the random names of temporary folders."""
-        lines = (f"{step:5} {at:%d. %H:%M:%S} {who:12} {text}" for step, at, who, text in self._notes)
+        lines = (f"{step:5} {note_time:%d. %H:%M:%S} {who:12} {text}" for step, note_time, who, text in self._notes)
         return tuple(re.sub(r"(watched|enginesmith-mirror)-\w{8}", r"\1", line) for line in lines)
 
     def run(self, actors: list[Actor], *, calm: bool = False) -> None:

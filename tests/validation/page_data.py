@@ -99,11 +99,11 @@ def spread(stage: str, sqnr: float) -> Spread:
     samples = tuple(sqnr - 9 + 20 * math.sqrt(index / 60) for index in range(60))
     size = 10 ** (-sqnr / 20)
     errors = (0.0, *(size * 3 * (index / 100) ** 1.5 for index in range(1, 101)))
-    worst = (
+    worst_rows = (
         Worst("golden 2", 17, (17, 3), 4.218443, 4.218443 + 9 * size, sqnr - 9),
         Worst("batch=32", 5, (5, 0), -1.733, -1.733 - 4 * size, sqnr - 6),
     )
-    return Spread(stage, "logits", 3600, 60, 12, 0, errors, samples, worst)
+    return Spread(stage, "logits", 3600, 60, 12, 0, errors, samples, worst_rows)
 
 
 def entry(target: str, precision: str) -> dict:

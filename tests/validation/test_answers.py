@@ -155,7 +155,7 @@ def test_a_random_model_is_not_proven(tmp_path):
 
 def test_a_reference_that_repeats_itself_within_the_limits_passes():
     counter = iter(range(100))
-    loose = Fake(lambda i: {"y": i["x"] * np.float32(2 + 1e-7 * next(counter))})
-    assert not broken(drift_checks("engine", loose, Fake(original), golden(), LIMITS))
-    shaking = Fake(lambda i: {"y": i["x"] * np.float32(2 + 1e-2 * next(counter))})
-    assert "repeats" in dict(broken(drift_checks("engine", shaking, Fake(original), golden(), LIMITS)))
+    loose_runner = Fake(lambda i: {"y": i["x"] * np.float32(2 + 1e-7 * next(counter))})
+    assert not broken(drift_checks("engine", loose_runner, Fake(original), golden(), LIMITS))
+    shaking_runner = Fake(lambda i: {"y": i["x"] * np.float32(2 + 1e-2 * next(counter))})
+    assert "repeats" in dict(broken(drift_checks("engine", shaking_runner, Fake(original), golden(), LIMITS)))

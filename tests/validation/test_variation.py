@@ -62,8 +62,8 @@ def truncated(values, bits):
 def test_the_model_itself_is_proven_in_every_precision():
     for limits in LIMITS.values():
         assert not broken(expected_checks("engine", Fake(offset), frozen(), limits))
-    half = Fake(lambda x: offset(x).astype(np.float16), "float16")
-    assert not broken(expected_checks("quantization", half, frozen(), LIMITS["fp16"]))
+    half_runner = Fake(lambda x: offset(x).astype(np.float16), "float16")
+    assert not broken(expected_checks("quantization", half_runner, frozen(), LIMITS["fp16"]))
 
 
 @pytest.mark.parametrize("precision", LIMITS)
@@ -99,10 +99,10 @@ def test_constant_outputs_pass():
         return {"y": offset(x), "grid": grid, "ids": grid.astype(np.int64), "zero": 0 * grid, "norms": norms}
 
     limits = LIMITS["fp32"]
-    other = Fake(
+    other_runner = Fake(
         lambda x: {**anchored(x), "norms": np.ones((len(x), 10), np.float32), "grid": anchored(x)["grid"] + 1e-6}
     )
-    for candidate in (Fake(anchored), other):
+    for candidate in (Fake(anchored), other_runner):
         checks = expected_checks("export", candidate, frozen(anchored), limits)
         assert not broken(checks), [describe(check) for check in broken(checks)]
     quiet = [check for check in checks if check.output == "grid" and check.name == "centered_sqnr_db"]
@@ -199,8 +199,8 @@ def test_a_slice_whose_offset_hides_it_is_caught():
     def columns(x):
         return np.concatenate([100 * x, 288 + x @ W[:, :1]], axis=1).astype(np.float32)
 
-    stuck = Fake(lambda x: np.where(np.arange(9) == 8, np.float32(288), columns(x)))
-    checks = expected_checks("quantization", stuck, frozen(columns), LIMITS["fp16"])
+    stuck_runner = Fake(lambda x: np.where(np.arange(9) == 8, np.float32(288), columns(x)))
+    checks = expected_checks("quantization", stuck_runner, frozen(columns), LIMITS["fp16"])
     check = next(check for check in broken(checks) if check.case == "golden")
     assert check.name == "slice_sqnr_db"
     assert check.note == "axis 1, index 8, less than half of its variation is explained"
@@ -226,8 +226,8 @@ def test_samples_of_several_sizes_are_measured_together():
         y = (np.arange(6) * 50 + rng.normal(size=(4, length, 6))).astype(np.float32)
         cases.append(Case(f"golden {index}", "golden", {"x": x}, {"y": y}))
     golden, answers = GoldenSet(tuple(cases)), {case.inputs["x"].tobytes(): case.expected["y"] for case in cases}
-    right = Fake(lambda x: answers[x.tobytes()] + np.float32(1e-4))
-    assert not broken(expected_checks("engine", right, golden, LIMITS["fp16"]))
+    right_runner = Fake(lambda x: answers[x.tobytes()] + np.float32(1e-4))
+    assert not broken(expected_checks("engine", right_runner, golden, LIMITS["fp16"]))
     offsets = Fake(lambda x: 0 * answers[x.tobytes()] + np.arange(6, dtype=np.float32) * 50)
     checks = expected_checks("engine", offsets, golden, LIMITS["int8"])
     assert next(check for check in checks if check.name == "centered_sqnr_db").value == pytest.approx(0, abs=1)
@@ -237,8 +237,8 @@ def test_samples_of_several_sizes_are_measured_together():
 def test_a_constant_answer_fails_with_a_variation_of_a_few_units():
     """Of float32's unit too: an offset of a million hides a signal of 0.4 from every ratio."""
     golden = frozen(lambda x: (1e6 + 1e6 * 3e-7 * np.sign(x @ W)).astype(np.float64))
-    silent = Fake(lambda x: np.full((len(x), 10), 1e6), "float64")
-    assert "constant" in names(expected_checks("export", silent, golden, LIFTED))
+    silent_runner = Fake(lambda x: np.full((len(x), 10), 1e6), "float64")
+    assert "constant" in names(expected_checks("export", silent_runner, golden, LIFTED))
 
 
 def test_under_a_coarse_limit_a_slice_is_judged_by_its_variation() -> None:

@@ -136,8 +136,8 @@ def test_an_index_out_of_range_raises_an_error(session, index):
 
 @compiled
 def test_a_build_leaves_only_the_engine(built):
-    engine, before, after = built
-    assert before == after
+    engine, built_before, after = built
+    assert built_before == after
     assert _names(engine.path.parent) == ["engine.pt2"]
     assert engine.suffix == ".pt2" and engine.size_bytes == engine.path.stat().st_size
 

@@ -113,8 +113,8 @@ def test_gathers_sample_as_grid_sample_does(padding, corners, opset):
     points[1, 0] = [1e6, -1e6]
     feed = {"x": rng.normal(size=(2, 3, 6, 9)).astype("f"), "g": points}
     expected, actual_output = (
-        InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)[0]
-        for each in (model, written_model)
+        InferenceSession(item.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)[0]
+        for item in (model, written_model)
     )
     np.testing.assert_allclose(actual_output, expected, rtol=1e-4, atol=1e-5)
 

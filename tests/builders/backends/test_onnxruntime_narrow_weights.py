@@ -44,9 +44,9 @@ def test_narrow_weights_stay_narrow_with_a_note(dtype: str, times: float, tmp_pa
 def test_float_weights_and_saved_layouts_stay_unchanged(tmp_path: Path) -> None:
     plain_net = net("float[n,64] x", "float[n,96] y", "y = MatMul(x, w)", {"w": np.ones((64, 96))})
     assert not any("narrow" in note for note in built(plain_net, tmp_path).notes)
-    wide = built(stored_as("int8"), tmp_path, "all")
-    assert wide.size_bytes > 4 * 64 * 96
-    assert any("1 weight that came narrow is stored as fp32, because" in note for note in wide.notes)
+    wide_build = built(stored_as("int8"), tmp_path, "all")
+    assert wide_build.size_bytes > 4 * 64 * 96
+    assert any("1 weight that came narrow is stored as fp32, because" in note for note in wide_build.notes)
 
 
 def test_weights_behind_dequantize_linear_are_multiplied_in_float(tmp_path: Path) -> None:

@@ -110,5 +110,5 @@ g (bool yes, float16[a,b,16] x, float[16,5] w) => (float[b,a,5] y) {
 def test_node_bodies_are_rewritten_too() -> None:
     model = parser.parse_model(BODIES)
     assert cast_first(model) == 1
-    then = next(item.g for item in model.graph.node[0].attribute if item.name == "then_branch")
-    assert [node.op_type for node in then.node] == ["Cast", "Transpose", "MatMul"]
+    then_branch = next(item.g for item in model.graph.node[0].attribute if item.name == "then_branch")
+    assert [node.op_type for node in then_branch.node] == ["Cast", "Transpose", "MatMul"]

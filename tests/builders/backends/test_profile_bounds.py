@@ -95,14 +95,14 @@ def test_more_profiles_than_a_plan_keeps_and_empty_tensors_are_refused():
 
 
 def test_a_function_session_gives_outputs_by_name_until_it_is_closed():
-    taken = []
+    taken_names = []
 
     def function(arrays):
-        taken.extend(arrays)
+        taken_names.extend(arrays)
         return [np.ones((2, 3), "f")]
 
     session = request_checks.FunctionSession(REQUEST, "TVM", function)
-    assert session.run(image(2))["logits"].shape == (2, 3) and [array.shape for array in taken] == [(2, 8)]
+    assert session.run(image(2))["logits"].shape == (2, 3) and [array.shape for array in taken_names] == [(2, 8)]
     with pytest.raises(DataError):
         session.run(image(17))
     with pytest.raises(EnginesmithError, match="TVM gives output 'logits' as float32"):
@@ -110,4 +110,4 @@ def test_a_function_session_gives_outputs_by_name_until_it_is_closed():
     session.close()
     with pytest.raises(EnginesmithError, match="the session of this TVM engine is closed"):
         session.run(image(2))
-    assert len(taken) == 2, "neither what fits no profile nor a closed session is run"
+    assert len(taken_names) == 2, "neither what fits no profile nor a closed session is run"

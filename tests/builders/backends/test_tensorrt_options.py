@@ -191,11 +191,11 @@ def test_a_stripped_engine_stays_unchanged_and_needs_no_gpu(tmp_path):
     refit = tool.refit(stripped_engine, tmp_path / "new.onnx", request, tmp_path)
     assert refit.digest == stripped_engine.digest and refit.request == request and refit.path != stripped_engine.path
     assert tool.refits(request) is None and not tool.refit_needs_gpu()
-    whole = TensorRT(refittable=True)
-    assert whole.refits(request) is None and whole.refit_needs_gpu()
+    whole_backend = TensorRT(refittable=True)
+    assert whole_backend.refits(request) is None and whole_backend.refit_needs_gpu()
     assert "without refittable" in TensorRT().refits(request)
     with pytest.raises(EnginesmithError, match="no sm_89 GPU on this machine"):
-        whole.refit(stripped_engine, tmp_path / "new.onnx", request, tmp_path)
+        whole_backend.refit(stripped_engine, tmp_path / "new.onnx", request, tmp_path)
 
 
 @pytest.mark.parametrize(

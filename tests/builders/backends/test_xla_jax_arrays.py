@@ -52,11 +52,11 @@ def _of_numbers(case):
 
 def first_of_each_operator(cases):
     """In opsets before and after the change of most operators' attributes to inputs."""
-    seen = {}
+    seen_values = {}
     for name, case in cases.items():
         for node in case.model.graph.node:
-            seen.setdefault((node.op_type, case.model.opset_import[0].version >= 13), name)
-    return {name: cases[name] for name in seen.values()}
+            seen_values.setdefault((node.op_type, case.model.opset_import[0].version >= 13), name)
+    return {name: cases[name] for name in seen_values.values()}
 
 
 def outcome(case, folder):
@@ -80,18 +80,18 @@ def outcome(case, folder):
                 )
             except ModelError:
                 continue
-        for one, other in zip(actual, expected, strict=True):
-            check(np.asarray(one), other, case)
+        for left_value, right_value in zip(actual, expected, strict=True):
+            check(np.asarray(left_value), right_value, case)
         return "passed"
     return "refused"
 
 
 def check(actual, expected, case):
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
-    least = 2e-2 if expected.dtype.name == "bfloat16" else 1e-3
+    min_cosine = 2e-2 if expected.dtype.name == "bfloat16" else 1e-3
     if expected.dtype.kind == "V" or expected.dtype.name.startswith(("int", "uint", "bfloat", "float")):
         actual, expected = actual.astype("f8"), expected.astype("f8")
-    np.testing.assert_allclose(actual, expected, rtol=max(case.rtol or 0, least), atol=max(case.atol or 0, 1e-6))
+    np.testing.assert_allclose(actual, expected, rtol=max(case.rtol or 0, min_cosine), atol=max(case.atol or 0, 1e-6))
 
 
 def tried(cases, folder):

@@ -46,7 +46,7 @@ def test_another_interpreter_has_a_server_of_its_own(tmp_path):
 
 
 def test_jobs_run_side_by_side(tmp_path):
-    pairs = [{"mine": mine, "other": other, "folder": str(tmp_path)} for mine, other in ("ab", "bc", "ca")]
+    pairs = [{"mine": own_name, "other": other, "folder": str(tmp_path)} for own_name, other in ("ab", "bc", "ca")]
     with fork_server(WARM) as start, ThreadPoolExecutor(3) as pool:
         meetings = [call_job("unit", f"{JOBS}:meet", pair) for pair in pairs]
         assert list(pool.map(LocalExecutor(3, start).run, meetings)) == ["met"] * 3
@@ -109,13 +109,13 @@ def run_within(start: Start, function: str, **more: object) -> dict:
 
 def test_a_job_with_one_thread_forks_the_process_within_its_own_from_a_copy_of_itself():
     with fork_server(WARM) as start:
-        outer = run_within(start, "where")
-        inner = outer["found"]
-        assert inner["parent"] not in (outer["pid"], *outer["children"]), "of the copy, which has ended"
+        outer_result = run_within(start, "where")
+        inner = outer_result["found"]
+        assert inner["parent"] not in (outer_result["pid"], *outer_result["children"]), "of the copy, which has ended"
         assert inner["session"] == inner["pid"] and inner["cwd"].endswith("/within") and inner["tmp"] == inner["cwd"]
         assert run_within(start, "imported", arguments={"names": ["colorsys", *WARM]})["found"] == ["colorsys", *WARM]
-        outer = run_within(start, "where", threads=1)
-        assert outer["found"]["parent"] == outer["pid"], "spawned"
+        outer_result = run_within(start, "where", threads=1)
+        assert outer_result["found"]["parent"] == outer_result["pid"], "spawned"
 
 
 def test_child_processes_end_with_their_job(tmp_path):

@@ -76,7 +76,7 @@ def test_a_long_log_is_scrubbed_in_linear_time() -> None:
     hostile_text = ("secret_" * 40 + "a://" * 40 + "eyJ" + "A" * 400 + "\n") * 40
     start_s = time.process_time()
     PLAIN(hostile_text)
-    once = time.process_time() - start_s
+    one_pass_s = time.process_time() - start_s
     start_s = time.process_time()
     PLAIN(hostile_text * 8)
-    assert time.process_time() - start_s < max(8 * 4 * once, 2.0)
+    assert time.process_time() - start_s < max(8 * 4 * one_pass_s, 2.0)

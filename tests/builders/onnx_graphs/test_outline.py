@@ -37,8 +37,8 @@ def test_large_weights_stay_in_the_file(tmp_path):
     light_model = load_outline(tmp_path / "graph.onnx", 0)
     assert [item.name for item in light_model.graph.initializer if is_external(item)] == ["w", "b"]
     assert light_model.ByteSize() < model.ByteSize() - 4000
-    for item, whole in zip(light_model.graph.initializer, model.graph.initializer, strict=True):
-        assert np.array_equal(to_array(item), numpy_helper.to_array(whole))
+    for item, whole_tensor in zip(light_model.graph.initializer, model.graph.initializer, strict=True):
+        assert np.array_equal(to_array(item), numpy_helper.to_array(whole_tensor))
         if is_external(item):
             embed(item)
     assert light_model == model

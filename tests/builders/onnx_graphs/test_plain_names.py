@@ -13,17 +13,17 @@ ODD = ("seq-len", "a/b c", "ü.'\"", "x" * 300, "0", "v1", "n0")
 
 def odd(path):
     """in -> Add(in, w) -> If(cond) of two branches that read an outer value -> out; every name is an odd one."""
-    arguments, weight, total, cond, out, one, two = ODD
+    arguments, weight, total, cond, out_name, first_name, second_name = ODD
     branches = [
-        helper.make_graph([helper.make_node(op, [total], [out], name="n0")], op, [], [vi(out)])
+        helper.make_graph([helper.make_node(op, [total], [out_name], name="n0")], op, [], [vi(out_name)])
         for op in ("Neg", "Identity")
     ]
     nodes = [
-        helper.make_node("Add", [arguments, weight], [total], name=one),
-        helper.make_node("If", [cond], [two], name=arguments, then_branch=branches[0], else_branch=branches[1]),
+        helper.make_node("Add", [arguments, weight], [total], name=first_name),
+        helper.make_node("If", [cond], [second_name], name=arguments, then_branch=branches[0], else_branch=branches[1]),
     ]
     inputs = [(arguments, TensorProto.FLOAT, ("n-1", 2)), (cond, TensorProto.BOOL, ())]
-    return graphs.save(path, nodes, inputs, [(two, TensorProto.FLOAT, ("n-1", 2))], [(weight, np.ones(2, "f"))])
+    return graphs.save(path, nodes, inputs, [(second_name, TensorProto.FLOAT, ("n-1", 2))], [(weight, np.ones(2, "f"))])
 
 
 def vi(name):

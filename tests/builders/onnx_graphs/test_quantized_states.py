@@ -72,10 +72,10 @@ def steps(model: ModelProto, first: dict[str, np.ndarray], pairs: dict[str, str]
 
 @pytest.mark.parametrize(("text", "rows"), [(CACHE, 0), (RECURRENT, 1), (READ_BY_A_BODY, 1)])
 def test_int8_states_carry_the_same_as_float_ones(text: str, rows: int) -> None:
-    rounded, stored = both(text, STATE)
+    rounded_values, stored_values = both(text, STATE)
     shape = (2, rows, 4)
-    floats = steps(rounded, {"past": np.zeros(shape, np.float32)}, {"past": "present"})
-    whole_steps = steps(stored, {"past": np.zeros(shape, np.int8)}, {"past": "present"})
+    floats = steps(rounded_values, {"past": np.zeros(shape, np.float32)}, {"past": "present"})
+    whole_steps = steps(stored_values, {"past": np.zeros(shape, np.int8)}, {"past": "present"})
     for our_float, their_step in zip(floats, whole_steps, strict=True):
         assert their_step["present"].dtype == np.int8
         np.testing.assert_array_equal(our_float["present"], their_step["present"] * np.float32(SCALE))
@@ -96,8 +96,8 @@ def test_two_caches_of_the_same_rows_have_their_own_scales() -> None:
     _, stored = both(SHARED, *states)
     empty_array = np.zeros((2, 0, 4), np.int8)
     last_step = steps(stored, {"past": empty_array, "other": empty_array}, {"past": "present", "other": "others"})[-1]
-    half, whole = last_step["others"].astype(int), last_step["present"].astype(int)
-    assert np.abs(whole - 2 * half).max() <= 2 and not np.array_equal(whole, half)
+    other_counts, present_counts = last_step["others"].astype(int), last_step["present"].astype(int)
+    assert np.abs(present_counts - 2 * other_counts).max() <= 2 and not np.array_equal(present_counts, other_counts)
 
 
 def test_a_missing_or_non_float32_state_is_refused() -> None:

@@ -145,8 +145,8 @@ def test_a_half_used_shard_stays(tmp_path):
     assert {*list_shards(path)} < {*list_shards(tmp_path / "a" / "two.onnx")}
     model.graph.initializer[1].CopyFrom(numpy_helper.from_array(weight(51), "w0"))  # one stays: it moves
     save_graph(model, tmp_path / "a" / "one.onnx", SHARD)
-    first = place_of(load_graph(path).graph.initializer[1])[0]
-    assert first.rpartition("/")[2] not in list_shards(tmp_path / "a" / "one.onnx")
+    first_place = place_of(load_graph(path).graph.initializer[1])[0]
+    assert first_place.rpartition("/")[2] not in list_shards(tmp_path / "a" / "one.onnx")
     assert np.array_equal(to_array(load_graph(tmp_path / "a" / "one.onnx").graph.initializer[3]), weight(2))
 
 

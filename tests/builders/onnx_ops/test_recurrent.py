@@ -61,7 +61,7 @@ def with_jax(path, inputs):
 
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         program = BoundGraph(read(path, known_operators(JAX)), JAX, folded=0)
-        return [np.asarray(each) for each in program.run(inputs, Lookups(JAX, clamped=False))]
+        return [np.asarray(output) for output in program.run(inputs, Lookups(JAX, clamped=False))]
 
 
 CASES = [
@@ -101,8 +101,8 @@ def test_layout_1_is_layout_0_with_the_batch_first(tmp_path, run, kind):
         {name: np.ascontiguousarray(array.swapaxes(0, 1)) for name, array in actual.items()},
     )
     np.testing.assert_allclose(turned_result[0], y.transpose(2, 0, 1, 3), atol=2e-6)
-    for one, other in zip(turned_result[1:], end_result, strict=True):
-        np.testing.assert_allclose(one, other.swapaxes(0, 1), atol=2e-6)
+    for left_value, right_value in zip(turned_result[1:], end_result, strict=True):
+        np.testing.assert_allclose(left_value, right_value.swapaxes(0, 1), atol=2e-6)
 
 
 @pytest.mark.parametrize(("kind", "inputs"), [("LSTM", ("b", "lengths", "h0", "c0")), ("GRU", ("b",))])

@@ -155,11 +155,11 @@ def test_a_guarded_program_reports_indices_and_a_plain_one_does_not(tmp_path):
     program, faults = to_guarded_program(tmp_path / "model.onnx", build_request)
     assert faults == ("an index is out of range at node 'rows'",)  # the index of 'column' is a constant
     arguments = torch.tensor([[0, 3, -4]]), torch.tensor([[0.0, 0.0, 9.0]])
-    y, inside = program.module()(*arguments)
-    assert y.tolist() == [[9, 12, 9]] and inside.tolist() == [True]
+    y, inner_value = program.module()(*arguments)
+    assert y.tolist() == [[9, 12, 9]] and inner_value.tolist() == [True]
     assert program.module()(arguments[0] + 1, arguments[1])[1].tolist() == [False]
-    (plain,) = to_program(tmp_path / "model.onnx", build_request).module()(*arguments)
-    assert plain.tolist() == y.tolist()
+    (plain_program,) = to_program(tmp_path / "model.onnx", build_request).module()(*arguments)
+    assert plain_program.tolist() == y.tolist()
 
 
 def test_a_guarded_program_reports_divisions_by_zero_except_by_constants(tmp_path):
@@ -197,5 +197,5 @@ def test_a_guarded_program_reports_too_long_sequences(tmp_path, length, fine):
     program, _ = to_guarded_program(
         tmp_path / "model.onnx", request(inputs, (TensorSpec("y", "float32", ("n", 3)),), (both_profile,))
     )
-    y, inside = program.module()(torch.arange(6.0).reshape(2, 3), torch.tensor([2, length]))
-    assert inside.tolist() == [fine] and y[0].tolist() == [1, 0, 2]
+    y, inner_value = program.module()(torch.arange(6.0).reshape(2, 3), torch.tensor([2, length]))
+    assert inner_value.tolist() == [fine] and y[0].tolist() == [1, 0, 2]

@@ -91,13 +91,13 @@ def _stub(folder: Path, names: Iterable[str]) -> None:
 def recorded() -> dict[str, frozenset[str]]:
     """The committed list: release -> its names."""
     releases: dict[str, set[str]] = {}
-    current: list[set[str]] = []
+    current_names: list[set[str]] = []
     for line in NAMES.read_text().splitlines():
         if result := re.fullmatch(r"\[(.+)\]", line):
-            current = [releases.setdefault(release, set()) for release in result[1].split(", ")]
+            current_names = [releases.setdefault(release, set()) for release in result[1].split(", ")]
         elif line and not line.startswith("#"):
             owner, _, members = line.partition(": ")
-            for each in current:
+            for each in current_names:
                 each |= {owner} if not members else {f"{owner}.{member}" for member in members.split()}
     return {release: frozenset(names) for release, names in releases.items()}
 

@@ -65,14 +65,14 @@ def installed() -> Mapping[str, list[str]]:
 
 
 def test_every_import_belongs_to_its_named_extra() -> None:
-    wrong = {}
+    wrong_types = {}
     our_names = {*sys.stdlib_module_names, *OURS}
     for module in {name for name in imported() if name.split(".")[0] not in our_names}:
         distributions = distributions_of(module)
         extra_text = extra_of(module)
         if module.split(".")[0] not in ELSEWHERE and not distributions & brought_by(extra_text or ""):
-            wrong[module] = extra_text
-    assert not wrong, "name the extra in enginesmith.cli._PACKAGES"
+            wrong_types[module] = extra_text
+    assert not wrong_types, "name the extra in enginesmith.cli._PACKAGES"
 
 
 def test_every_package_in_the_table_is_in_its_extra() -> None:

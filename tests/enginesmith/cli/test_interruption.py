@@ -60,17 +60,17 @@ def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
 @pytest.mark.slow
 def test_the_same_command_finishes_a_run_killed_in_any_step(project: Project) -> None:
     project.change_spec(targets=["cpu"])
-    finished: set[str] = set()
+    finished_names: set[str] = set()
     for text in ("export ...", "calibrate ...", "write int8", "check int8", "cpu int8", "prove cpu int8"):
         process = start(project, stop_at=text)
         seen_interrupt = interrupt(process, text, signal.SIGKILL)
         assert process.wait(PATIENCE_S) == -signal.SIGKILL
         assert project.run("list", "--json").json == [], "no half version"
-        assert not finished & set(DONE.findall(seen_interrupt)), "what was finished is not done again"
-        finished |= set(DONE.findall(seen_interrupt))
+        assert not finished_names & set(DONE.findall(seen_interrupt)), "what was finished is not done again"
+        finished_names |= set(DONE.findall(seen_interrupt))
     second_build = project.build()
     assert second_build.code == 0, second_build.err
-    assert len(finished) > 5 and finished <= set(CACHED.findall(second_build.err))
+    assert len(finished_names) > 5 and finished_names <= set(CACHED.findall(second_build.err))
     assert project.run("registry", "fsck", "--json").code == 0
 
 
@@ -113,8 +113,8 @@ def test_a_killed_run_leaves_no_process_behind(project: Project, tmp_path: Path)
     assert step in {child.pid for child in family}
     process.kill()
     process.communicate()
-    _gone, alive = psutil.wait_procs(family, timeout=PATIENCE_S)
-    assert alive == []
+    _gone, alive_processes = psutil.wait_procs(family, timeout=PATIENCE_S)
+    assert alive_processes == []
 
 
 def start_with_prefect(project: Project, home: Path) -> tuple[subprocess.Popen[str], list[psutil.Process]]:

@@ -106,9 +106,9 @@ def test_a_failed_download_ends_the_others(store: Store, blobs: list[Wanted], mo
 @on_each_store
 def test_existing_blobs_are_not_requested_again(store, blobs, monkeypatch):
     BlobFetcher().fetch_all(store, blobs[:3])
-    opened = count_opened(store, monkeypatch)
+    open_counts = count_opened(store, monkeypatch)
     BlobFetcher().fetch_all(store, blobs)
-    assert {*opened} == {item.blob.digest for item in blobs[3:]}
+    assert {*open_counts} == {item.blob.digest for item in blobs[3:]}
     assert names_in(blobs[0].dest.parent) == sorted(item.blob.digest for item in blobs)
 
 

@@ -125,7 +125,7 @@ def test_engines_of_two_backends_have_their_own_files(store: Store, dest: Path) 
     second_engine = replace(second_engine, report=store.put_bytes(canonical_json(report(second_engine).to_json())))
     publish_engines(store, [engine(store), second_engine])
     result = Client(store.uri).pull_all("digits", dest, target="cpu")
-    assert {each.engine.backend for each in result} == {"onnxruntime", "xla"}
-    for each in result:
-        document = json.loads(each.description.read_bytes())
-        assert (document["file"], document["digest"]) == (each.path.name, each.engine.digest)
+    assert {item.engine.backend for item in result} == {"onnxruntime", "xla"}
+    for item in result:
+        document = json.loads(item.description.read_bytes())
+        assert (document["file"], document["digest"]) == (item.path.name, item.engine.digest)

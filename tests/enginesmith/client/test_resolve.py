@@ -60,10 +60,10 @@ def test_a_gpu_of_unknown_product_takes_the_general_engine_first() -> None:
 
 @pytest.mark.parametrize("target", ["sm_89", "cpu"])
 def test_without_evidence_of_speed_the_more_accurate_comes_first(target: str) -> None:
-    where, order = parse_targets(target)[0], ("fp32", "fp16", "bf16", "int8-dynamic", "fp8", "int8", "int4")
-    for index, best in enumerate(order):
-        resolution = resolve([entry(target, precision) for precision in reversed(order[index:])], where)
-        assert resolution.chosen.precision == best
+    target_place, order = parse_targets(target)[0], ("fp32", "fp16", "bf16", "int8-dynamic", "fp8", "int8", "int4")
+    for index, best_entry in enumerate(order):
+        resolution = resolve([entry(target, precision) for precision in reversed(order[index:])], target_place)
+        assert resolution.chosen.precision == best_entry
         assert len(order) - index < 2 or f"more accurate than {target} {order[index + 1]} any" in resolution.why
 
 
@@ -185,8 +185,8 @@ def test_an_engine_proven_on_one_kind_of_cpu_is_not_proven_on_another() -> None:
     assert rank_engines([engine], VNNI, Policy(proven_only=True)).candidates[0].fit == "built for x86-64-v4-vnni CPUs"
     result = rank_engines([engine], V3, Policy()).candidates[0]
     assert result.entry.status == "unproven" and result.fit == "built for x86-64-v4-vnni CPUs, and this is x86-64-v3"
-    refused = dict(rank_engines([engine], V3, Policy(proven_only=True)).rejected)
-    assert "never run on x86-64-v3, this kind of CPU (proven on x86-64-v4-vnni)" in refused["cpu int8 onnxruntime"]
+    refusals = dict(rank_engines([engine], V3, Policy(proven_only=True)).rejected)
+    assert "never run on x86-64-v3, this kind of CPU (proven on x86-64-v4-vnni)" in refusals["cpu int8 onnxruntime"]
     assert rank_engines([engine], Machine(), Policy(proven_only=True)).candidates, "a CPU of which nothing is known"
 
 

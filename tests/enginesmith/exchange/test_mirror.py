@@ -50,9 +50,9 @@ def test_a_version_arrives_whole_and_once(store: Store, tmp_path: Path, back: bo
     assert (move.by, move.why) == ("ada", f"mirror of {source.uri}: good")
     pulled_engine = pull(dest, parse_reference("digits:stable"), parse_targets("l4")[0], tmp_path / "out")
     assert pulled_engine.path.read_bytes() == b"a" * 9
-    before = set(dest.list())
+    names_before = set(dest.list())
     second_mirror = mirror(source, [parse_reference("digits@1")], dest)
-    assert (second_mirror.copied, second_mirror.present, set(dest.list())) == (0, blobs, before)
+    assert (second_mirror.copied, second_mirror.present, set(dest.list())) == (0, blobs, names_before)
 
 
 def test_a_mirror_killed_at_any_call_can_continue(tmp_path: Path) -> None:
@@ -82,10 +82,10 @@ def test_another_version_of_that_name_stays(store: Store, tmp_path: Path) -> Non
     dest = open_store(tmp_path / "other", create=True)
     publish(store, "a")
     their_manifest = publish(dest, "b")
-    before = set(dest.list())
+    names_before = set(dest.list())
     with pytest.raises(ConflictError, match="has another digits@1"):
         mirror(store, [parse_reference("digits")], dest)
-    assert locate(dest, parse_reference("digits")).manifest == their_manifest and set(dest.list()) == before
+    assert locate(dest, parse_reference("digits")).manifest == their_manifest and set(dest.list()) == names_before
     with pytest.raises(InputError, match="is the registry itself"):
         mirror(store, [parse_reference("digits")], store)
 

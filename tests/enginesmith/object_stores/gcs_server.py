@@ -82,9 +82,9 @@ class Objects:
 
     def store(self, about: dict[str, object], query: dict[str, str], data: bytes) -> dict[str, object]:
         name = str(about.get("name") or query.get("name"))
-        stated = about.get("md5Hash")
-        if stated and stated != base64.b64encode(hashlib.md5(data).digest()).decode():
-            raise RefusedError(400, f'Provided MD5 hash "{stated}" doesn\'t match calculated MD5 hash.')
+        stated_digest = about.get("md5Hash")
+        if stated_digest and stated_digest != base64.b64encode(hashlib.md5(data).digest()).decode():
+            raise RefusedError(400, f'Provided MD5 hash "{stated_digest}" doesn\'t match calculated MD5 hash.')
         self.check(name, query)
         self.clock += 1
         self.objects[name] = Stored(data, self.clock, dict(about.get("metadata") or {}))  # type: ignore[call-overload]
@@ -163,10 +163,10 @@ class Handler(BaseHTTPRequestHandler):
         raise RefusedError(501, "not here")
 
     def rewrite(self, source: str, dest: str, query: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
-        stored = self.store.find(source)
+        stored_object = self.store.find(source)
         self.store.check(source, query, "ifSourceGenerationMatch")
-        object_facts = self.store.store({"name": dest, "metadata": stored.metadata}, {}, stored.data)
-        size = str(len(stored.data))
+        object_facts = self.store.store({"name": dest, "metadata": stored_object.metadata}, {}, stored_object.data)
+        size = str(len(stored_object.data))
         return _json({"done": True, "resource": object_facts, "objectSize": size, "totalBytesRewritten": size})
 
     def media(self, stored: Stored, query: dict[str, str]) -> tuple[int, dict[str, str], bytes]:
@@ -185,8 +185,8 @@ class Handler(BaseHTTPRequestHandler):
     def begin(self, query: dict[str, str], body: bytes) -> tuple[int, dict[str, str], bytes]:
         if query["uploadType"] == "multipart":
             head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
-            first, _ = BytesParser().parsebytes(head + body).get_payload()  # type: ignore[misc]
-            document = json.loads(first.get_payload(decode=True))  # type: ignore[union-attr]
+            first_part, _ = BytesParser().parsebytes(head + body).get_payload()  # type: ignore[misc]
+            document = json.loads(first_part.get_payload(decode=True))  # type: ignore[union-attr]
             # The parser takes line ends apart: the bytes are cut out by hand.
             boundary = self.headers["Content-Type"].partition("boundary=")[2].strip('"').encode()
             data = body.split(b"--" + boundary)[2].partition(b"\r\n\r\n")[2][:-2]

@@ -221,7 +221,7 @@ def test_handwritten_traffic_in_npz_is_read_within_a_limit(tmp_path):
 def test_generated_traffic_has_real_inputs_at_random_arrivals(tmp_path):
     np.savez(tmp_path / "samples.npz", x=np.arange(12.0).reshape(4, 3), ids=np.arange(4))
     actual = list(made_up(tmp_path / "samples.npz", 100.0, 500, 2, 0))
-    gaps = np.diff([at for at, _ in actual])
+    gaps = np.diff([time_s for time_s, _ in actual])
     assert gaps.mean() == pytest.approx(0.01, rel=0.15) and gaps.std() == pytest.approx(0.01, rel=0.25)
     assert [list(inputs["ids"]) for _, inputs in actual[:3]] == [[0, 1], [2, 3], [0, 1]]
     np.savez(tmp_path / "samples.npz", x=np.zeros((4, 3)), ids=np.arange(3))
@@ -234,8 +234,8 @@ def test_labels_among_samples_are_left_out(tmp_path):
     np.savez(tmp_path / "golden.npz", **samples)
     path = tmp_path / "made.jsonl"
     with Recorder(path, made="golden.npz") as recorder:
-        for at, inputs in made_up(tmp_path / "golden.npz", 100.0, None, 1, 0):
-            assert recorder.append(inputs, at)
+        for time_s, inputs in made_up(tmp_path / "golden.npz", 100.0, None, 1, 0):
+            assert recorder.append(inputs, time_s)
     traffic = read_traffic(path, SPECS)
     assert traffic.surplus == ("label",) and [set(request.inputs) for request in traffic.requests] == [{"x", "ids"}] * 4
     real_text = path.read_text().replace(', "made": "golden.npz"', "").replace(',"made":"golden.npz"', "")

@@ -143,8 +143,8 @@ def _at(fault: Fault, number: int) -> Callable[[Request], Fault | None]:
 
 
 def _storm(fault: Fault, rng: random.Random) -> Callable[[Request], Fault | None]:
-    own = random.Random(rng.random())
-    return lambda _: replace(fault, at=own.random()) if own.random() < 1 / 3 else None
+    own_rng = random.Random(rng.random())
+    return lambda _: replace(fault, at=own_rng.random()) if own_rng.random() < 1 / 3 else None
 
 
 def _publish_through(
@@ -165,17 +165,17 @@ def _publish_through(
 
 def _publish_killed(proxy: FaultyProxy, store: Store, work: Work, plan: Callable[[Request], Fault | None]) -> str:
     """In a process that is killed when its n-th request arrives."""
-    ready, go = os.pipe()
+    ready_fd, go = os.pipe()
 
     def wait_and_publish() -> None:
-        os.read(ready, 1)
+        os.read(ready_fd, 1)
         work.publish(store)
 
     pid = in_child(wait_and_publish)
     proxy.plan(lambda request: replace(actual, pid=pid) if (actual := plan(request)) else None)
     os.write(go, b"x")
     status = os.waitpid(pid, 0)[1]
-    os.close(ready)
+    os.close(ready_fd)
     os.close(go)
     proxy.fine()
     assert status in (0, signal.SIGKILL), f"run {work.number}: status {status}"
@@ -221,8 +221,8 @@ def _check(store: Store, work: Work, name: str, end: str, tally: Tally) -> None:
     assert versions == [*texts_before, *([str(work.number)] if flag else [])], (name, versions)
     channel = channel_state.read_channel(store, "digits", "candidate")
     assert channel is not None and channel.version in versions[-2:], name
-    serving = lookup.load(store, "digits", channel.version)
-    assert len(store.read_blob(str(serving.engines[0].digest))) == serving.engines[0].size_bytes, name
+    serving_manifest = lookup.load(store, "digits", channel.version)
+    assert len(store.read_blob(str(serving_manifest.engines[0].digest))) == serving_manifest.engines[0].size_bytes, name
     assert end not in ("went on", "too late") or channel.version == str(work.number), name
     published_manifest = work.publish(store)
     assert (published_manifest.version, published_manifest.existed) == (str(work.number), flag), name

@@ -61,10 +61,10 @@ def pin(name: str, manifest: Manifest) -> PinnedGraph:
 
 def test_pins_keep_their_order(store: Store) -> None:
     whole_manifest = publish_whole(store, publish_graphs(store))
-    again = parse(whole_manifest.to_bytes())
-    assert again == whole_manifest
-    assert [graph.name for graph in again.graphs] == ["encoder", "decoder"]
-    assert again.graphs[0].reference == "pair-encoder@1"
+    second_manifest = parse(whole_manifest.to_bytes())
+    assert second_manifest == whole_manifest
+    assert [graph.name for graph in second_manifest.graphs] == ["encoder", "decoder"]
+    assert second_manifest.graphs[0].reference == "pair-encoder@1"
 
 
 @on_each_store

@@ -61,9 +61,9 @@ def test_garbage_is_deleted_in_two_steps_after_the_grace_period(store: Store, mo
     old_manifest, new_manifest = publish(store, "a", "b")
     attach_page(store, old_manifest, b"<html>", b"{}")
     engine_of_old = str(old_manifest.engines[0].digest)
-    before = set(store.list())
+    keys_before = set(store.list())
     names = {"digits@1", engine_of_old, str(old_manifest.engines[0].report)}
-    assert states(store) == dict.fromkeys(names, "new") and set(store.list()) == before
+    assert states(store) == dict.fromkeys(names, "new") and set(store.list()) == keys_before
     assert states(store, delete=True) == dict.fromkeys(names, "waiting") and left(store) == ["1", "2"]
     later_time = store.now() + timedelta(days=8)
     monkeypatch.setattr(type(store), "now", lambda _: later_time)
@@ -246,9 +246,9 @@ def test_a_collection_without_new_garbage_writes_no_marks_and_reads_one_index_sh
     store = MemoryStore()
     publish(store, "a", "b")
     collect(store, ONE, delete=True)
-    read, read_document, written_args = store.read, [], []
+    read_key, read_document, written_args = store.read, [], []
     update = leases.update_shard
-    monkeypatch.setattr(store, "read", lambda key: read_document.append(key) or read(key))
+    monkeypatch.setattr(store, "read", lambda key: read_document.append(key) or read_key(key))
     monkeypatch.setattr(leases, "update_shard", lambda *args: written_args.append(args[1]) or update(*args))
     collect(store, ONE, delete=True)
     assert written_args == []
@@ -261,8 +261,8 @@ def test_a_collection_reads_histories_in_the_order_of_their_names(monkeypatch: p
     names = [f"c{number}" for number in range(8)]
     for name in names:
         channels.promote(store, manifest, name)
-    read = store.read
-    monkeypatch.setattr(store, "read", lambda key: reads.append(key) or read(key))
+    read_key = store.read
+    monkeypatch.setattr(store, "read", lambda key: reads.append(key) or read_key(key))
     with registry_in_one_thread():
         collect(store, ONE)
     histories = list(dict.fromkeys(key for key in reads if "/histories/" in key))

@@ -64,13 +64,13 @@ class Scene:
             "format: 1\nsigners: {a: {public_key: a.pub}}\nrules: [{models: 'digits*', signers: [a]}]\n"
         )
         self.store.create(latency_key("digits", "1", str(entry.digest), timed_text), canonical_json(timing))
-        signed = add_signatures(self.store, self.manifest, SigningKey(written(folder, "a")[0]))[0]
+        signatures = add_signatures(self.store, self.manifest, SigningKey(written(folder, "a")[0]))[0]
         self.keys = {
             "manifest": manifest_key("digits", "1"),
             "channel": channel_key("digits", "candidate"),
             "attestation": attestation_key("digits", "1", str(other.digest), proof),
             "latency": latency_key("digits", "1", str(entry.digest), timed_text),
-            "signature": signed.key,
+            "signature": signatures.key,
             "record": record_key("build", STEP),
             "marker": "enginesmith-registry.json",
         }

@@ -213,8 +213,8 @@ def test_every_field_is_checked_even_when_the_digest_fits(changes: dict[str, Any
     ],
 )
 def test_an_unknown_requirement_rejects_only_its_engine(newer: dict[str, Any], kind: str) -> None:
-    whole, other = entry_with()[0], entry_with(target="l4", product="l4", requires=[newer])[0]
-    data = resealed(engines=[whole, other])
+    whole_entry, other_entry = entry_with()[0], entry_with(target="l4", product="l4", requires=[newer])[0]
+    data = resealed(engines=[whole_entry, other_entry])
     result = parse(data)
     assert result.to_bytes() == data and result.digest == json.loads(data)["digest"]
     machine = Machine((8, 9), "l4")

@@ -51,17 +51,17 @@ def test_queues_behave_like_a_list_of_all_requests(seed):
         waiting_buckets.append((bucket, item, samples, now))
         if rng.random() < 0.4:
             of = {b: [w for w in waiting_buckets if w[0] == b] for b in {w[0] for w in waiting_buckets}}
-            ready = [b for b, own in of.items() if sum(w[2] for w in own) >= most or now >= own[0][3] + wait_s]
+            ready_names = [b for b, own in of.items() if sum(w[2] for w in own) >= most or now >= own[0][3] + wait_s]
             expected = None
-            if ready:
-                first = min(ready, key=lambda b: of[b][0][3])
+            if ready_names:
+                first_ready = min(ready_names, key=lambda b: of[b][0][3])
                 actual_items, total = [], 0
-                for w in of[first]:
+                for w in of[first_ready]:
                     if actual_items and total + w[2] > most:
                         break
                     actual_items.append(w)
                     total += w[2]
-                expected = (first, [w[1] for w in actual_items])
+                expected = (first_ready, [w[1] for w in actual_items])
                 waiting_buckets = [w for w in waiting_buckets if w not in actual_items]
             assert queues.take(now) == expected
 

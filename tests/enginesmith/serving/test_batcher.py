@@ -132,9 +132,9 @@ def test_many_threads_get_their_own_answers():
 def test_bad_input_is_reported():
     with pytest.raises(InputError, match="most is 0"):
         Batcher(PlainSession(Calls()), most=0, wait_s=0.0)
-    for most, wait_s in (("4", 0.0), (4.5, 0.0), (1, "1"), (1, float("nan"))):
+    for wrong_value, wait_s in (("4", 0.0), (4.5, 0.0), (1, "1"), (1, float("nan"))):
         with pytest.raises(InputError, match="give at least 1 sample"):
-            Batcher(PlainSession(Calls()), most=most, wait_s=wait_s)
+            Batcher(PlainSession(Calls()), most=wrong_value, wait_s=wait_s)
     small_engine = engine("a", profile((1, 8), (1, 16)))
     with pytest.raises(InputError, match="most is 9, but the router's engines accept at most batch=8"):
         Batcher(Router([small_engine], EDGES), most=9, wait_s=0.0)

@@ -79,10 +79,10 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_an_export_runs_code_with_packages_of_these_names(folder: Path, tmp_path: Path) -> None:
     request = ExportRequest("torch", folder, "model.py", (X,), (BATCH,), function="build")
-    exported = export(request, None, None, tmp_path)
-    assert all(check.passed for check in exported.checks)
-    assert {node.op_type for node in onnx.load(exported.onnx).graph.node} == {"Add", "Mul"}
-    case = GoldenSet.load(exported.golden).cases[0]
+    export_outcome = export(request, None, None, tmp_path)
+    assert all(check.passed for check in export_outcome.checks)
+    assert {node.op_type for node in onnx.load(export_outcome.onnx).graph.node} == {"Add", "Mul"}
+    case = GoldenSet.load(export_outcome.golden).cases[0]
     assert np.allclose(case.expected["output"], case.inputs["x"] * 2 + 1)
 
 

@@ -105,10 +105,10 @@ def test_an_in_flight_canary_compares_each_request(tmp_path, manifests) -> None:
 @pytest.mark.parametrize(("how", "words"), [("exit", "exit status 3"), ("sys.exit", "exit status 4")])
 def test_a_candidate_that_dies_in_flight_is_not_promoted(tmp_path, manifests, how, words) -> None:
     pace = ReplayPace(warmup=2, in_flight=3)
-    dying = partial(opened, 1, how=how, at=205)
-    written_replay = replayed(tmp_path, manifests, dying, partial(opened, 1), 400, pace, True)
+    dying_open = partial(opened, 1, how=how, at=205)
+    written_replay = replayed(tmp_path, manifests, dying_open, partial(opened, 1), 400, pace, True)
     assert written_replay.report.verdict == "FAIL"
     assert f"the candidate's engine ended its process: {words}, among requests" in written_replay.report.reason
-    seen = read_both(*(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")))
-    assert seen[0].ok[:100] == [True] * 100 and len(seen[0].ok) <= 210 and {*seen[1].ok} == {True}
+    seen_tables = read_both(*(tmp_path / f"out/{side}.jsonl" for side in ("candidate", "baseline")))
+    assert seen_tables[0].ok[:100] == [True] * 100 and len(seen_tables[0].ok) <= 210 and {*seen_tables[1].ok} == {True}
     assert json.loads(written_replay.json.read_text())["verdict"] == written_replay.report.verdict

@@ -99,10 +99,10 @@ def test_a_dead_baseline_gives_no_pass(tmp_path, manifests):
 
 def test_an_engine_that_raises_continues_and_sys_exit_ends_it():
     with isolate("candidate", partial(opened, "raises", 1)) as session:
-        failed, answered = (serve(session, X, ReplayClock()) for _ in "ab")
-        assert failed.error == "ValueError: a request that fails" and failed.service > 0 and not session.died
-        assert answered.outputs is not None and np.array_equal(answered.outputs["y"], X["x"] * 2)
-        assert 1e-4 <= answered.service < 10 and [spec.name for spec in session.inputs] == ["x"]
+        failed_call, answered_call = (serve(session, X, ReplayClock()) for _ in "ab")
+        assert failed_call.error == "ValueError: a request that fails" and failed_call.service > 0 and not session.died
+        assert answered_call.outputs is not None and np.array_equal(answered_call.outputs["y"], X["x"] * 2)
+        assert 1e-4 <= answered_call.service < 10 and [spec.name for spec in session.inputs] == ["x"]
     with isolate("candidate", partial(opened, "sys.exit", 1)) as session:
         assert "exit status 4, at request 1" in serve(session, X, ReplayClock()).error and session.died
 

@@ -73,8 +73,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     decoder = path.parent / "decoder.onnx"
     model = onnx.load(decoder)
     weights = next(item for item in model.graph.initializer if item.name == "w2")
-    changed = numpy_helper.to_array(weights)[:, ::-1]
-    weights.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(changed), "w2"))
+    changed_weights = numpy_helper.to_array(weights)[:, ::-1]
+    weights.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(changed_weights), "w2"))
     onnx.save(model, decoder)
     assert enginesmith.build(path, registry=folder / "registry").version == "2"
     return folder
@@ -114,5 +114,5 @@ def test_functions_between_graphs_are_run(tmp_path: Path) -> None:
             recorder.append({name: array[index % len(array)] for name, array in golden.items()})
     written_report = replay_recorded(registry, "reader", tmp_path / "canary", traffic)
     assert written_report.report.verdict == "PASS", written_report.report.reason
-    (judged,) = {item.requests for item in written_report.report.criteria if item.kind == "share"}
-    assert 1497 <= judged <= 4000, "so many without an error prove the error budget"
+    (judged_counts,) = {item.requests for item in written_report.report.criteria if item.kind == "share"}
+    assert 1497 <= judged_counts <= 4000, "so many without an error prove the error budget"

@@ -148,8 +148,8 @@ def test_the_exported_model_is_planned_before_any_sample_is_observed(project, mo
     project.change_spec(targets=["cpu"], precisions=["fp32", "int8"])
     monkeypatch.setattr(composition, "observe", crash)
     run = composition.Run(load_spec(project.spec), context_of(project))
-    first = next(run.plan(run.quantize(EXPORTED)))
-    assert [unit.name for unit in first.plan.units] == ["cpu fp32 onnxruntime"]
+    first_unit = next(run.plan(run.quantize(EXPORTED)))
+    assert [unit.name for unit in first_unit.plan.units] == ["cpu fp32 onnxruntime"]
     update = {"required": ("cpu int8",)}
     required_run = replace(run, spec=run.spec.model_copy(update={"build": run.spec.build.model_copy(update=update)}))
     (both_plan,) = required_run.plan(required_run.quantize(EXPORTED))

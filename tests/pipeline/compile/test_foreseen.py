@@ -58,8 +58,8 @@ def test_a_changed_calibration_sample_without_effect_on_engines_is_reported(proj
     project.change_spec(targets=["cpu"], calibration={"data": "calibration.npz", "method": "minmax"})
     assert project.build().code == 0
     data = arrays(project.folder / "calibration.npz")["x"]
-    inner = np.unravel_index(np.abs(data).argmin(), data.shape)
-    data[inner] *= 0.5
+    smallest_index = np.unravel_index(np.abs(data).argmin(), data.shape)
+    data[smallest_index] *= 0.5
     np.savez(project.folder / "calibration.npz", x=data)
     units, changes = planned(project)
     assert {unit["action"] for unit in units.values()} == {"cached"}

@@ -80,20 +80,20 @@ def test_both_graphs_are_timed_alternately_here(wide: Project, monkeypatch: pyte
 
 def test_builds_with_different_timings_give_one_version(wide: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     wide.change_spec(quantization={"gain": "latency"}, precisions=["fp32", "int8"], targets=[HERE])
-    once, versions = RunContext.once, []
+    original_once, versions = RunContext.once, []
     for ratio in (0.5, 0.6):
         raced = gains.RacedGraphs(ratio, True, "measured here")
         monkeypatch.setattr(
             RunContext,
             "once",
-            lambda self, kind, *more, raced=raced: raced if kind == "race" else once(self, kind, *more),
+            lambda self, kind, *more, raced=raced: raced if kind == "race" else original_once(self, kind, *more),
         )
         built_document = wide.run("build", wide.spec, "--json").json
         (reason,) = [row["reason"] for row in built_document["engines"] if row["status"] == "refused"]
         assert f"no faster: {ratio:.2f} times the speed of cpu fp32 onnxruntime (measured here" in reason
         versions.append((built_document["version"], built_document["same_as"]))
     assert versions[0] == versions[1] == (versions[0][0], None)
-    monkeypatch.setattr(RunContext, "once", once)
+    monkeypatch.setattr(RunContext, "once", original_once)
     monkeypatch.setattr(gains, "LEAST_SPEEDUP", 100)
     rows = wide.run("plan", wide.spec, "--json", "--no-export").json["units"]
     (planned_row,) = [row for row in rows if row["precision"] == "int8"]

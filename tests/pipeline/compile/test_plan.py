@@ -100,8 +100,8 @@ def test_wide_means_one_profile_over_all_buckets() -> None:
     inputs = (TensorSpec("ids", "int64", ("batch", "seq")),)
     dims = (Dim("batch", 1, 2, 4), Dim("seq", 1, 48, 64, (32, 64)))
     wide_backend = discovery.configure("tensorrt-rtx", {"profiles": "wide"})
-    (one,) = profiles(inputs, plan._buckets_for(wide_backend, dims))
-    assert one.inputs[0][1:] == ((1, 1), (2, 48), (4, 64))
+    (first_profile,) = profiles(inputs, plan._buckets_for(wide_backend, dims))
+    assert first_profile.inputs[0][1:] == ((1, 1), (2, 48), (4, 64))
     for name in ("tensorrt-rtx", "onnxruntime"):
         assert len(list(profiles(inputs, plan._buckets_for(discovery.configure(name, {}), dims)))) == 2
 
@@ -110,9 +110,9 @@ def test_wide_means_one_profile_over_all_buckets() -> None:
 def test_buckets_cover_every_size_once(edges: list[int], low: int) -> None:
     edges = sorted(edge for edge in edges if edge >= low) or [low]
     dim = Dim("n", low, edges[-1], edges[-1], tuple(edges))
-    covered_sizes = [size for first, _, last in dim.buckets() for size in range(first, last + 1)]
+    covered_sizes = [size for first_size, _, last_size in dim.buckets() for size in range(first_size, last_size + 1)]
     assert covered_sizes == list(range(low, edges[-1] + 1))
-    assert {first for first, _, _ in dim.buckets()} | set(edges) == set(dim.test_sizes())
+    assert {first_size for first_size, _, _ in dim.buckets()} | set(edges) == set(dim.test_sizes())
 
 
 def test_a_required_pattern_covers_groups_and_products() -> None:
@@ -149,9 +149,9 @@ def test_too_many_profiles_are_refused_early() -> None:
     )
     (item,) = candidates(spec, Selection())
     tensor = (TensorSpec("x", "float32", tuple(names)),)
-    exported = Exported(OnnxModel("0" * 64, tensor, tensor, 20, carries_qdq=False), "1" * 64, Proof())
+    export_value = Exported(OnnxModel("0" * 64, tensor, tensor, 20, carries_qdq=False), "1" * 64, Proof())
     request = plan._request(spec, item, Graph(GraphVariant("fp32"), "0" * 64, tensor, tensor))
-    assert "combine to more than 64 profiles" in (plan._refusal(exported, item, request) or "")
+    assert "combine to more than 64 profiles" in (plan._refusal(export_value, item, request) or "")
 
 
 def test_the_plan_names_known_compiler_faults_with_their_source(store: Store) -> None:
@@ -235,9 +235,9 @@ def test_backends_that_the_server_cannot_open_are_a_mistake() -> None:
 
 def test_each_unit_names_its_builder_its_servers_and_gaps_of_the_matrix() -> None:
     spec = served("triton", ("h100",))
-    tuned, portable = candidates(spec, Selection(workers=(("h100", "on a Ray worker with sm_90"),)))
-    assert (tuned.built_at, tuned.opens_in) == ("on a Ray worker with sm_90", "Triton, TensorRT")
-    assert (portable.built_at, portable.opens_in) == ("here", "Triton, ONNX Runtime")
+    tuned_candidate, portable_candidate = candidates(spec, Selection(workers=(("h100", "on a Ray worker with sm_90"),)))
+    assert (tuned_candidate.built_at, tuned_candidate.opens_in) == ("on a Ray worker with sm_90", "Triton, TensorRT")
+    assert (portable_candidate.built_at, portable_candidate.opens_in) == ("here", "Triton, ONNX Runtime")
     assert candidates(spec, Selection())[0].built_at == "nowhere in this fleet"
     assert {item.opens_in for item in candidates(served("rtx", ("l4",)), Selection())} == {"TensorRT for RTX only"}
     data = {"precisions": ["fp16", "int8"], "calibration": {"data": "c.npz"}}

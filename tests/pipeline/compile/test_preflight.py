@@ -101,17 +101,17 @@ def test_contradictions_of_the_model_are_reported_without_blaming_data(folder, i
 
 
 def test_an_input_with_a_value_is_not_in_the_spec(folder: Path) -> None:
-    unknown, twice = mistakes(spec_of(folder, source={"onnx": "m.onnx", "arguments": {"z": 1.0, "w": 2}}))
-    assert "source.arguments.w: the model has no such input; its inputs are x, z" in unknown
+    first_mistakes, twice = mistakes(spec_of(folder, source={"onnx": "m.onnx", "arguments": {"z": 1.0, "w": 2}}))
+    assert "source.arguments.w: the model has no such input; its inputs are x, z" in first_mistakes
     assert "inputs.z: the model has no such input; its inputs are x" in twice
 
 
 def test_outputs_named_by_metric_and_contract_must_exist(folder: Path) -> None:
     golden = {"data": "gold.npz", "labels": "label", "metric": {"output": "logits", "floor": 0.5}}
     contract = {"contract": {"structured": {"boxes": {"finite": True}}}}
-    first, second = mistakes(spec_of(folder, golden=golden, validation=contract))
-    assert "golden.metric.output: output 'logits' is not in the model" in first
-    assert "validation.contract.structured.boxes: output 'boxes' is not in the model" in second
+    first_mistakes, second_mistakes = mistakes(spec_of(folder, golden=golden, validation=contract))
+    assert "golden.metric.output: output 'logits' is not in the model" in first_mistakes
+    assert "validation.contract.structured.boxes: output 'boxes' is not in the model" in second_mistakes
 
 
 def test_invalid_files_are_reported_together(folder: Path) -> None:

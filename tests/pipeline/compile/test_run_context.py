@@ -65,9 +65,9 @@ def test_job_events_name_their_step(context: RunContext) -> None:
     progress = Hears()
     hearing = replace(context, progress=progress)
     assert hearing.run_job(context.local, "echo of int8", Job("echo", Echo("b"))) == Echoed("b")
-    heard = progress.heard
-    assert heard[0] == Started("echo of int8", "here") and isinstance(heard[-1], ProcessEnded)
-    assert {event.name for event in heard} == {"echo of int8"}
+    heard_events = progress.heard
+    assert heard_events[0] == Started("echo of int8", "here") and isinstance(heard_events[-1], ProcessEnded)
+    assert {event.name for event in heard_events} == {"echo of int8"}
 
 
 def test_missing_versions_count_as_versions() -> None:

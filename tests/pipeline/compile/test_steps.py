@@ -101,11 +101,11 @@ def test_a_proof_from_another_kind_of_cpu_is_not_reused(project: Project, monkey
 def test_only_engines_of_the_exported_model_reuse_its_answers(project: Project) -> None:
     """And they are in no key: the proof is the same without them."""
     (context, requests), kept_answers = proving(project.folder.parent), values.KeptAnswers("d" * 64, this_machine())
-    spec, exported, engine = load_spec(project.spec), replace(EXPORTED, answers=kept_answers), an_engine()
-    proofs.validate(engine, exported, Work(spec, context))
+    spec, export_value, engine = load_spec(project.spec), replace(EXPORTED, answers=kept_answers), an_engine()
+    proofs.validate(engine, export_value, Work(spec, context))
     for change in ({"model": "e" * 64}, {"precision": "int8"}):
         other_engine = replace(engine, unit=replace(engine.unit, request=replace(engine.unit.request, **change)))
-        proofs.validate(other_engine, exported, Work(spec, context))
+        proofs.validate(other_engine, export_value, Work(spec, context))
     proofs.validate(engine, EXPORTED, Work(spec, context))
     assert requests == [kept_answers.blob, None, None]
 
@@ -171,9 +171,9 @@ def test_the_packages_that_the_entry_point_imports_are_part_of_the_key(project: 
 
 
 def test_the_command_that_reproduces_a_failure_survives_a_shell(project: Project) -> None:
-    spaced = project.spec.rename(project.folder / "my spec.yaml")
-    command = reproduce(an_engine().unit, load_spec(spaced), "/a registry")
-    assert shlex.split(command)[:5] == ["enginesmith", "build", str(spaced), "--registry", "/a registry"]
+    spaced_path = project.spec.rename(project.folder / "my spec.yaml")
+    command = reproduce(an_engine().unit, load_spec(spaced_path), "/a registry")
+    assert shlex.split(command)[:5] == ["enginesmith", "build", str(spaced_path), "--registry", "/a registry"]
 
 
 def test_an_engine_is_recalled_unchanged_and_an_unreadable_record_is_forgotten(tmp_path: Path) -> None:

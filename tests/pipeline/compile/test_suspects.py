@@ -40,8 +40,8 @@ def test_inherited_failures_are_not_attributed(failed: list[Check], taken: list[
     request = SimpleNamespace(model="a" * 64, backend="onnxruntime")
     graph = SimpleNamespace(recipe=Recipe("b" * 64))
     built_stub = SimpleNamespace(unit=SimpleNamespace(name="cpu int8 onnxruntime", request=request, graph=graph))
-    judged = cast("JudgedUnit", SimpleNamespace(built=built_stub, report=SimpleNamespace(failed=tuple(failed))))
-    suspects = find_suspects([judged])
+    judged_unit = cast("JudgedUnit", SimpleNamespace(built=built_stub, report=SimpleNamespace(failed=tuple(failed))))
+    suspects = find_suspects([judged_unit])
     assert [item.stage for item in suspects] == taken
     cases = tuple(c.case for c in failed if c.name in ("sizes", "magnitudes") and not c.case.endswith("nan"))
     assert all(item.cases == cases for item in suspects)

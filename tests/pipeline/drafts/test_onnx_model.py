@@ -156,15 +156,15 @@ def test_axis_names_become_dim_names(shapes: list[list[int | str]]) -> None:
     dims_before = [dim for spec in specs for dim in spec.shape]
     after = [dim for spec in named_axes for dim in spec.shape]
     of: dict[int | str, int | str] = {}
-    for old_dim, new in zip(dims_before, after, strict=True):
+    for old_dim, new_dim in zip(dims_before, after, strict=True):
         if isinstance(old_dim, int):
-            assert new == old_dim
+            assert new_dim == old_dim
             continue
-        assert isinstance(new, str) and new.isidentifier()
+        assert isinstance(new_dim, str) and new_dim.isidentifier()
         if old_dim != "?":
-            assert of.setdefault(old_dim, new) == new
-    unknown = [new for old_dim, new in zip(dims_before, after, strict=True) if old_dim == "?"]
-    assert len({*unknown, *of.values()}) == len(unknown) + len(of), "no two dims of the model became one"
+            assert of.setdefault(old_dim, new_dim) == new_dim
+    unknown_dims = [new_dim for old_dim, new_dim in zip(dims_before, after, strict=True) if old_dim == "?"]
+    assert len({*unknown_dims, *of.values()}) == len(unknown_dims) + len(of), "no two dims of the model became one"
 
 
 def test_a_sum_of_other_dims_stays_one() -> None:
@@ -172,8 +172,8 @@ def test_a_sum_of_other_dims_stays_one() -> None:
     masks = [
         TensorSpec("mask", "int64", ("b", text)) for text in ("past_seq len + seq len", "past_seq len+1", "seq len + x")
     ]
-    named = [spec.shape[1] for spec in name_axes((*masks, ids, past_spec))]
-    assert named == ["past_seq_len + seq_len", "past_seq_len + 1", "seq_len_x", "seq_len", "past_seq_len"]
+    named_dims = [spec.shape[1] for spec in name_axes((*masks, ids, past_spec))]
+    assert named_dims == ["past_seq_len + seq_len", "past_seq_len + 1", "seq_len_x", "seq_len", "past_seq_len"]
     total = tuple(TensorSpec(name, "int64", (name,)) for name in ("total_length", "past_length", "length"))
     assert [spec.shape for spec in name_axes(total)] == [("past_length + length",), ("past_length",), ("length",)]
     assert name_axes(total[:2])[0].shape == ("total_length",)

@@ -130,8 +130,8 @@ def test_a_manual_configuration_is_kept_and_its_rest_reported(tmp_path: Path) ->
         "max_queue_delay_us": 100,
         "labels": {"y": "names.txt"},
     }
-    dropped = {note.split(": ")[1] for note in result.notes if "because specs have no such key" in note}
-    assert dropped == {"response_cache", "dynamic_batching.preserve_ordering", "instance_group.gpus"}
+    dropped_names = {note.split(": ")[1] for note in result.notes if "because specs have no such key" in note}
+    assert dropped_names == {"response_cache", "dynamic_batching.preserve_ordering", "instance_group.gpus"}
 
 
 @pytest.mark.parametrize(

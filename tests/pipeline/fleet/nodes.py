@@ -50,13 +50,13 @@ def gfd(
 ) -> dict[str, str]:
     """The labels of a node with whole GPUs. more: others, '-' for '_' and '/' added."""
     major, minor = capability.split(".")
-    new = dict(zip(("major", "minor", "revision"), driver.split("."), strict=False))
-    old = dict(zip(("major", "minor", "rev"), driver.split("."), strict=False))
+    new_driver = dict(zip(("major", "minor", "revision"), driver.split("."), strict=False))
+    old_driver = dict(zip(("major", "minor", "rev"), driver.split("."), strict=False))
     runtime = dict(zip(("major", "minor"), cuda.split("."), strict=False))
     entries = {
         "cuda.driver-version.full": driver,
-        **{f"cuda.driver-version.{name}": value for name, value in new.items()},
-        **{f"cuda.driver.{name}": value for name, value in old.items()},
+        **{f"cuda.driver-version.{name}": value for name, value in new_driver.items()},
+        **{f"cuda.driver.{name}": value for name, value in old_driver.items()},
         "cuda.runtime-version.full": cuda,
         **{f"cuda.runtime-version.{name}": value for name, value in runtime.items()},
         **{f"cuda.runtime.{name}": value for name, value in runtime.items()},

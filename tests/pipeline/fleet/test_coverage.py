@@ -153,8 +153,8 @@ def test_an_unreadable_model_does_not_hide_others(digits: Store) -> None:
     published(digits, "ranker", [built(digits, "l4", status="proven")])
     overwrite(digits, manifest_key("ranker", "1"), b"{}")
     expected = (demand(), demand("ranker@1"), demand("digit"), demand("digits:stable"))
-    served = read_served(digits, expected)
-    actual = list_coverage([group("l4")], served, Catalog(expected))
+    served_results = read_served(digits, expected)
+    actual = list_coverage([group("l4")], served_results, Catalog(expected))
     assert [item.state for item in actual] == ["covered", "missing", "missing", "missing"]
     assert "manifest of ranker@1 (" in actual[1].reason and "): format is missing; restore it" in actual[1].reason
     assert "no model 'digit' in" in actual[2].reason and "did you mean 'digits'?" in actual[2].reason
@@ -162,8 +162,8 @@ def test_an_unreadable_model_does_not_hide_others(digits: Store) -> None:
 
 
 def test_an_unreachable_registry_ends_the_command(digits: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    away = raising(UnavailableError("the disk went away"))
-    monkeypatch.setattr(FileStore, "read", away)
+    failing_read = raising(UnavailableError("the disk went away"))
+    monkeypatch.setattr(FileStore, "read", failing_read)
     with pytest.raises(UnavailableError, match="went away"):
         read_served(digits, [demand()])
 
@@ -181,15 +181,15 @@ def test_each_manifest_is_read_once_and_judged_once_for_each_kind_of_machine(sto
     """What keeps 500 nodes and 200 models a matter of seconds."""
     for index in range(5):
         published(store, f"model-{index}", [built(store, "l4", status="proven"), built(store, "sm_80")])
-    reads, judged = Counter[str](), Counter[Machine]()
-    read, judge = FileStore.read, coverage.judge
+    reads, judged_counts = Counter[str](), Counter[Machine]()
+    read_file, judge = FileStore.read, coverage.judge
 
     def counted_read(self: FileStore, key: str) -> bytes | None:
         reads[key] += 1
-        return read(self, key)
+        return read_file(self, key)
 
     def counted_judge(served: Served, group: NodeGroup, *rest: Any) -> Coverage:
-        judged[group.machine] += 1
+        judged_counts[group.machine] += 1
         return judge(served, group, *rest)
 
     monkeypatch.setattr(FileStore, "read", counted_read)
@@ -203,7 +203,7 @@ def test_each_manifest_is_read_once_and_judged_once_for_each_kind_of_machine(sto
     monkeypatch.setattr(FleetSources, "fleet", lambda self, catalog: fleet)
     result = reconcile(store, FleetSources(), nothing_known)
     assert sum(group.nodes for group in fleet.groups) == 550 and len(result.standings) == 5 * 11
-    assert max(reads.values()) == 1 and set(judged.values()) == {5} and len(judged) == 10
+    assert max(reads.values()) == 1 and set(judged_counts.values()) == {5} and len(judged_counts) == 10
 
 
 def test_the_same_machine_in_two_groups_is_judged_once_and_counted_twice(digits: Store) -> None:

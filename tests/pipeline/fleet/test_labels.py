@@ -69,9 +69,9 @@ def test_labels_of_an_old_feature_discovery_are_read() -> None:
 
 
 def test_unplaceable_nodes_give_the_reason_and_a_cpu_node_counts() -> None:
-    (invalid,), (bare,) = parts_of(nodes.MIG_INVALID), parts_of(nodes.NO_GFD)
+    (invalid,), (bare_parts,) = parts_of(nodes.MIG_INVALID), parts_of(nodes.NO_GFD)
     assert isinstance(invalid, LeftOut) and "not all alike" in invalid.reason
-    assert isinstance(bare, LeftOut) and "no labels of GPU feature discovery" in bare.reason
+    assert isinstance(bare_parts, LeftOut) and "no labels of GPU feature discovery" in bare_parts.reason
     assert one(nodes.CPU).hardware.machine == Machine() and one(nodes.CPU).hardware.name == "cpu"
 
 

@@ -82,8 +82,8 @@ def test_a_catalog_in_a_bucket_names_its_specs_by_address(project: Project, s3_s
     for uri, name in ((s3_uri, "vision/tiny.yaml"), (str(project.folder), "tiny.yaml")):
         with place_at(uri) as place:
             assert place.has(name) and not place.has("tiny") and not place.has("vision")
-    with place_at(str(project.folder)), gather_specs(str(project.folder), None) as (here,):
-        assert str(here) == str(project.spec)
+    with place_at(str(project.folder)), gather_specs(str(project.folder), None) as (local_spec,):
+        assert str(local_spec) == str(project.spec)
 
 
 def test_the_registry_is_the_options_then_the_variables_then_the_specs(project, monkeypatch):

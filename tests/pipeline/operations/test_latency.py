@@ -115,9 +115,9 @@ def test_engines_are_timed_one_at_a_time(built: Project) -> None:
 
 @pytest.mark.parametrize("error", [IntegrityError("it is damaged"), ModelError("it does not run")])
 def test_an_untimeable_engine_stops_nothing_and_a_damaged_blob_does(built: Project, error: Exception) -> None:
-    store, broken = built.store, Answering(raising(error))
+    store, item = built.store, Answering(raising(error))
     choice = choose(store, parse_reference("tiny"), Target("cpu"), "fp32")
-    work = Work(spec_of(choice.manifest), RunContext(store, broken, broken))
+    work = Work(spec_of(choice.manifest), RunContext(store, item, item))
     golden = choice.manifest.sources["golden"]
     with pytest.raises(IntegrityError) if isinstance(error, IntegrityError) else nullcontext():
         assert time_engine(engine_of(choice.entry), Latency(), golden, work, afresh=True) is None

@@ -227,13 +227,13 @@ def of_a_gpu(
 
 def test_a_gpu_engine_is_proven_only_by_such_a_gpus_answers(place, returned_once, in_process, tmp_path):
     """And made-up answers that fit prove it, too: that much trust in who hands them in remains."""
-    out, unit = returned_once[0], "sm_89 fp32 tensorrt-rtx"
-    copied_engine = of_a_gpu(place, out, unit, tmp_path / "a", 0.0)
+    returned_value, unit = returned_once[0], "sm_89 fp32 tensorrt-rtx"
+    copied_engine = of_a_gpu(place, returned_value, unit, tmp_path / "a", 0.0)
     assert copied_engine.verdict == "refused" and "bit for bit in every case" in copied_engine.reason
-    remote_engine = of_a_gpu(place, out, unit, tmp_path / "b", 1e-6, compute_capability=(9, 0))
+    remote_engine = of_a_gpu(place, returned_value, unit, tmp_path / "b", 1e-6, compute_capability=(9, 0))
     assert remote_engine.verdict == "refused" and "it ran on sm_90, but the engine is for sm_89" in remote_engine.reason
-    assert of_a_gpu(place, out, unit, tmp_path / "c", 1e-6).verdict == "proven"
-    assert of_a_gpu(place, out, unit, tmp_path / "d", 1e-2).verdict == "failed"
+    assert of_a_gpu(place, returned_value, unit, tmp_path / "c", 1e-6).verdict == "proven"
+    assert of_a_gpu(place, returned_value, unit, tmp_path / "d", 1e-2).verdict == "failed"
 
 
 def test_invalid_results_give_one_message(built: Project, tmp_path: Path) -> None:

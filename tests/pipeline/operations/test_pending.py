@@ -86,12 +86,12 @@ def test_a_requested_version_is_checked(store: Store) -> None:
 
 def test_the_error_explains_why_an_engine_cannot_be_proven_here(store: Store) -> None:
     three_versions(store)
-    one = pending_of(store, "digits", "1")
+    pending_version = pending_of(store, "digits", "1")
     for target in ("sm_89", "l4"):
         expected = "digits@1: no sm_89 GPU on this machine"
-        assert why_nothing(store, one, target) == expected, "an l4 is of that generation"
-    assert why_nothing(store, one, "sm_90") == "digits@1 has no unproven engine for sm_90; it has 1 proven"
-    assert why_nothing(store, one, "sm_75") == "digits@1 has no unproven engine for sm_75; it has none"
+        assert why_nothing(store, pending_version, target) == expected, "an l4 is of that generation"
+    assert why_nothing(store, pending_version, "sm_90") == "digits@1 has no unproven engine for sm_90; it has 1 proven"
+    assert why_nothing(store, pending_version, "sm_75") == "digits@1 has no unproven engine for sm_75; it has none"
 
 
 def test_of_several_runs_one_proves_one_engine_at_a_time(store, monkeypatch):

@@ -77,11 +77,11 @@ def test_an_event_names_its_model_and_has_the_next_steps_parameters(api: Api, tm
     message = watch.send_published_once(store, "tiny", "3", "0" * 64)
     watch.send_judged(store, *JUDGED_CANARY, "1" * 64)
     assert message is not None
-    one, two = api.taken
-    assert (message.event, message.id) == (PUBLISHED, one["id"]) and two["event"] == JUDGED
-    assert one["resource"] == {"prefect.resource.id": "enginesmith.model.tiny", "prefect.resource.name": "tiny"}
-    assert one["payload"] == {"model": "tiny", "version": "3", "manifest": "0" * 64, "registry": store.uri}
-    assert two["payload"].keys() >= {"model", "channel", "report", "registry"}
+    first_call, second_call = api.taken
+    assert (message.event, message.id) == (PUBLISHED, first_call["id"]) and second_call["event"] == JUDGED
+    assert first_call["resource"] == {"prefect.resource.id": "enginesmith.model.tiny", "prefect.resource.name": "tiny"}
+    assert first_call["payload"] == {"model": "tiny", "version": "3", "manifest": "0" * 64, "registry": store.uri}
+    assert second_call["payload"].keys() >= {"model", "channel", "report", "registry"}
     assert "hunter2" not in json.dumps(api.taken)
 
 

@@ -55,9 +55,9 @@ def test_two_builds_of_one_model_do_not_run_in_parallel(project: Project) -> Non
 
 def test_a_killed_holder_blocks_nobody(project: Project) -> None:
     project.change_spec(**SMALL)
-    killed = start(project, stop_at="export ...")
-    interrupt(killed, "export ...", signal.SIGKILL)
-    assert killed.wait(PATIENCE_S) == -signal.SIGKILL
+    killed_run = start(project, stop_at="export ...")
+    interrupt(killed_run, "export ...", signal.SIGKILL)
+    assert killed_run.wait(PATIENCE_S) == -signal.SIGKILL
     assert list(project.store.list("locks/")), "it left its locks behind"
     after = project.build()
     assert after.code == 0 and after.json["version"] == "1" and "lock: waiting" not in after.err

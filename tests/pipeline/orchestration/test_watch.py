@@ -87,13 +87,13 @@ def test_changing_files_are_waited_for(project: Project, store: Store, server: S
         watch.look()
         assert output == []
         watch.look()
-    assert [seen.told for seen in output] == [True]
+    assert [seen_line.told for seen_line in output] == [True]
 
 
 def test_an_unreadable_spec_is_reported_once_and_stops_no_other(project, store, server):
     (project.folder / "a.yaml").write_text("model: a\n")
     result = look(store, project.folder, 3)
-    assert [(seen.spec, seen.told) for seen in result] == [("a.yaml", False), ("tiny.yaml", True)]
+    assert [(seen_event.spec, seen_event.told) for seen_event in result] == [("a.yaml", False), ("tiny.yaml", True)]
     assert "a.yaml:1" in result[0].said
 
 

@@ -139,14 +139,14 @@ def test_the_table_shows_waiting_units(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_steps_of_several_models_name_their_model(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = by_model(Lines()).of_run("digits", "run-1")
-    shown.emit(Waiting("lock", "compiling digits is running on vm"))
-    shown.emit(Started("export"))
-    with shown.watch("export"):
+    shown_lines = by_model(Lines()).of_run("digits", "run-1")
+    shown_lines.emit(Waiting("lock", "compiling digits is running on vm"))
+    shown_lines.emit(Started("export"))
+    with shown_lines.watch("export"):
         pass
-    shown.emit(Finished("export"))
-    shown.emit(VerdictReached("cpu fp32", "proven", "3 checks"))
-    shown.emit(VersionSettled("digits@1", "published"))
+    shown_lines.emit(Finished("export"))
+    shown_lines.emit(VerdictReached("cpu fp32", "proven", "3 checks"))
+    shown_lines.emit(VersionSettled("digits@1", "published"))
     assert [line.partition("] ")[2] for line in capsys.readouterr().err.splitlines()] == [
         "digits lock: waiting: compiling digits is running on vm",
         "digits export ...",

@@ -283,18 +283,18 @@ def test_every_tensor_is_rounded_once_to_nearest_even(x: np.ndarray, precision: 
         with np.errstate(over="ignore"):
             return values.astype(DTYPES[precision]).astype(np.float32)
 
-    half, k = rounded(x), rounded(np.float32([0.3]))
+    half_value, k = rounded(x), rounded(np.float32([0.3]))
     with np.errstate(over="ignore"):
-        b = rounded(rounded(half * k) + half)
+        b = rounded(rounded(half_value * k) + half_value)
         expected = rounded(b * b)
     np.testing.assert_array_equal(nets.run(EMULATED[precision], {"x": x}, optimized=False), expected)
 
 
 def test_fp16_overflow_is_detected_although_onnxruntime_hides_it() -> None:
     model = nets.build("float[N] x", "float[N] y", "b = Identity(x) a = Mul(x, b) y = Sqrt(a)", {})
-    half, x = cast_float(model, "fp16")[0], {"x": np.float32([1000])}
-    assert np.isposinf(nets.run(emulate(half), x, optimized=False)).all()
-    assert nets.run(half, x) == 1000  # the day this fails, onnxruntime computes fp16 for real
+    half_model, x = cast_float(model, "fp16")[0], {"x": np.float32([1000])}
+    assert np.isposinf(nets.run(emulate(half_model), x, optimized=False)).all()
+    assert nets.run(half_model, x) == 1000  # the day this fails, onnxruntime computes fp16 for real
 
 
 @pytest.mark.parametrize("precision", DTYPES)
@@ -309,8 +309,8 @@ def test_only_the_casts_are_16_bit(make: object, data: object, precision: str) -
 
 
 def test_16_bit_outputs_become_fp32_and_inputs_accept_existing_data() -> None:
-    half, model = (cast_float(nets.conv_net(), "fp16", keep_io=keep_io)[0] for keep_io in (False, True))
-    output = nets.run(emulate(half), {"image": nets.images()["image"].astype(np.float16)}, optimized=False)
+    half_model, model = (cast_float(nets.conv_net(), "fp16", keep_io=keep_io)[0] for keep_io in (False, True))
+    output = nets.run(emulate(half_model), {"image": nets.images()["image"].astype(np.float16)}, optimized=False)
     assert output.dtype == np.float32
     assert np.abs(output - nets.run(emulate(model), nets.images(), optimized=False)).max() < 2e-3 * np.abs(output).max()
 

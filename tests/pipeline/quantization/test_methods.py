@@ -125,8 +125,8 @@ def test_percentiles_are_of_magnitudes_for_int8_and_of_both_ends_for_uint8() -> 
     low, high = chosen_range(values, percentile(98), "uint8")
     assert low == pytest.approx(np.quantile(values, 0.01), abs=0.1) and high == pytest.approx(0.99, abs=0.02)
     for sign in (1, -1):  # of values with one sign, the end that is far from zero alone is clipped, by all of the share
-        ends = chosen_range(sign * np.linspace(0.1, 1, 9901), percentile(98), "uint8")
-        assert sorted(map(abs, ends)) == pytest.approx([0.118, 0.982], abs=0.005)
+        end_values = chosen_range(sign * np.linspace(0.1, 1, 9901), percentile(98), "uint8")
+        assert sorted(map(abs, end_values)) == pytest.approx([0.118, 0.982], abs=0.005)
 
 
 def test_the_moving_average_is_over_samples() -> None:

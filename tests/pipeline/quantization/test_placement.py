@@ -110,11 +110,11 @@ def test_a_folded_stem_computes_the_same_function(kernel: int, begin: int, end: 
 
 def test_blocks_consist_of_bytes_not_floats() -> None:
     model, data = residual_net(), photos()
-    written = quantized(model, data, nets.CPU)
-    (blocks,) = nets.of_type(written, "SpaceToDepth")
-    quantizer = nets.maker(written, blocks.input[0])
+    written_model = quantized(model, data, nets.CPU)
+    (blocks,) = nets.of_type(written_model, "SpaceToDepth")
+    quantizer = nets.maker(written_model, blocks.input[0])
     assert quantizer.op_type == "QuantizeLinear" and quantizer.input[0] == "photo"
-    assert nets.sqnr_db(nets.run(model, data), nets.run(written, data)) > 25
+    assert nets.sqnr_db(nets.run(model, data), nets.run(written_model, data)) > 25
 
 
 @pytest.mark.parametrize(

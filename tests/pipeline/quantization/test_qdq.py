@@ -172,10 +172,10 @@ def test_8_bit_storage_alone_does_not_prevent_quantization() -> None:
         "f = DequantizeLinear(v, s) a = Mul(x, f) y = MatMul(a, w)", v=np.ones(5, np.int8), s=np.float64(0.5)
     )
     assert not carries_qdq(net)
-    dynamic = nets.x_net(
+    dynamic_model = nets.x_net(
         "f = DequantizeLinear(v, s) q, r, z = DynamicQuantizeLinear(x) y = Mul(x, f)", v=np.ones(5, np.int8), s=0.5
     )
-    assert carries_qdq(dynamic), "it rounds to scales that are made at run time"
+    assert carries_qdq(dynamic_model), "it rounds to scales that are made at run time"
     result, notes = quantize_int8(net, nets.measured(net, nets.x_values()), nets.CPU)
     assert len(notes.quantized) == 1 and carries_qdq(result)
 

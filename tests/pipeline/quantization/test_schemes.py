@@ -218,7 +218,7 @@ def test_reasons_are_listed_once_by_number_of_nodes() -> None:
 @pytest.mark.parametrize("precision", ["int4", "int8-dynamic"])
 def test_without_a_search_the_reasons_are_the_schemes(precision: str) -> None:
     net, ranges = nets.conv_net(), nets.measured(nets.conv_net(), nets.images())
-    alone, beside = (
+    single_model, other_model = (
         write(net, precision, nets.CPU, ranges, float_nodes=nodes)[1] for nodes in ({}, {"Conv_c1": "search"})
     )
-    assert "Conv_c1" in [node.node for node in alone.float_nodes] and alone == beside
+    assert "Conv_c1" in [node.node for node in single_model.float_nodes] and single_model == other_model

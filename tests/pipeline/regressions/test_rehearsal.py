@@ -59,8 +59,8 @@ def test_a_unit_moves_only_if_proven_and_not_worse(new, times, remarks, verdict,
 )
 def test_a_version_moves_with_all_served_units_or_has_no_commands(verdicts, channels, plan, tmp_path):
     old_fields = {"unproven": replace(OLD, status="unproven")}
-    new = replace(OLD, toolchain={"onnxruntime": "2"})
-    units = [UnitRehearsal("m@1", "cpu", old_fields.get(verdict, OLD), new, verdict) for verdict in verdicts]
+    new_results = replace(OLD, toolchain={"onnxruntime": "2"})
+    units = [UnitRehearsal("m@1", "cpu", old_fields.get(verdict, OLD), new_results, verdict) for verdict in verdicts]
     units = [replace(unit, verdict="unknown") if unit.verdict == "unproven" else unit for unit in units]
     stubs: Any = [SimpleNamespace(name=name, proven_only=only, active_rollout=None) for name, only in channels.items()]
     manifest: Any = SimpleNamespace(model="m", reference="m@1", graphs=())

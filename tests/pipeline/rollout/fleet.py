@@ -91,8 +91,8 @@ def begin_and_look(store: Any, manifest: Manifest, plan: RolloutPlan) -> Rollout
 
 def running(*waves: str, **gates: Any) -> tuple[Any, Rollout]:
     """A registry in which one has begun."""
-    store, _, two = registry()
-    return store, begin_and_look(store, two, plan(*waves, **gates))
+    store, _, second_manifest = registry()
+    return store, begin_and_look(store, second_manifest, plan(*waves, **gates))
 
 
 def served(store: Any, node: ServingNode) -> str:
@@ -198,16 +198,16 @@ class Fleet:
         heapify(heap)
         look_at, state = self.second, "running"
         while self.second < until:
-            due, number = heap[0]
-            if look_at <= due:
+            due_item, number = heap[0]
+            if look_at <= due_item:
                 self.second, look_at = look_at, look_at + self.controller_s
                 state = self._control(state)
                 if ends and state not in ("running", "paused"):
                     until, ends = min(until, self.second + 40), False
                 continue
-            self.second = due
-            self.watchers[number].look(self, due)
-            heapreplace(heap, (due + 30 * rng.uniform(0.8, 1.2), number))
+            self.second = due_item
+            self.watchers[number].look(self, due_item)
+            heapreplace(heap, (due_item + 30 * rng.uniform(0.8, 1.2), number))
         return state
 
     def _control(self, state: str) -> str:

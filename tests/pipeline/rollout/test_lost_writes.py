@@ -76,8 +76,8 @@ class Case:
 
 
 def start() -> Case:
-    store, _, two = registry()
-    return Case(store, lambda seen: begin(seen, two, plan("50%", "100%")), ("", NOBODY), ("running", SOME))
+    store, _, second_manifest = registry()
+    return Case(store, lambda seen: begin(seen, second_manifest, plan("50%", "100%")), ("", NOBODY), ("running", SOME))
 
 
 def open_wave() -> Case:
@@ -105,11 +105,11 @@ def finish() -> Case:
 
 def move_all_the_same() -> Case:
     store, _ = running("50%", "100%")
-    two = load(store, "digits", "2")
+    second_manifest = load(store, "digits", "2")
 
     def work(seen: Any) -> object:
         with leases.hold_lease(seen, "a promotion by force") as guard:
-            return channels.point(guard, two, "stable", "eve")
+            return channels.point(guard, second_manifest, "stable", "eve")
 
     return Case(store, work, ("running", SOME), ("aborted", ALL))
 
@@ -124,9 +124,9 @@ def start_another() -> Case:
 
 def add_evidence() -> Case:
     store, _ = running("50%", "100%")
-    two = load(store, "digits", "2")
-    proof = report(two.engines[0], host="another")
-    return Case(store, lambda seen: add_attestation(seen, two, proof), ("running", SOME), ("running", SOME))
+    second_manifest = load(store, "digits", "2")
+    proof = report(second_manifest.engines[0], host="another")
+    return Case(store, lambda seen: add_attestation(seen, second_manifest, proof), ("running", SOME), ("running", SOME))
 
 
 CASES = (start, open_wave, halt, abort, finish, move_all_the_same, start_another, add_evidence)
@@ -162,9 +162,9 @@ def state(store: Any) -> Channel:
 def test_a_request_that_fails_anywhere_is_safe(make: Callable[[], Case], how: str) -> None:
     case = make()
     assert seen(case.store) == case.before
-    for store, acknowledged in failing(case, how):
+    for store, acknowledged_names in failing(case, how):
         after = seen(store)
-        assert after in ((case.after,) if acknowledged else (case.before, case.after))
+        assert after in ((case.after,) if acknowledged_names else (case.before, case.after))
         # A controller of all rollouts finds each one that runs.
         assert state(store).active_rollout is None or running_rollouts(store) == [WHERE]
         follower = RolloutFollower(store, None, len)

@@ -48,8 +48,8 @@ def test_sequences_run_alone_and_together_as_streams_of_a_batch():
     together = actual["sequences side by side"]
     np.testing.assert_array_equal(together.inputs["x"][:, 0, :, 0], [[0, 3, 5], [1, 4, 6]], "to the shortest's end")
     for row in range(3):
-        alone = actual[f"sequence {row}"].expected["y"][:2, 0]
-        np.testing.assert_array_equal(together.expected["y"][:, row], alone)
+        single_outputs = actual[f"sequence {row}"].expected["y"][:2, 0]
+        np.testing.assert_array_equal(together.expected["y"][:, row], single_outputs)
     np.testing.assert_array_equal(cases(2, 4, None)["sequences side by side"].inputs["x"][:, 0, :, 0], [[0, 2], [1, 3]])
 
 
@@ -69,9 +69,9 @@ def prompted(begins, order, count=8):
         return {"y": summed_sums, "hn": summed_sums[:, -1]}
 
     state_spec = TensorSpec("h", "float32", ("rows",))
-    joined = Joined(np.array(begins, bool), "tokens", (TOKENS,))
+    joined_kind = Joined(np.array(begins, bool), "tokens", (TOKENS,))
     sums = StateModel(
-        total, (TOKENS, state_spec), (Dim("rows", 1, 1, 4), Dim("tokens", 1, 1, 4)), (State("h", "hn"),), joined
+        total, (TOKENS, state_spec), (Dim("rows", 1, 1, 4), Dim("tokens", 1, 1, 4)), (State("h", "hn"),), joined_kind
     )
     return sums.sequences(Samples(count), np.array(order), ())
 

@@ -28,8 +28,8 @@ def test_two_kinds_of_requests_get_buckets_at_their_maxima():
     direct_mean = np.mean([instances.seconds_at(1, 9 if size <= 9 else 35) for size in TWO_KINDS])
     assert plans["chosen"].seconds.value == pytest.approx(direct_mean, rel=0.02)
     assert plans["one profile"].seconds.value == pytest.approx(instances.seconds_at(1, 64), rel=0.02)
-    saved = plans["one profile"].saved
-    assert saved.low < saved.value < saved.high and saved.value == pytest.approx(
+    saved_bytes = plans["one profile"].saved
+    assert saved_bytes.low < saved_bytes.value < saved_bytes.high and saved_bytes.value == pytest.approx(
         1 - direct_mean / instances.seconds_at(1, 64), rel=0.02
     )
     assert plans["chosen"].saved is None and plans["chosen"].padding < 0.3 < plans["one profile"].padding
@@ -46,7 +46,7 @@ def test_chosen_edges_are_timed_themselves():
     first = task.first_sizes()
     choice = choose_buckets(task, instances.measure(first), noting, 3, 0.0)
     assert {"batch": 1, "length": 35} in [*requests, *first] and {"batch": 1, "length": 9} in [*requests, *first]
-    assert {each["length"] for each in [*requests, *first]} >= {8, 16, 32, 64}, "those of powers of two too"
+    assert {request["length"] for request in [*requests, *first]} >= {8, 16, 32, 64}, "those of powers of two too"
     assert choice.timed == len(first) + len(requests)
 
 

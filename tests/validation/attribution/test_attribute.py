@@ -191,9 +191,9 @@ def test_a_long_model_is_cut_finely_only_where_it_is_worst(tmp_path: Path) -> No
 
 
 def test_memory_is_bounded_by_windows_and_the_answer_is_the_same(tmp_path: Path) -> None:
-    faulty = swapped(ATTENTION, "wv")
-    whole_findings = found(ATTENTION, faulty, sentences(), tmp_path / "whole")
-    small_findings = found(ATTENTION, faulty, sentences(), tmp_path / "small", size=Size(window_bytes=1 << 13))
+    faulty_model = swapped(ATTENTION, "wv")
+    whole_findings = found(ATTENTION, faulty_model, sentences(), tmp_path / "whole")
+    small_findings = found(ATTENTION, faulty_model, sentences(), tmp_path / "small", size=Size(window_bytes=1 << 13))
     assert small_findings.rows == whole_findings.rows and small_findings.taps.compared > whole_findings.taps.compared
 
 

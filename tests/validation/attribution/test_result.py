@@ -39,10 +39,10 @@ def test_an_attribution_is_read_back_unchanged_without_bare_nan() -> None:
     assert encode_document(again) == document and again.taps == result.taps and again.rows[1:] == result.rows[1:]
     assert document["format"] == 1 and document["segments"] == 3
     assert document["rows"][0]["local"]["sqnr_db"] == "nan" and document["rows"][2]["local"]["sqnr_db"] == "-inf"
-    nothing = replace(FOUND, proposal=Proposal(3, 7, False, None))
+    empty_proposal = replace(FOUND, proposal=Proposal(3, 7, False, None))
     empty_name = dict.fromkeys(("leave", "overrides", "snippet", "quality"))
     counts = {"groups": 3, "runs": 7, "minimal": False, "searched": False, "ended_early": False}
-    assert encode_document(nothing)["proposal"] == counts | empty_name
+    assert encode_document(empty_proposal)["proposal"] == counts | empty_name
 
 
 @pytest.mark.parametrize("change", [{"format": 2}, {"rows": [{}]}, {"taps": None}])

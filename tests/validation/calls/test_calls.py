@@ -261,7 +261,7 @@ def test_answers_cached_by_the_first_row_and_wrong_answers_for_small_values_fail
     by_first_row, by_last_row = stored_by(0, 4), stored_by(-1, 16)
     by_first_row.run(SEEN.cases[0].inputs)
     small_module = Linear(lambda x, y: np.where(np.abs(x).max(-1, keepdims=True) < 0.01, 0, y).astype(np.float32))
-    cases = [moved(each)[0].case for each in (by_first_row, by_last_row, small_module)]
+    cases = [moved(module)[0].case for module in (by_first_row, by_last_row, small_module)]
     assert [case.partition("values=")[2].partition(" ")[0] for case in cases] == ["repeated", "mixed", "small"]
 
 
@@ -335,8 +335,8 @@ def test_effects_of_a_non_finite_sample_on_others_and_on_later_calls_fail(spoile
         hurt_items.append(spoiled(x).any())
         return y + (any(hurt_items) and np.isfinite(x).all())
 
-    leaking = moved(Linear(lambda x, y: y + spoiled(x).any()))[0]
-    assert not leaking.passed and leaking.case.endswith("nan" if spoiled is np.isnan else "infinite")
+    leaking_sides = moved(Linear(lambda x, y: y + spoiled(x).any()))[0]
+    assert not leaking_sides.passed and leaking_sides.case.endswith("nan" if spoiled is np.isnan else "infinite")
     assert not moved(Linear(poisoned))[0].passed
 
     def dropped(x: np.ndarray, y: np.ndarray) -> np.ndarray:

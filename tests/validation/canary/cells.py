@@ -55,8 +55,8 @@ def of_kind(kind: str, slower: float = 0.0, paired: bool = True) -> Draw:
     """A kind of latency; the candidate's are longer by so much. Unpaired sides have different requests of one time."""
 
     def draw(rng: Rng, count: int) -> CanaryEvidence:
-        ours, theirs = DRAWN[kind](rng, count if paired else count * 20 // 19)
-        result = both(ours * (1 + slower), theirs, paired)
+        our_draw, their_draw = DRAWN[kind](rng, count if paired else count * 20 // 19)
+        result = both(our_draw * (1 + slower), their_draw, paired)
         if paired:
             return result
         sides = [one.select(rng.random(len(one)) < 0.95) for one in (result.candidate, result.baseline)]

@@ -28,8 +28,8 @@ def observations(path: Path, count: int, seed: int = 0, **fault: Any) -> tuple[O
         for name, version, digit in zip(names, "21", "ab", strict=True)
     ]
     for index in range(count):
-        both = evidence.candidate.ok[index] and evidence.baseline.ok[index]
-        distance = {"sqnr_db": 3.0 if next(different_iterator) else 40.0, "flipped": False} if both else {}
+        both_mask = evidence.candidate.ok[index] and evidence.baseline.ok[index]
+        distance = {"sqnr_db": 3.0 if next(different_iterator) else 40.0, "flipped": False} if both_mask else {}
         for side, seen_side, extra in zip((evidence.candidate, evidence.baseline), sides, (distance, {}), strict=True):
             is_ok = bool(side.ok[index])
             line = {"time": index * 0.1, "latency": float(side.latency[index]) / 100, "ok": is_ok, "request": index}

@@ -26,13 +26,13 @@ def pair_evidence(
     differing: float = 0.0,
 ) -> CanaryEvidence:
     """Interleaved requests; some fail on both sides, which says nothing about either."""
-    ours, theirs = KINDS[kind](rng, count)
+    our_series, their_series = KINDS[kind](rng, count)
     is_broken = rng.random(count) < both_failing
     is_alone = rng.random(count) < failing
-    candidate = side(ours * (1 + slower), ~(is_broken | is_alone))
-    baseline = side(theirs, ~is_broken)
-    both = candidate.ok & baseline.ok
-    return CanaryEvidence(candidate, baseline, True, rng.random(int(both.sum())) < differing)
+    candidate = side(our_series * (1 + slower), ~(is_broken | is_alone))
+    baseline = side(their_series, ~is_broken)
+    both_mask = candidate.ok & baseline.ok
+    return CanaryEvidence(candidate, baseline, True, rng.random(int(both_mask.sum())) < differing)
 
 
 @dataclass

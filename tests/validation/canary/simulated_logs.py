@@ -77,8 +77,8 @@ def dying(
     times = MIDNIGHT + np.cumsum(rng.exponential(0.05, count))
     counts = {name: int(after * count) if name == side else count for name in ("candidate", "baseline")}
     sides = [
-        log(name, times[: counts[name]], _noise(rng, counts[name]) * 0.02, named=True, ended=ended)
-        for name, ended in zip(counts, closed, strict=True)
+        log(name, times[: counts[name]], _noise(rng, counts[name]) * 0.02, named=True, ended=ended_count)
+        for name, ended_count in zip(counts, closed, strict=True)
     ]
     return Logs(sides[0], sides[1], ("FAIL", "INSUFFICIENT") if side == "candidate" else ("INSUFFICIENT",))
 

@@ -34,8 +34,8 @@ COUNT = 2000
 
 
 def latencies(kind, seed, slower):
-    ours, theirs = KINDS[kind](np.random.default_rng(seed), COUNT)
-    return CanaryEvidence(side(ours * (1 + slower)), side(theirs), True)
+    our_series, their_series = KINDS[kind](np.random.default_rng(seed), COUNT)
+    return CanaryEvidence(side(our_series * (1 + slower)), side(their_series), True)
 
 
 @pytest.mark.parametrize(
@@ -197,8 +197,8 @@ def test_a_growing_log_needs_more_for_a_fail():
     assert verdicts[1].criteria[0].low < verdicts[0].criteria[0].low
     planned_judgement = judge(replace(evidence, growing=True), ERRORS, Looks(9000), replicates=1)
     assert planned_judgement.verdict == "FAIL", "who planned the number of looks has the level for it"
-    far = failing(share(0.02), share(0.0001))(np.random.default_rng(1), 9000)
-    assert judge(replace(far, growing=True), ERRORS, replicates=1).verdict == "FAIL"
+    far_sides = failing(share(0.02), share(0.0001))(np.random.default_rng(1), 9000)
+    assert judge(replace(far_sides, growing=True), ERRORS, replicates=1).verdict == "FAIL"
 
 
 @pytest.mark.parametrize(("slow", "is_late"), [(5.0, False), (5.01, True)])

@@ -42,15 +42,15 @@ def test_requests_are_sent_on_time_while_earlier_ones_are_pending():
     arrivals = [0.0, 0.001, 0.002, 0.003, 0.5, 0.501]
     engine = working(0, seconds=0.1)
     result = Threads(engine, 8).serve_segment(TrafficSegment(arrivals, [{"x": np.ones((1, 4), np.float32)}] * 6))
-    assert [at for at, _ in engine.seen] == pytest.approx(arrivals)
-    assert [running for _, running in engine.seen] == [1, 2, 3, 4, 1, 2]
+    assert [time_s for time_s, _ in engine.seen] == pytest.approx(arrivals)
+    assert [running_count for _, running_count in engine.seen] == [1, 2, 3, 4, 1, 2]
     assert all(0.05 < one.latency < 0.2 and one.latency == pytest.approx(one.served.service) for one in result)
 
 
 def test_at_most_the_recorded_number_is_in_flight_and_waiting_counts():
     engine = working(0, seconds=0.1)
     result = Threads(engine, 2).serve_segment(TrafficSegment([0.0, 0.001, 0.002, 0.003], [{"x": np.ones((1, 4))}] * 4))
-    assert max(running for _, running in engine.seen) == 2
+    assert max(running_count for _, running_count in engine.seen) == 2
     assert result[2].latency > 1.5 * result[2].served.service and result[0].latency == pytest.approx(
         result[0].served.service
     )
@@ -101,11 +101,11 @@ def test_a_lock_is_detected_only_in_flight(tmp_path):
     traffic = poisson_traffic(1200, 0.015)
     ticking_clock = Ticking()
     ticking_clock.sleep = ticking_clock.clock().sleep
-    alone = [working(0, locked=True, time=ticking_clock), working(1000, time=ticking_clock)]
-    one_by_one = judged(replay(*alone, traffic, ReplayPace(), ticking_clock.clock()), tmp_path)
+    single_engine = [working(0, locked=True, time=ticking_clock), working(1000, time=ticking_clock)]
+    one_by_one = judged(replay(*single_engine, traffic, ReplayPace(), ticking_clock.clock()), tmp_path)
     assert one_by_one.verdict != "FAIL" and abs(one_by_one.criteria[0].estimate) < 0.01
     pairs, _, their_replay = replayed(traffic, working(0, locked=True))
-    assert max(running for _, running in their_replay.engine.seen) >= 3
+    assert max(running_count for _, running_count in their_replay.engine.seen) >= 3
     result = judged(pairs, tmp_path)
     assert result.verdict == "FAIL" and result.criteria[0].estimate > 0.1
 

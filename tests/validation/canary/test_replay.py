@@ -76,9 +76,9 @@ def test_traffic_without_times_is_sent_one_by_one_without_a_queue():
 
 def test_scale_and_duration_change_the_traffic():
     seen_traffic = traffic(10, 1.0)
-    assert [at for at, _ in seen_traffic.arrivals(2.0)] == pytest.approx([index / 2 for index in range(10)])
-    repeated = [at for at, _ in seen_traffic.arrivals(1.0, 25.0)]
-    assert repeated == pytest.approx(list(range(25))) and seen_traffic.count(2.0, 25.0) == 50
+    assert [time_s for time_s, _ in seen_traffic.arrivals(2.0)] == pytest.approx([index / 2 for index in range(10)])
+    repeated_times = [time_s for time_s, _ in seen_traffic.arrivals(1.0, 25.0)]
+    assert repeated_times == pytest.approx(list(range(25))) and seen_traffic.count(2.0, 25.0) == 50
     assert seen_traffic.count(1.0, 3.5) == 4
 
 

@@ -40,7 +40,7 @@ class VirtualTime:
     def _move(self) -> None:
         if self._waking and len(self._waking) == self._threads:
             self.seconds = min(self._waking)
-            self._waking = [wake for wake in self._waking if wake > self.seconds]
+            self._waking = [wake_time for wake_time in self._waking if wake_time > self.seconds]
             self._moved.notify_all()
 
 
@@ -100,7 +100,7 @@ class Threads:
             time.leave()
 
         run_threads([work] * self._in_flight)
-        return [one for one in result[segment.lead :] if one is not None]
+        return [item for item in result[segment.lead :] if item is not None]
 
 
 def poisson_traffic(count: int, gap: float, seed: int = 0) -> RecordedTraffic:

@@ -27,11 +27,11 @@ def test_batches_between_timed_ones_are_interpolated_with_more_uncertainty():
 
 
 def test_another_process_may_be_slower_within_the_spread_of_processes():
-    calm, apart = (
+    calm_times, separate_times = (
         batch_times([bucket(0.001, spread, batch=1)], "batch", {}, 1).half[0]
         for spread in ((1.0, 1.001, 0.999), (1.0, 1.1, 0.9))
     )
-    assert apart > 20 * calm
+    assert separate_times > 20 * calm_times
     assert batch_times([bucket(0.001, (), batch=1)], "batch", {}, 1).half[0] >= ONE_PROCESS
 
 
@@ -80,6 +80,6 @@ def test_a_servers_overhead_is_added_to_each_batch_and_request():
 
 def test_an_interval_ends_near_the_fastest_and_the_slowest_run():
     actual = batch_times([bucket(0.001, (1.0, 1.0, 30.0), batch=1)], "batch", {}, 1)
-    slow, same, fast = (actual.moved(sign)[0][50] for sign in (1.0, 0.0, -1.0))
-    assert actual.half[0] > 3 and same == pytest.approx(0.001)
-    assert slow == pytest.approx(1.5 * 0.0011) and fast == pytest.approx(0.0009 / 1.5)
+    slow_time, same_time, fast_time = (actual.moved(sign)[0][50] for sign in (1.0, 0.0, -1.0))
+    assert actual.half[0] > 3 and same_time == pytest.approx(0.001)
+    assert slow_time == pytest.approx(1.5 * 0.0011) and fast_time == pytest.approx(0.0009 / 1.5)

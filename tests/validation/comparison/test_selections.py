@@ -35,13 +35,13 @@ def failed(expected, actual, kinds=None) -> set[str]:
 
 def with_rows(outputs, change) -> dict[str, np.ndarray]:
     """Rows, changed by a function of them, in the order of their scores."""
-    changed = change({name: array.copy() for name, array in outputs.items()})
-    order = np.argsort(-changed["scores"], axis=1, kind="stable")
+    changed_golden = change({name: array.copy() for name, array in outputs.items()})
+    order = np.argsort(-changed_golden["scores"], axis=1, kind="stable")
     moved_axiss = {
-        name: np.take_along_axis(changed[name], order[..., None] if name == "boxes" else order, 1)
+        name: np.take_along_axis(changed_golden[name], order[..., None] if name == "boxes" else order, 1)
         for name in ("boxes", "scores", "classes")
     }
-    return {**moved_axiss, "count": (changed["scores"] > 0.25).sum(axis=1, keepdims=True)}
+    return {**moved_axiss, "count": (changed_golden["scores"] > 0.25).sum(axis=1, keepdims=True)}
 
 
 def noisy(outputs):
@@ -95,8 +95,8 @@ def test_near_ties_may_swap_and_lost_rows_fail(change, check, packed) -> None:
 def test_lists_of_other_lengths_are_compared_by_their_matches() -> None:
     rows = np.stack([np.zeros(60), np.arange(60) % 3, np.arange(60) * 7 % 30], axis=1).astype(np.int64)
     assert not failed({"selected": rows}, {"selected": rows[np.arange(60) != 7][::-1]}, {"selected": "all"})
-    lost = failed({"selected": rows}, {"selected": rows[rows[:, 1] < 2]}, {"selected": "all"})
-    assert lost == {"max_selected_changed", "max_classes_lost"}
+    failed_checks = failed({"selected": rows}, {"selected": rows[rows[:, 1] < 2]}, {"selected": "all"})
+    assert failed_checks == {"max_selected_changed", "max_classes_lost"}
     assert "max_selected_changed" in failed({"selected": rows}, {"selected": rows[:0]}, {"selected": "all"})
 
 

@@ -141,8 +141,8 @@ def test_a_deciding_metric_replaces_drift_limits():
     verdict, reason = judge([*lifted_checks, *task_checks(Fake(scaled), frozen_golden, metrics)])
     assert verdict == "proven"
     assert "judged by top_k 1 (golden.metric decides), not by engine max_rel of y 0.25 (limit 0.001)" in reason
-    wrong = Fake(lambda i: {"y": -i["x"]})
-    assert judge([*lifted_checks, *task_checks(wrong, frozen_golden, metrics)])[0] == "failed"
+    wrong_runner = Fake(lambda i: {"y": -i["x"]})
+    assert judge([*lifted_checks, *task_checks(wrong_runner, frozen_golden, metrics)])[0] == "failed"
 
 
 @pytest.mark.parametrize(

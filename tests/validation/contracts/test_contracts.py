@@ -38,9 +38,9 @@ LOOSE = {"bitwise": {"runs": 3}}
 
 def tail(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The last position of a batch of two or more is off by a few units in the last place."""
-    moved = y.copy()
-    moved[1:][-1:] *= np.float32(1 + 4e-7)
-    return moved
+    moved_values = y.copy()
+    moved_values[1:][-1:] *= np.float32(1 + 4e-7)
+    return moved_values
 
 
 def test_a_deterministic_engine_passes_a_bitwise_contract(golden: GoldenSet) -> None:
@@ -131,10 +131,10 @@ def test_a_predicate_holds_on_what_it_describes_and_measures_what_breaks_it(stru
     decoded_value = decode(structure, Structure)
     ((_, number, limit),) = find_broken(decoded_value, good, good, {"batch": 2})
     assert number <= limit
-    ((name, broken, limit),) = find_broken(decoded_value, good, bad, {"batch": 2})
+    ((name, broken_value, limit),) = find_broken(decoded_value, good, bad, {"batch": 2})
     assert name == next(iter(structure))
-    assert not broken <= limit
-    assert broken == pytest.approx(value, nan_ok=True, rel=1e-6)
+    assert not broken_value <= limit
+    assert broken_value == pytest.approx(value, nan_ok=True, rel=1e-6)
 
 
 def test_the_case_that_breaks_a_predicate_most_is_reported(golden: GoldenSet) -> None:

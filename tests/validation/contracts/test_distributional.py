@@ -87,8 +87,8 @@ FAULTS: dict[str, tuple[Any, set[str]]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_breaks_its_own_limits(fault: str) -> None:
-    engine, meant = FAULTS[fault]
-    assert set(failed(checked(engine))) == meant
+    engine, meant_fault = FAULTS[fault]
+    assert set(failed(checked(engine))) == meant_fault
 
 
 def test_decisions_that_flip_are_counted() -> None:
@@ -243,9 +243,9 @@ def test_samples_that_cannot_be_compared_fail() -> None:
 
 def test_tokens_of_another_distribution_fail() -> None:
     assert drawn("noise", "noise", Drawing("noise"), ("token",))[0].passed
-    biased = Drawing("noise")
-    biased.run = lambda inputs: {"token": inputs["noise"] > 1}  # type: ignore[method-assign]
-    assert not drawn("noise", "noise", biased, ("token",))[0].passed
+    biased_draw = Drawing("noise")
+    biased_draw.run = lambda inputs: {"token": inputs["noise"] > 1}  # type: ignore[method-assign]
+    assert not drawn("noise", "noise", biased_draw, ("token",))[0].passed
 
 
 def test_the_rate_of_false_alarms_is_alpha() -> None:

@@ -30,9 +30,9 @@ def test_boxes_match_in_any_order_and_form() -> None:
     low, high = CORNERS[..., :2], CORNERS[..., 2:]
     assert boxes(changed(boxes=CORNERS + 0.01)) == {}
     for form, start in (("xywh", low), ("cxcywh", (low + high) / 2)):
-        other = changed(boxes=np.concatenate([start, high - low], -1))
-        assert boxes(other, other, form=form) == {}
-        np.testing.assert_allclose(to_corners(other["boxes"], form), CORNERS)  # type: ignore[arg-type]
+        other_boxes = changed(boxes=np.concatenate([start, high - low], -1))
+        assert boxes(other_boxes, other_boxes, form=form) == {}
+        np.testing.assert_allclose(to_corners(other_boxes["boxes"], form), CORNERS)  # type: ignore[arg-type]
 
 
 def test_each_kind_of_box_difference_is_measured() -> None:
@@ -41,10 +41,10 @@ def test_each_kind_of_box_difference_is_measured() -> None:
     assert boxes(changed(**{"class": flipped_class})) == pytest.approx({"boxes": 1 / 12})
     assert boxes(changed(boxes=CORNERS + 30))["boxes"] > 0.5
     assert boxes(changed(score=FOUND["score"] - 0.2)) == pytest.approx({"boxes score": 0.2})
-    fewer = {name: array[:, :4] for name, array in FOUND.items()}
-    assert boxes(fewer) == pytest.approx({"boxes": 1 - 16 / 20})
-    assert boxes(FOUND, fewer) == pytest.approx({"boxes": 1 - 16 / 20}), "invented boxes count as missing ones do"
-    assert boxes(fewer, matched=0.75) == {}
+    fewer_boxes = {name: array[:, :4] for name, array in FOUND.items()}
+    assert boxes(fewer_boxes) == pytest.approx({"boxes": 1 - 16 / 20})
+    assert boxes(FOUND, fewer_boxes) == pytest.approx({"boxes": 1 - 16 / 20}), "invented boxes count as missing ones do"
+    assert boxes(fewer_boxes, matched=0.75) == {}
 
 
 def test_boxes_of_low_score_do_not_count_and_two_never_share_a_match() -> None:

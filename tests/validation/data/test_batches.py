@@ -30,5 +30,5 @@ def test_a_group_stays_alone_if_samples_do_not_join():
 
 def test_a_drawn_case_contains_each_sample_once():
     """What is copied from one place of a batch to another must differ there."""
-    drawn = make(FuzzCase((("batch", 11), ("width", 2))), ROWS, GROUPS, 0, "fp32")["x"]
-    assert len(np.unique(drawn, axis=0)) == 11
+    drawn_inputs = make(FuzzCase((("batch", 11), ("width", 2))), ROWS, GROUPS, 0, "fp32")["x"]
+    assert len(np.unique(drawn_inputs, axis=0)) == 11

@@ -288,9 +288,9 @@ SPEC = TensorSpec("x", "float32", ("batch", 2, "seq"))
 @given(st.integers(1, 5), st.integers(1, 7), st.integers(1, 12), st.integers(1, 12))
 def test_resize_takes_elements_modulo_length(batch, seq, new_batch, new_seq):
     x = np.arange(batch * 2 * seq, dtype=np.float32).reshape(batch, 2, seq)
-    resized = resize({"x": x}, [SPEC], {"batch": new_batch, "seq": new_seq})
-    assert sizes_of(resized, [SPEC]) == {"batch": new_batch, "seq": new_seq}
-    assert resized["x"][-1, 1, -1] == x[(new_batch - 1) % batch, 1, (new_seq - 1) % seq]
+    resized_inputs = resize({"x": x}, [SPEC], {"batch": new_batch, "seq": new_seq})
+    assert sizes_of(resized_inputs, [SPEC]) == {"batch": new_batch, "seq": new_seq}
+    assert resized_inputs["x"][-1, 1, -1] == x[(new_batch - 1) % batch, 1, (new_seq - 1) % seq]
 
 
 def test_places_and_lengths_stay_within_a_cut_dim():
@@ -413,10 +413,10 @@ def test_few_headers_of_a_large_folder_are_read(tmp_path):
 
 @pytest.mark.parametrize("names", [("x.npy", "x.npy"), ("x", "x.npy")])
 def test_a_duplicate_array_is_refused(tmp_path, names):
-    path, stored = tmp_path / "twice.npz", BytesIO()
-    np.save(stored, np.ones(3, np.float32))
+    path, stored_file = tmp_path / "twice.npz", BytesIO()
+    np.save(stored_file, np.ones(3, np.float32))
     with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings(action="ignore"):
         for name in names:
-            archive.writestr(name, stored.getvalue())
+            archive.writestr(name, stored_file.getvalue())
     with pytest.raises(DataError, match=r"'x'.* is in the file twice"):
         stored_arrays(path)

@@ -52,8 +52,8 @@ def test_a_run_of_several_samples_is_no_step():
 
 
 def test_sequences_are_split_where_the_number_changes():
-    read = [[end for end, _ in sequence] for sequence in split(Steps(VALUES), ORDER)]
-    assert read == [[1, 2, 3], [4, 5], [6]]
+    read_ends = [[end for end, _ in sequence] for sequence in split(Steps(VALUES), ORDER)]
+    assert read_ends == [[1, 2, 3], [4, 5], [6]]
     assert [[end for end, _ in sequence] for sequence in split(Steps(()), None)] == []
 
 

@@ -111,17 +111,17 @@ def wrong_at(size: int) -> Fault:
 def test_an_off_by_one_bucket_is_found_and_its_line_reproduces_it(size: int) -> None:
     report = tried(Linear(wrong_at(size)), count=0)
     assert {item.sizes["batch"] for item in failed(report)} == {size}
-    smallest = report.smallest[0]
-    case = parse_only(smallest.case, DIMS)
+    smallest_case = report.smallest[0]
+    case = parse_only(smallest_case.case, DIMS)
     pair = FuzzSides(Linear(), Linear(wrong_at(size)), "fp32", StagedLimits.of(BUDGET), BUDGET)
     (second_case,) = fuzz([case], SPECS, DIMS, GOLDEN, pair, 0, []).cases
-    assert (second_case.outcome, second_case.reason) == ("failed", smallest.reason)
-    assert parse_only(smallest.from_, DIMS).sizes == case.sizes
+    assert (second_case.outcome, second_case.reason) == ("failed", smallest_case.reason)
+    assert parse_only(smallest_case.from_, DIMS).sizes == case.sizes
 
 
 def test_a_fault_above_a_size_is_minimized() -> None:
     report = tried(Linear(lambda x, y: np.roll(y, 1, -1) if len(x) >= 6 else y))
-    assert {(smallest.sizes["batch"], smallest.values) for smallest in report.smallest} == {(6, "realistic")}
+    assert {(case.sizes["batch"], case.values) for case in report.smallest} == {(6, "realistic")}
     document = encode_document(report)
     keys = {"sizes", "values", "draw", "case", "outside", "outcome", "reason", "failed", "from", "reproduce"}
     assert document["passed"] is False and document["smallest"][0].keys() == keys
@@ -177,7 +177,7 @@ def test_values_match_their_kind() -> None:
     mixed = [make(FuzzCase((("batch", 8),), "mixed", draw=nth), SPECS, GOLDEN, 0, "fp32")["x"] for nth in range(3)]
     real = np.concatenate([group["x"] for group in GOLDEN])
     assert all((real.min(0) <= x).all() and (x <= real.max(0)).all() and np.isin(x, real).mean() < 0.5 for x in mixed)
-    assert [(mixed[0] == other).all(1).sum() for other in mixed[1:]] == [3, 0]
+    assert [(mixed[0] == other_case).all(1).sum() for other_case in mixed[1:]] == [3, 0]
     for sign in (1, -1):
         signed_fields = [{"x": sign * np.abs(group["x"])} for group in GOLDEN]
         assert (sign * make(FuzzCase((("batch", 16),), "stretched"), SPECS, signed_fields, 0, "fp32")["x"] >= 0).all()
@@ -203,8 +203,8 @@ def test_where_float32_is_wrong_the_engine_is_not_judged() -> None:
         return (y / np.sqrt((1e3 * y.astype(np.float32) ** 2).sum(-1, keepdims=True))).astype(np.float32)
 
     def careful(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        wide = y.astype(np.float64)
-        return (wide / np.sqrt((1e3 * wide**2).sum(-1, keepdims=True))).astype(np.float32)
+        wide_values = y.astype(np.float64)
+        return (wide_values / np.sqrt((1e3 * wide_values**2).sum(-1, keepdims=True))).astype(np.float32)
 
     def exact(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {"y": careful(inputs["x"], inputs["x"].astype(np.float64) @ WEIGHTS)}
@@ -244,8 +244,8 @@ def test_integers_at_an_edge_pass_if_rounding_changes_as_many(changed, precision
     sides = FuzzSides(Ids(), Ids(most=16), precision, StagedLimits(limits), BUDGET, case_limits=lambda _: limits)
     check = Check("engine", "agreement", "y", "batch=16", 0.8, 1.0, False)
     other_checks = replace(check, case="golden"), replace(check, name="sqnr_db")
-    passed = [each.passed for each in excuse_ties([check, *other_checks], golden, sides)]
-    assert passed == [(changed, precision) == (2, "int8"), False, False]
+    passed_flags = [each.passed for each in excuse_ties([check, *other_checks], golden, sides)]
+    assert passed_flags == [(changed, precision) == (2, "int8"), False, False]
 
 
 def test_limits_measured_on_all_samples_hold_for_those_beside_nan() -> None:

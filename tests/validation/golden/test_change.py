@@ -43,8 +43,8 @@ def test_changes_of_data_cases_labels_and_floor_are_reported(before: GoldenSet) 
     assert "other labels" in str(result)
     assert "another noise floor" in str(result)
     assert change(after, before).removed == ("golden 3",)
-    for one, other_fields in ((before, replace(before, labels=None)), (replace(before, labels=None), before)):
-        assert change(one, other_fields).labels
+    for item, other_fields in ((before, replace(before, labels=None)), (replace(before, labels=None), before)):
+        assert change(item, other_fields).labels
     assert not change(replace(before, labels=None), replace(after, labels=None)).labels
     assert json.loads(json.dumps(result.to_json(), allow_nan=False))["summary"] == str(result)
 

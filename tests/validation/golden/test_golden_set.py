@@ -82,8 +82,8 @@ def test_sizes_at_which_the_model_does_not_run_are_named():
 
 
 def test_edges_hold_real_data():
-    real = set(np.concatenate([case.inputs["x"] for case in golden().of_kind("golden")]).flat)
-    assert all(value in real for case in golden().of_kind("edge") for value in case.inputs["x"].flat)
+    real_values = set(np.concatenate([case.inputs["x"] for case in golden().of_kind("golden")]).flat)
+    assert all(value in real_values for case in golden().of_kind("edge") for value in case.inputs["x"].flat)
 
 
 def test_save_and_load_give_the_same_set(tmp_path):

@@ -218,8 +218,8 @@ def test_each_number_is_in_its_place_on_the_page() -> None:
     assert "torch.compile: no difference shown; torch.compile, max-autotune: not run, out of memory" in row
     assert "| tensorrt-rtx | sm_80 | load failed | no kernel image |" in text
     assert "| tvm | refused | no cubin |" in text and "| digits@4 sm_90 int8 x | recorded |" in text
-    again = Results.from_json(json.loads(results.to_bytes()))
-    assert again == results and page([again]) == text
+    decoded_results = Results.from_json(json.loads(results.to_bytes()))
+    assert decoded_results == results and page([decoded_results]) == text
     assert json.loads(results.to_bytes())["kind"] == "enginesmith-gpu-results"
 
 

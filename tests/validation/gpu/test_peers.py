@@ -48,10 +48,10 @@ def test_a_failing_peer_costs_no_number_of_the_engine(tmp_path, monkeypatch):
     terms = cases.TrialTerms("cpu", 0.02, tmp_path, ("eager", "compile"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
     result = cases.TryEngine(request, {}, CPU, model.path, tmp_path, terms).run(WorkerContext(tmp_path))
-    eager_judgement, compiled = result.races or ()
+    eager_judgement, races = result.races or ()
     assert result.outcome == "passed" and eager_judgement.verdict in ("faster", "slower", "no difference shown")
     assert eager_judgement.runs and eager_judgement.runs > 1 and eager_judgement.batch == 2
-    assert compiled == PeerComparison("compile", "RuntimeError: CUDA error: out of memory")
+    assert races == PeerComparison("compile", "RuntimeError: CUDA error: out of memory")
 
 
 def test_measured_roofs_bound_a_runs_time() -> None:
@@ -101,5 +101,5 @@ def test_only_a_signal_counts_against_the_engine() -> None:
         "error": "not finished",
     }
     assert _describe_end(UnavailableError("no driver")) == TrialOutcome(outcome="not finished", reason="no driver")
-    killed = _describe_end(StepError("killed by SIGSEGV", "crash", "1\n2\n3\n4\n"))
-    assert killed.reason == "killed by SIGSEGV | 2 | 3 | 4"
+    killed_text = _describe_end(StepError("killed by SIGSEGV", "crash", "1\n2\n3\n4\n"))
+    assert killed_text.reason == "killed by SIGSEGV | 2 | 3 | 4"

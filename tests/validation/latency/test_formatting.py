@@ -130,9 +130,9 @@ def test_a_comparison_gives_the_detectable_difference():
         verdict="faster", ratios=ratios, medians_s=(9.7e-5, 1e-4), runs=900, openings=8,
         bucket="batch=8", items=8, seed=3, surroundings=quiet_load,
     )  # fmt: skip
-    first, second, third_text, _ = describe_pair(paired_benchmark)
-    assert first == "faster: 97 µs against 100 µs at batch=8"
-    assert "0.9700 times" in second and "a difference of 2.8 % would have been shown" in second
+    first_text, second_text, third_text, _ = describe_pair(paired_benchmark)
+    assert first_text == "faster: 97 µs against 100 µs at batch=8"
+    assert "0.9700 times" in second_text and "a difference of 2.8 % would have been shown" in second_text
     assert third_text.endswith("p99: too few")
     noisy = replace(paired_benchmark, ratios=(replace(ratios[0], detectable=3.72),))
     assert "a difference of 372 % would have been shown" in list(describe_pair(noisy))[1]

@@ -42,9 +42,9 @@ def test_ranks_equal_those_of_the_binomial_distribution():
 def test_unavailable_quantiles_are_none():
     result = {item.p: item for item in quantiles(latencies(np.random.default_rng(0), 300))}
     assert result[0.5].low < result[0.5].value < result[0.5].high
-    for p, least in ((0.99, 368), (0.999, 3688)):
+    for p, least_count in ((0.99, 368), (0.999, 3688)):
         assert (result[p].value, result[p].low, result[p].high) == (None, None, None)
-        assert result[p].needed >= least
+        assert result[p].needed >= least_count
 
 
 @pytest.mark.parametrize(("memory", "least"), [(0.0, 0.93), (0.8, 0.90)])

@@ -28,8 +28,8 @@ def test_a_floor_tightens_by_one_margin_and_loosens_by_a_smaller(floor, limit):
     assert actual.of("y", "golden").sqnr_db == limit
     assert ("looser than 80" in actual.notes["y", "golden"]) == (limit < 80)
     noise = Noise({"y": {"edge": OutputFloor(floor, 1e-6)}})
-    honest = Honest({("y", "batch=3"): Drift(count=8, expected_sq=1.0, error_sq=1e-12)})
-    assert budgets("engine", "fp32", noise, honest).of("y", "batch=3").sqnr_db == limit, "an edge of its own"
+    honest_drifts = Honest({("y", "batch=3"): Drift(count=8, expected_sq=1.0, error_sq=1e-12)})
+    assert budgets("engine", "fp32", noise, honest_drifts).of("y", "batch=3").sqnr_db == limit, "an edge of its own"
 
 
 def test_every_default_is_in_the_documentation():

@@ -110,14 +110,14 @@ def test_edges_with_few_elements_rarely_exceed_their_limit() -> None:
 
 
 def test_only_integers_have_these_limits_and_limits_of_the_spec_replace_them() -> None:
-    honest = Honest(decisions={"y": Decisions(20, 1000)})
-    actual = budgets("engine", "int8", None, honest)
+    honest_drifts = Honest(decisions={"y": Decisions(20, 1000)})
+    actual = budgets("engine", "int8", None, honest_drifts)
     assert actual.of("y", "golden").argmax_agreement == 0.96 and actual.of("z", "golden") == actual.default
     assert actual.override({"sqnr_db": 20.0}).of("y", "golden").argmax_agreement == 0.96
     asked_budget = actual.override({"argmax_agreement": 0.999})
     assert asked_budget.of("y", "golden").argmax_agreement == 0.999 and not asked_budget.notes
-    assert budgets("quantization", "fp16", None, honest).of("y", "golden").argmax_agreement == 0.96
-    exact_budgets: Budgets = budgets("engine", "fp32", None, honest)
+    assert budgets("quantization", "fp16", None, honest_drifts).of("y", "golden").argmax_agreement == 0.96
+    exact_budgets: Budgets = budgets("engine", "fp32", None, honest_drifts)
     assert exact_budgets.of("y", "golden") == default_budget("engine", "fp32")
     assert strictest("engine", "int8", None).of("y", "golden").argmax_agreement is None  # all must be equal
 

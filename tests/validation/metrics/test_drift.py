@@ -136,8 +136,8 @@ def test_layout_is_irrelevant(seed, layout):
     expected, noise = rng.normal(size=(2, 40, 30)).astype(np.float32)
     actual = expected + noise
     views = {"swapped": lambda x: x.T, "stepped": lambda x: x[::3, 1::2], "reversed": lambda x: x[::-1]}
-    left, right = views[layout](expected), views[layout](actual)
-    one, other = measure(left, right), measure(left.copy(), right.copy())
+    left_view, right_view = views[layout](expected), views[layout](actual)
+    one, other = measure(left_view, right_view), measure(left_view.copy(), right_view.copy())
     assert (one.count, one.max_abs, one.worst_index) == (other.count, other.max_abs, other.worst_index)
     assert one.sqnr_db == pytest.approx(other.sqnr_db)
 

@@ -91,13 +91,13 @@ def test_an_offset_costs_no_digits():
 
 
 def test_differing_sizes_are_averaged_over():
-    short, long = noisy((4, 3, 5), 1, 3.0)[0], noisy((6, 7, 5), 2, 3.0)[0]
-    merged_slices = measure(short, short, samples=4).merge(measure(long, long, samples=6)).slices
-    columns = np.concatenate([short.reshape(-1, 5), long.reshape(-1, 5)])
+    short_pair, long_pair = noisy((4, 3, 5), 1, 3.0)[0], noisy((6, 7, 5), 2, 3.0)[0]
+    merged_slices = measure(short_pair, short_pair, samples=4).merge(measure(long_pair, long_pair, samples=6)).slices
+    columns = np.concatenate([short_pair.reshape(-1, 5), long_pair.reshape(-1, 5)])
     assert merged_slices.centered_sq == pytest.approx(((columns - columns.mean(axis=0)) ** 2).sum())
     assert merged_slices.axes[2].centered_sq == pytest.approx(((columns - columns.mean(axis=0)) ** 2).sum(axis=0))
     assert merged_slices.axes[1].count.tolist() == [50, 50, 50, 30, 30, 30, 30]
-    assert merged_slices.axes[1].expected_sq[5] == pytest.approx((long[:, 5] ** 2).sum())
+    assert merged_slices.axes[1].expected_sq[5] == pytest.approx((long_pair[:, 5] ** 2).sum())
 
 
 def test_an_output_without_a_batch_is_one_sample():

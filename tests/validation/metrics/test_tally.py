@@ -35,8 +35,8 @@ def test_quantiles_of_the_error_are_within_a_percent_of_the_true_ones():
 def test_the_sqnr_of_each_sample_is_independent():
     expected, actual = pair(rows=50)
     e, error = expected.astype(float), actual.astype(float) - expected
-    true = np.sort(10 * np.log10((e**2).sum(1) / (error**2).sum(1)))
-    assert spread((expected, actual)).sqnr_db == pytest.approx(tuple(true))
+    true_db = np.sort(10 * np.log10((e**2).sum(1) / (error**2).sum(1)))
+    assert spread((expected, actual)).sqnr_db == pytest.approx(tuple(true_db))
     many_spread = spread(pair(rows=500, length=20))
     assert many_spread.samples == 500 and len(many_spread.sqnr_db) == 101
 

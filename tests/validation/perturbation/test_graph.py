@@ -211,12 +211,12 @@ def test_a_bias_behind_an_integer_product_may_be_added_in_integers(tmp_path, lea
         f"float[{leading_dims},8] x", f"float[{leading_dims},4] y", text, entries | {"w": np.ones((8, 4), np.int8)}
     )
     x = {"x": np.full((3, 8) if leading_dims == "n" else (3, 2, 8), 0.2, np.float32)}
-    moved = np.abs(answers(tmp_path, with_rounding(net), **x) - answers(tmp_path, net, **x)).max()
-    assert (5e-4 < moved < 0.0051) if leading_dims == "n" else moved < 1e-5
+    moved_distance = np.abs(answers(tmp_path, with_rounding(net), **x) - answers(tmp_path, net, **x)).max()
+    assert (5e-4 < moved_distance < 0.0051) if leading_dims == "n" else moved_distance < 1e-5
 
 
 @pytest.mark.parametrize("text", [BRANCHES, LOOP])
 def test_inputs_read_by_branches_and_loops_are_rounded_to_16_bits(tmp_path, text):
     model = with_rounding(onnx.parser.parse_model(f"{HEAD} net (float[n,8] x) => (float[n,8] y) {{{text}}}"), "fp16")
-    before = X["x"].astype(np.float16).astype(np.float32)
-    assert np.array_equal(answers(tmp_path, model), answers(tmp_path, model, x=before))
+    input_before = X["x"].astype(np.float16).astype(np.float32)
+    assert np.array_equal(answers(tmp_path, model), answers(tmp_path, model, x=input_before))

@@ -296,8 +296,8 @@ def test_a_limit_is_shown_as_its_bound():
     cases = [("contract kl", 3.0, 0.01, False, "≤"), ("contract seeds", 1e-4, 1e-3, False, "≥")]
     cases += [("max_rel", 0.1, 0.6, True, "≤"), ("sqnr_db", 99.0, 80.0, True, "≥"), ("nonfinite", 0.0, 0.0, True, "≤")]
     cases += [("agreement", 1.0, 1.0, True, "≥"), ("sqnr_db", math.nan, 80.0, False, "≥")]
-    for name, value, limit, passed, sign in cases:
-        assert format_bound(Check("engine", name, "y", "golden", value, limit, passed)) == sign, name
+    for name, value, limit, is_passed, sign in cases:
+        assert format_bound(Check("engine", name, "y", "golden", value, limit, is_passed)) == sign, name
     for name, sign in (("equal_texts", "≥"), ("character_error", "≤")):
         assert format_bound(Check("task", name, "y", "golden", 0.5, 0.5, True)) == sign
 

@@ -50,8 +50,8 @@ class Told(list[JobEvent]):
 def test_each_unit_is_built_on_its_generation_with_a_gpu(fleet, executor):
     nodes_before = raylets(fleet)
     with ThreadPoolExecutor(5) as pool:
-        seen = list(pool.map(lambda g: executor.run(job("raylet", only(g, gpus=1))), GENERATIONS))
-    assert seen == [nodes_before[generation] for generation in GENERATIONS]
+        seen_values = list(pool.map(lambda g: executor.run(job("raylet", only(g, gpus=1))), GENERATIONS))
+    assert seen_values == [nodes_before[generation] for generation in GENERATIONS]
 
 
 def test_a_product_is_a_label_too(fleet, executor):
@@ -138,8 +138,8 @@ def test_sixty_units_each_end_once_despite_crashes(fleet, tmp_path):
             return type(error).__name__
 
     with RayExecutor(fleet.address, modules=None) as executor, ThreadPoolExecutor(64) as pool:
-        ended = dict(zip(fates, pool.map(one, fates), strict=True))
+        outcomes = dict(zip(fates, pool.map(one, fates), strict=True))
     kinds = {"built": "built", "crash once": "built", "crash": "crash", "error": "ModelError"}
-    assert ended == {index: kinds[fate] for index, fate in fates.items()}
+    assert outcomes == {index: kinds[fate] for index, fate in fates.items()}
     marks = {int(path.stem): path.read_text() for path in tmp_path.glob("*.built")}
-    assert marks == {index: "x" for index, outcome in ended.items() if outcome == "built"}
+    assert marks == {index: "x" for index, outcome in outcomes.items() if outcome == "built"}

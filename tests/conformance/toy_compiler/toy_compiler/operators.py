@@ -34,8 +34,8 @@ def softmax(x: Array, axis: int = -1) -> Array:
 def layer_norm(x: Array, scale: Array, bias: Array | None = None, axis: int = -1, epsilon=1e-5, stash_type=1) -> Array:
     """(x - mean) / sqrt(variance + epsilon) * scale + bias, over the axes from `axis` on."""
     axes = tuple(range(axis % x.ndim, x.ndim))
-    centred = x - x.mean(axes, keepdims=True)
-    result = centred / np.sqrt((centred**2).mean(axes, keepdims=True) + np.float32(epsilon)) * scale
+    centred_values = x - x.mean(axes, keepdims=True)
+    result = centred_values / np.sqrt((centred_values**2).mean(axes, keepdims=True) + np.float32(epsilon)) * scale
     return (result if bias is None else result + bias).astype(x.dtype)
 
 
@@ -74,8 +74,8 @@ def quantize(x: Array, scale: Array, zero: Array | None = None, axis: int = 1) -
 
 
 def dequantize(x: Array, scale: Array, zero: Array | None = None, axis: int = 1) -> Array:
-    whole = x.astype(np.int32) - (0 if zero is None else along(zero.astype(np.int32), x, axis))
-    return (whole * along(scale, x, axis)).astype(scale.dtype)
+    whole_values = x.astype(np.int32) - (0 if zero is None else along(zero.astype(np.int32), x, axis))
+    return (whole_values * along(scale, x, axis)).astype(scale.dtype)
 
 
 def clip(x: Array, low: Array | None = None, high: Array | None = None) -> Array:

@@ -77,10 +77,10 @@ def publish_with_golden(
     store: Store, entries: list[EngineEntry], folder: Path, content: object, version: str | None = None
 ) -> Published:
     """A version with a golden set, on the channel candidate."""
-    drafted = draft(store, content)
-    drafted = replace(drafted, sources={**drafted.sources, "golden": golden_set(store, folder)})
+    drafted_spec = draft(store, content)
+    drafted_spec = replace(drafted_spec, sources={**drafted_spec.sources, "golden": golden_set(store, folder)})
     pairs = [(entry, approval(entry)) for entry in entries]
-    return publish(store, drafted, pairs, (), channel="candidate", wanted_version=version)
+    return publish(store, drafted_spec, pairs, (), channel="candidate", wanted_version=version)
 
 
 def publish_pair(

@@ -82,9 +82,9 @@ def ask(connection: http.client.HTTPConnection, model: str) -> int:
 
 def wait_for(port: int, model: str, number: int, limit_s: float = PATIENCE_S) -> None:
     """Ask until the engine that adds `number` answers. Raises TimeoutError."""
-    ends = time.monotonic() + limit_s
+    deadline_s = time.monotonic() + limit_s
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)) as connection:
         while ask(connection, model) != number:
-            if time.monotonic() > ends:
+            if time.monotonic() > deadline_s:
                 raise TimeoutError(f"the engine that adds {number} does not answer within {limit_s:g} s")
             time.sleep(0.02)

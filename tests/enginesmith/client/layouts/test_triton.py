@@ -127,11 +127,11 @@ def test_a_batch_beyond_the_engines_is_refused_and_no_folder_is_made(store: Stor
 
 def publish_hints(store: Store, entries: list[EngineEntry], **hints: object) -> None:
     """A version whose spec has a section `triton`."""
-    drafted = draft(store, "hints")
-    sources = {**drafted.sources, "labels logits": store.put_bytes(b"zero\none\n")}
+    drafted_manifest = draft(store, "hints")
+    sources = {**drafted_manifest.sources, "labels logits": store.put_bytes(b"zero\none\n")}
     publish(
         store,
-        replace(drafted, sources=sources, spec={**drafted.spec, "triton": hints}),
+        replace(drafted_manifest, sources=sources, spec={**drafted_manifest.spec, "triton": hints}),
         [(entry, approval(entry)) for entry in entries],
         (),
         channel="candidate",
@@ -228,13 +228,13 @@ def test_the_version_exists_before_the_configuration_names_it(store: Store, dest
 
         def watched(self: Path, target, name=name):
             result = renames[name](self, target)
-            served = (dest / "digits" / "config.pbtxt").read_text().partition("versions: [")[2][0]
-            seen_items.append((served, [item for item in names_in(dest / "digits") if item in "12"]))
+            config = (dest / "digits" / "config.pbtxt").read_text().partition("versions: [")[2][0]
+            seen_items.append((config, [item for item in names_in(dest / "digits") if item in "12"]))
             return result
 
         monkeypatch.setattr(Path, name, watched)
     place(store, dest, "digits@2")
-    assert all(served in there for served, there in seen_items), seen_items
+    assert all(served_name in other_name for served_name, other_name in seen_items), seen_items
     assert seen_items[0] == ("1", ["1"]) and ("1", ["1", "2"]) in seen_items
 
 

@@ -25,9 +25,9 @@ def place(store: Store, dest: Path, layout: Triton = Triton(), target: str = "cp
 @pytest.mark.parametrize("least", [1, 2])
 def test_an_ensemble_becomes_a_model_for_each_graph_and_one_of_steps(store: Store, dest: Path, least: int) -> None:
     publish_pair(store, 1, 2, least)
-    placed = place(store, dest)
+    placed_engine = place(store, dest)
     assert names_in(dest)[1:] == ["pair", "pair@decoder", "pair@encoder"]
-    assert placed.swapped and placed.pulled[0].path == dest / "pair" / "1" / "model.json"
+    assert placed_engine.swapped and placed_engine.pulled[0].path == dest / "pair" / "1" / "model.json"
     batch = "" if least == 1 else "-1,"
     expected = f"""name: "pair" platform: "ensemble" max_batch_size: {16 if least == 1 else 0}
         input {{ name: "image" data_type: TYPE_FP32 dims: [{batch} 1, 8, 8] }}

@@ -68,9 +68,9 @@ def triton(wheel: Path, repository: Path, folder: Path, *options: str) -> Iterat
         process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
     try:
         actual = TritonServer(port, log)
-        ends = time.monotonic() + 60
+        deadline_s = time.monotonic() + 60
         while not actual.is_ready():
-            if process.poll() is not None or time.monotonic() > ends:
+            if process.poll() is not None or time.monotonic() > deadline_s:
                 raise TimeoutError(f"Triton is not ready; its log ends:\n{log.read_text()[-3000:]}")
             time.sleep(0.1)
         yield actual

@@ -255,8 +255,8 @@ def test_sigterm_ends_a_watch_cleanly(store: Store, dest: Path) -> None:
         assert process.stderr is not None
         assert process.stderr.readline().startswith("digits:candidate now serves version 1")
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, out, err) == (0, "", "stopped\n")
+        output, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, output, err) == (0, "", "stopped\n")
 
 
 def test_polls_come_at_random_times(store: Store, dest: Path) -> None:

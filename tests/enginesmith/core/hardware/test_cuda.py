@@ -79,12 +79,12 @@ def test_arrays_are_copied_both_ways_without_leaks(driver):
     sent_array = np.arange(10, dtype="f")
     with Device(0) as device:
         device.put("x", sent_array)
-        received = np.zeros_like(sent_array)
-        assert device.seconds(lambda: device.get("x", received)) == 2.5e-3
+        received_array = np.zeros_like(sent_array)
+        assert device.seconds(lambda: device.get("x", received_array)) == 2.5e-3
         device.buffer("empty", 0)
         device.wait()
         assert device.used_bytes() == 1 << 20
-    np.testing.assert_array_equal(received, sent_array)
+    np.testing.assert_array_equal(received_array, sent_array)
     assert [counter(driver, name).value for name in ("live", "contexts", "streams")] == [0, 0, 0]
 
 

@@ -54,12 +54,12 @@ def test_checks_survive_json_without_bare_nan(value, limit):
 def test_reports_survive_json():
     assert Report.from_json(json.loads(json.dumps(REPORT.to_json()))) == REPORT
     assert replace(REPORT, golden="c" * 64).digest != REPORT.digest
-    worst = Worst("golden 0", 3, (3, 1), 1.0, math.nan, math.nan)
-    spread = Spread("engine", "logits", 6, 3, 1, 1, (0.0, 0.25), (20.0, math.inf), (worst,))
+    worst_row = Worst("golden 0", 3, (3, 1), 1.0, math.nan, math.nan)
+    spread = Spread("engine", "logits", 6, 3, 1, 1, (0.0, 0.25), (20.0, math.inf), (worst_row,))
     report = replace(REPORT, spreads=(spread,))
     text = json.dumps(report.to_json(), allow_nan=False)
-    back = Report.from_json(json.loads(text))
-    assert back.digest == report.digest and back.spreads[0].sqnr_db == (20.0, math.inf)
+    decoded_report = Report.from_json(json.loads(text))
+    assert decoded_report.digest == report.digest and decoded_report.spreads[0].sqnr_db == (20.0, math.inf)
 
 
 @pytest.mark.parametrize("change", [{"more": 1}, {"verdict": "fine"}])
@@ -93,13 +93,13 @@ def test_approve_refuses(change):
 def test_an_approved_cannot_be_created_or_changed_directly():
     with pytest.raises(TypeError, match="approve"):
         Approved(REPORT)
-    approved = approve(REPORT)
+    approved_report = approve(REPORT)
     with pytest.raises(AttributeError):
-        approved.report = replace(REPORT, verdict="failed")
+        approved_report.report = replace(REPORT, verdict="failed")
     with pytest.raises((AttributeError, TypeError)):
-        pickle.loads(pickle.dumps(approved))
+        pickle.loads(pickle.dumps(approved_report))
     with pytest.raises((AttributeError, TypeError)):
-        copy.copy(approved)
+        copy.copy(approved_report)
 
 
 def test_judge():
@@ -110,13 +110,13 @@ def test_judge():
 
 
 def test_limits_lifted_by_a_task_metric_are_in_the_reason_and_the_json():
-    lifted = replace(BAD, passed=True, limit=None, waived=22.0)
+    lifted_check = replace(BAD, passed=True, limit=None, waived=22.0)
     tasks = [Check("task", "top_k", "logits", f"{case}, engine", 1.0, 0.9, True) for case in ("golden", "edges")]
-    verdict, reason = judge([GOOD, lifted, *tasks])
+    verdict, reason = judge([GOOD, lifted_check, *tasks])
     assert verdict == "proven" and reason.startswith("4 checks passed; judged by top_k 1 (golden.metric decides), ")
     assert reason.endswith("not by engine sqnr_db of logits 12 (limit 22)")
-    assert judge([GOOD, lifted, tasks[0], replace(tasks[1], passed=False)])[0] == "failed"
-    report = replace(REPORT, checks=(GOOD, lifted))
+    assert judge([GOOD, lifted_check, tasks[0], replace(tasks[1], passed=False)])[0] == "failed"
+    report = replace(REPORT, checks=(GOOD, lifted_check))
     good_check, other_check = report.to_json()["checks"]
     assert good_check["waived"] is None and other_check["waived"] == 22.0
     assert Report.from_json(report.to_json()) == report

@@ -99,12 +99,12 @@ def test_a_running_holder_sends_heartbeats_and_a_former_one_does_not_affect_its_
     with hold_build_lock(store, NAME, "mine"):
         content_before = store.read(build_lock_key(NAME))
         until(lambda: store.read(build_lock_key(NAME)) != content_before, "it beats")
-        theirs = None
-        while theirs is None:  # the heart may beat in between
+        their_value = None
+        while their_value is None:  # the heart may beat in between
             holder = other(store)
-            theirs = build_history._read(store.read(build_lock_key(NAME)))
-            theirs = theirs if theirs == holder else None
-    assert build_history._read(store.read(build_lock_key(NAME))) == theirs
+            their_value = build_history._read(store.read(build_lock_key(NAME)))
+            their_value = their_value if their_value == holder else None
+    assert build_history._read(store.read(build_lock_key(NAME))) == their_value
 
 
 def test_files_of_a_dead_holder_are_collected(store: Store, tmp_path: Path) -> None:

@@ -42,10 +42,10 @@ def test_a_claim_depends_on_no_machines_clock(hours: int, monkeypatch: pytest.Mo
 
 
 def test_a_suspended_collection_ends_before_it_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = parsing.steady_s()
-    monkeypatch.setattr(parsing, "steady_s", lambda: begun)
+    start_s = parsing.steady_s()
+    monkeypatch.setattr(parsing, "steady_s", lambda: start_s)
     with pytest.raises(ConflictError, match="stopped for so long"), hold_claim(MemoryStore()) as claim:
-        begun += SWEEPING.total_seconds() - 61
+        start_s += SWEEPING.total_seconds() - 61
         claim.check()
-        begun += 2
+        start_s += 2
         claim.check()

@@ -150,10 +150,10 @@ def test_a_suspended_collection_deletes_no_republished_document(due, clock):
                 clock(SWEEPING)
                 self.objects[key] = due.objects[key]  # by a writer, after another collection ended this one's work
 
-    slow = Slow(dict(due.objects))
+    slow_store = Slow(dict(due.objects))
     with pytest.raises(ConflictError, match="stopped for so long that another may count it as dead"):
-        gather(slow)
-    assert gone_keys[0] in slow.objects
+        gather(slow_store)
+    assert gone_keys[0] in slow_store.objects
 
 
 def test_marks_of_an_unpublished_generation_are_ignored(due: MemoryStore) -> None:
@@ -191,8 +191,8 @@ def test_blobs_marked_under_a_lease_are_shown_as_leased(due, clock):
 def test_blobs_of_an_undeletable_version_stay(due: MemoryStore, clock: Callable[[timedelta], None]) -> None:
     """Its mark was taken away and theirs were not: deleting them would leave a version without its engine."""
     shard = shard_of("digits@1")
-    old = lookup.load(due, "digits", "1")
-    blobs, own_text = old.blobs(), str(old.engines[0].digest)
+    old_manifest = lookup.load(due, "digits", "1")
+    blobs, own_text = old_manifest.blobs(), str(old_manifest.engines[0].digest)
     update_shard(due, shard, lambda state: state.without(frozenset({"digits@1"})))
     gather(due)
     assert all(map(due.has, blobs)) and verify(due).sound
@@ -211,11 +211,11 @@ def test_a_writer_reads_only_the_shards_of_its_names(due: MemoryStore) -> None:
             read.append(key)
             return super().read(key)
 
-    watched = Watched(due.objects)
+    watched_store = Watched(due.objects)
     unmarked_digit = next(digit * 64 for digit in "0123456789abcdef" if digit * 2 not in state.shards)
-    leases.unmark(watched, [unmarked_digit])
+    leases.unmark(watched_store, [unmarked_digit])
     assert read == [MARK_STATE]
-    leases.unmark(watched, [name, unmarked_digit])
+    leases.unmark(watched_store, [name, unmarked_digit])
     assert set(read) == {MARK_STATE, f"{MARK_SHARDS}{shard_of(name)}.json"}
 
 
@@ -253,9 +253,9 @@ def test_a_claim_is_renewed_while_a_collection_works(due, clock, monkeypatch):
                 assert renewed_event.wait(PATIENCE_S), "a collection that reads does not renew its claim"
             return super().read(key)
 
-    start_time, slow = due.now(), Slow(due.objects)
+    start_time, slow_store = due.now(), Slow(due.objects)
     # Nothing new is marked, which would write the claim anyway.
-    collection = collect(slow, Rules(versions=2, moves=1), GRACE, delete=True)
+    collection = collect(slow_store, Rules(versions=2, moves=1), GRACE, delete=True)
     assert {item.name: item.state for item in collection.items}["digits@1"] == "deleted"
     assert due.now() - start_time > SWEEPING
     with hold_claim(due), pytest.raises(ConflictError, match=r"another collection .* is running"):

@@ -160,8 +160,8 @@ def test_a_policy_with_signatures_requires_them_for_all_attachments(store, words
     assert not any(item.new for item in add_signatures(store, manifest, key))  # only a file that the signer holds
     with pytest.raises(InputError, match=r"has no attachment 000.*attach the file first"):
         add_signatures(store, manifest, key, ["0" * 64])
-    added = [item.what for item in add_signatures(store, manifest, key, [WORDS]) if item.new]
-    assert added == ["attachment words.txt (vocabulary)"]
+    added_names = [item.what for item in add_signatures(store, manifest, key, [WORDS]) if item.new]
+    assert added_names == ["attachment words.txt (vocabulary)"]
     assert [item.signed_by for item in pulled(store, tmp_path / "dest", trust=policy).attachments] == [("release",)]
     # A signature of this document is worth nothing for another one, and one of an attestation nothing for either.
     other_attachment = replace(attachment, note="other")

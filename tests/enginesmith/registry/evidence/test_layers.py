@@ -40,7 +40,7 @@ def published(store: Store, document: Any = TOLD) -> Manifest:
     layers = store.put_bytes(json.dumps(document).encode())
     base = draft(store)
     base = replace(base, sources={**base.sources, f"layers {trt.unit}": layers})
-    return publish(store, base, [(each, approval(each)) for each in (trt, rtx, cpu)]).manifest
+    return publish(store, base, [(backend, approval(backend)) for backend in (trt, rtx, cpu)]).manifest
 
 
 def test_the_layers_of_a_unit_are_named_by_it_in_the_manifest() -> None:

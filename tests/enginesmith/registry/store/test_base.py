@@ -153,10 +153,10 @@ def test_sizes_of_stored_blobs(store: Store) -> None:
 def test_times_use_the_stores_clock(store: Store) -> None:
     time_before = store.now()
     store.create("models/a/x.json", b"{}")
-    ((key, written),) = store.stamps("models/")
+    ((key, written_stamp),) = store.stamps("models/")
     # The header Date has whole seconds, and a machine's clock of files steps.
-    assert key == "models/a/x.json" and written.tzinfo is not None
-    assert time_before - timedelta(seconds=1.1) <= written <= store.now() + timedelta(seconds=1.1)
+    assert key == "models/a/x.json" and written_stamp.tzinfo is not None
+    assert time_before - timedelta(seconds=1.1) <= written_stamp <= store.now() + timedelta(seconds=1.1)
     assert list(store.stamps("models/b/")) == []
 
 

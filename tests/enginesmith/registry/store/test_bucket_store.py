@@ -61,8 +61,8 @@ def test_a_registry_that_another_process_creates_meanwhile_is_opened(bucket_uri,
 
 
 def test_prefixes_in_one_bucket_are_separate(bucket_uri: str) -> None:
-    where, _, options = bucket_uri.partition("?")
-    first_store, second_store = (open_store(f"{where}/{name}?{options}", create=True) for name in ("a", "a-b"))
+    bucket_path, _, options = bucket_uri.partition("?")
+    first_store, second_store = (open_store(f"{bucket_path}/{name}?{options}", create=True) for name in ("a", "a-b"))
     digest = first_store.put_bytes(b"x")
     assert not second_store.has(digest) and list(second_store.list()) == [MARKER] == list(second_store.children())
 

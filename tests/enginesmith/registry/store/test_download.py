@@ -136,9 +136,9 @@ def test_connections_double_if_each_is_slow_and_all_get_faster(rates, connection
     pace, current_value, scaler = ConnectionScaler(0.0), 0.0, CONNECTIONS
     for rate in rates:
         current_value += 1e9 / rate
-        added = [pace.more(10**9, current_value, scaler) for _ in range(scaler)]
-        assert not any(added[:-1])
-        scaler += added[-1]
+        added_counts = [pace.more(10**9, current_value, scaler) for _ in range(scaler)]
+        assert not any(added_counts[:-1])
+        scaler += added_counts[-1]
     assert scaler == connections
 
 
@@ -201,8 +201,8 @@ def test_a_blob_is_complete(store: Store, tmp_path: Path, cached: bool, monkeypa
     assert names_in(dest.parent) == ["engine"]
     assert fetcher.fetch(store, blob_digest, len(DATA), dest) == "there"
     dest.unlink()
-    again = fetcher.fetch(store, blob_digest, len(DATA), dest)
-    assert again == ("cache" if cached and not store.near else "registry") and dest.read_bytes() == DATA
+    second_fetch = fetcher.fetch(store, blob_digest, len(DATA), dest)
+    assert second_fetch == ("cache" if cached and not store.near else "registry") and dest.read_bytes() == DATA
 
 
 @on_each_kind

@@ -64,10 +64,10 @@ def test_a_file_or_a_folder_with_other_content_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_registry_that_another_process_creates_meanwhile_is_opened(tmp_path, monkeypatch):
-    read = FileStore.read
+    read_file = FileStore.read
 
     def read_before_creation(store: FileStore, key: str) -> None:
-        monkeypatch.setattr(FileStore, "read", read)
+        monkeypatch.setattr(FileStore, "read", read_file)
         open_store(tmp_path, create=True).put_bytes(b"x")
 
     monkeypatch.setattr(FileStore, "read", read_before_creation)

@@ -112,15 +112,15 @@ def test_an_unreachable_place_is_skipped_for_a_while_and_reported_once(places: P
     places.mirror.error = UnavailableError("the cable is out")
     requests = []
     for places.clock in (0.0, 1.0, 29.0, 31.0, 50.0, 62.0, 10_000.0):
-        before = places.mirror.asked
+        requests_before = places.mirror.asked
         assert places.store.read_blob(digest) == b"both"
-        requests.append(places.mirror.asked - before)
+        requests.append(places.mirror.asked - requests_before)
     assert requests == [1, 0, 0, 1, 0, 1, 1]
     (message,) = places.said
     assert "the cable is out" in message and places.mirror.uri in message
     places.mirror.error, places.clock = None, 20_000.0
-    before = places.origin.asked
-    assert places.store.read_blob(digest) == b"both" and places.origin.asked == before
+    requests_before = places.origin.asked
+    assert places.store.read_blob(digest) == b"both" and places.origin.asked == requests_before
     assert places.said[1:] == [f"{places.mirror.uri} answers again"]
 
 

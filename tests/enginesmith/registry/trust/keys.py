@@ -55,6 +55,6 @@ def certificate(
     if san:
         extension = extension.add_extension(x509.SubjectAlternativeName([x509.RFC822Name(san)]), critical=False)
     path = folder / f"{name}.crt"
-    signed = extension.sign(private(issuer or name), hashes.SHA256())
-    path.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    certificate = extension.sign(private(issuer or name), hashes.SHA256())
+    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
     return path

@@ -21,12 +21,12 @@ from tests.enginesmith.registry.trust.keys import written
 def test_every_kind_of_store_holds_signatures(store: Store, tmp_path: Path) -> None:
     manifest = publish_engines(store, [engine(store)]).manifest
     secret, public_model = written(tmp_path, "release")
-    located, policy = locate(store, parse_reference("digits")), policy_of_key(public_model)
+    located_model, policy = locate(store, parse_reference("digits")), policy_of_key(public_model)
     with pytest.raises(UntrustedError):
-        require(store, located.manifest, policy)
-    [first], [second] = (add_signatures(store, manifest, SigningKey(secret)) for _ in range(2))
-    assert first.new and not second.new
-    assert require(store, located.manifest, policy).signers == ("release.pub",) and verify(store).sound
+        require(store, located_model.manifest, policy)
+    [first_signature], [second_signature] = (add_signatures(store, manifest, SigningKey(secret)) for _ in range(2))
+    assert first_signature.new and not second_signature.new
+    assert require(store, located_model.manifest, policy).signers == ("release.pub",) and verify(store).sound
 
 
 @on_each_store

@@ -26,8 +26,8 @@ def test_a_forged_signature_does_not_prevent_the_owner_from_signing(store: Store
     for hostile_data in (wrong_data, wrong_data.replace(b'"sig"', b'"gis"'), b"{", b""):
         place = signature_key("digits", "1", digest_of_bytes(manifest.to_bytes()), release)
         assert store.replace(place, hostile_data, store.read(place))
-        [signed] = sign(store, manifest, key(tmp_path))
-        assert signed.new and signed.key == place
+        [signature] = sign(store, manifest, key(tmp_path))
+        assert signature.new and signature.key == place
         assert require(store, locate(store, parse_reference("digits@1")).manifest, policy).signers == ("release",)
         assert not sign(store, manifest, key(tmp_path))[0].new
     # With a certificate it is another statement, and the last one stays.

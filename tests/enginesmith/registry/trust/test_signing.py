@@ -235,8 +235,8 @@ def test_certificates_are_valid_for_their_identity(store, manifest, tmp_path):
     chain = (tmp_path / "root.crt",)
     sign(store, manifest, SigningKey(written(tmp_path, "ci")[0], leaf_path, chain))
     # Right under the root there is nothing between the two; a chain that was left out is another signature.
-    [signed] = sign(store, manifest, SigningKey(written(tmp_path, "ci")[0], leaf_path))
-    assert signed.new
+    [signature] = sign(store, manifest, SigningKey(written(tmp_path, "ci")[0], leaf_path))
+    assert signature.new
     located_version = locate(store, parse_reference("digits@1"))
 
     def asked(root: str, identity: str) -> tuple[str, ...]:
@@ -250,9 +250,9 @@ def test_certificates_are_valid_for_their_identity(store, manifest, tmp_path):
     with pytest.raises(UntrustedError, match="does not verify"):
         asked("otherroot", "ci@example.org")
     # A chain in two spellings, one for each reader: refused before the library sees it.
-    bundle = json.loads(store.read(signed.key) or b"")
+    bundle = json.loads(store.read(signature.key) or b"")
     bundle["verificationMaterial"]["x509_certificate_chain"] = bundle["verificationMaterial"]["x509CertificateChain"]
-    store.replace(signed.key, canonical_json(bundle), store.read(signed.key))
+    store.replace(signature.key, canonical_json(bundle), store.read(signature.key))
     with pytest.raises(UntrustedError, match="has not signed"):
         asked("root", "ci@example.org")
 

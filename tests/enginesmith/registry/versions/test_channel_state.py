@@ -116,8 +116,8 @@ def test_a_deleted_channel_continues_with_its_history(store: Store) -> None:
 
 
 def test_gc_keeps_both_versions_of_a_rollout() -> None:
-    store, _, two = fleet.registry()
-    fleet.begin(store, two, fleet.plan("50%", "100%"))
+    store, _, second_manifest = fleet.registry()
+    fleet.begin(store, second_manifest, fleet.plan("50%", "100%"))
     publish_engines(store, [engine(store, data=b"three")], "three", channel=None)
     rules = gc.Rules(versions=1, moves=0)
     kept_reasons = gc.collect(store, rules).kept
@@ -129,11 +129,11 @@ def test_gc_keeps_both_versions_of_a_rollout() -> None:
 
 
 def test_the_channel_document_stays_small() -> None:
-    store, _, two = fleet.registry()
+    store, _, second_manifest = fleet.registry()
     waves = [*(f"label={number:0>120}" for number in range(MOST_WAVES - 1)), "100%"]
     with pytest.raises(InputError, match="101 waves; at most 100 are allowed"):
-        fleet.begin(store, two, fleet.plan("label=one-more", *waves))
-    rollout = replace(fleet.begin(store, two, fleet.plan(*waves)), reach=fleet.plan(*waves[:-1]).waves)
+        fleet.begin(store, second_manifest, fleet.plan("label=one-more", *waves))
+    rollout = replace(fleet.begin(store, second_manifest, fleet.plan(*waves)), reach=fleet.plan(*waves[:-1]).waves)
     for _ in range(2 * MOST_DECISIONS):
         rollout = rollout.decide(fleet.at(1), "wave", "\U0001f600" * 999, "\U0001f600" * 999)
     assert len(rollout.history) == MOST_DECISIONS and len(rollout.history[-1].why) == MOST_WHY

@@ -87,13 +87,13 @@ def test_a_writer_within_a_list_is_safe(indexed: MemoryStore, work: Callable[[Me
 
 def test_a_list_that_begins_within_a_writer_is_right(indexed: MemoryStore) -> None:
     """It never says what was no longer so when it began: the leases are read before the entries."""
-    last, alone = run_alone(indexed, promote)
+    last_store, lone_actor = run_alone(indexed, promote)
     items: list = []
-    for own_index in range(alone.steps // 2, alone.steps, 2):
-        begun, _ = run_alone(indexed, promote, kill_at=own_index + 1)
+    for own_index in range(lone_actor.steps // 2, lone_actor.steps, 2):
+        start_store, _ = run_alone(indexed, promote, kill_at=own_index + 1)
         for their_number in (1, 4, 12, 18):
             run_two(indexed, promote, lambda store: items.append(read_index(store)), own_index, their_number)
-            assert items.pop() in (look(begun), look(last)), (own_index, their_number)
+            assert items.pop() in (look(start_store), look(last_store)), (own_index, their_number)
 
 
 def test_two_writers_of_one_model_agree(indexed: MemoryStore) -> None:

@@ -44,9 +44,9 @@ def test_versions_count_up_and_can_be_read(store: Store) -> None:
 @on_each_store
 def test_repeated_content_gives_the_same_version(store: Store) -> None:
     first_manifest = publish_engines(store, [engine(store)], "a")
-    before = sorted(store.list())
+    keys_before = sorted(store.list())
     manifest = publish_engines(store, [engine(store)], "a")
-    assert manifest.existed and manifest.manifest == first_manifest.manifest and sorted(store.list()) == before
+    assert manifest.existed and manifest.manifest == first_manifest.manifest and sorted(store.list()) == keys_before
 
 
 def test_older_content_is_found_behind_a_newer_version(store: Store) -> None:

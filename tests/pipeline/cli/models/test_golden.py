@@ -78,9 +78,9 @@ def test_freezing_changes_one_entry_of_the_spec(project: Project, flow: bool) ->
 
 
 def test_freezing_makes_no_new_version(project: Project) -> None:
-    before = resolved_spec(load_spec(project.spec))
+    spec_before = resolved_spec(load_spec(project.spec))
     write_frozen(project.spec, "a" * 64)
-    assert resolved_spec(load_spec(project.spec)) == before
+    assert resolved_spec(load_spec(project.spec)) == spec_before
 
 
 def test_a_spec_without_golden_data_has_nothing_to_freeze(project: Project) -> None:

@@ -86,16 +86,16 @@ class Fails:
 
 def test_a_failed_build_keeps_its_log_and_reason_without_credentials(project: Project) -> None:
     store = open_store(project.registry, create=True)
-    planned = plan(store.put_bytes(b"graph"))
+    planned_build = plan(store.put_bytes(b"graph"))
     with record_run(store, new_run("tiny", "tiny.yaml", store), lambda _: None) as tracker:
-        tracker.emit(Planned(planned))
+        tracker.emit(Planned(planned_build))
         context = RunContext(store, Fails(), Fails(), tracker)
-        failure = engines.build(planned.units[0], Work(load_spec(project.spec), context)).failure
+        failure = engines.build(planned_build.units[0], Work(load_spec(project.spec), context)).failure
     assert failure and failure.kind == "memory" and "hunter2" not in failure.log
     (item,) = [item for item in project.run("status", "tiny", "--json").json["items"] if item["name"] == UNIT]
     assert (item["state"], item["why"], item["peak_mib"]) == ("failed", "held 9000 MiB, password=[hidden]", 9000.0)
     assert project.run("status", "tiny", "--log", UNIT).out == "api_key=[hidden]\nno room\n"
-    second_prediction = History(store).predict("tiny", planned.units[0].request)
+    second_prediction = History(store).predict("tiny", planned_build.units[0].request)
     assert second_prediction and second_prediction.peak_mib == 9000.0 and second_prediction.seconds is None
 
 

@@ -74,9 +74,9 @@ def test_proven_units_are_published_before_failures_are_analysed(loud, monkeypat
     (actual,) = json.loads((place / "report.json").read_text())["attributions"]
     assert actual["name"] == GRAPH and actual["units"] == ["cpu int8 onnxruntime"]
     assert "Which node drifted" in (place / "report.html").read_text()
-    before = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
+    times_before = {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()}
     assert loud.run("build", loud.spec, "--quiet").code == 1
-    assert {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()} == before
+    assert {path: path.stat().st_mtime_ns for path in place.rglob("*") if path.is_file()} == times_before
 
 
 def test_a_failing_graph_is_built_for_no_target(loud: Project) -> None:

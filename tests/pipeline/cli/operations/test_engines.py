@@ -29,10 +29,10 @@ def test_an_engine_from_another_version_fails_and_failures_name_a_repeating_comm
     fuzz = FuzzEngine(engine, manifest.sources["golden"], shapes, {}, 1, 4, command)
     report = fuzz.run(WorkerContext(tmp_path / "work", store.uri))
     assert report.passed is False
-    failed = report.smallest[0]
-    assert failed.sizes == {"batch": 1}
-    words = shlex.split(failed.reproduce)
-    assert words[:4] == [*command] and words[4:] == ["--only", failed.case]
+    failed_case = report.smallest[0]
+    assert failed_case.sizes == {"batch": 1}
+    words = shlex.split(failed_case.reproduce)
+    assert words[:4] == [*command] and words[4:] == ["--only", failed_case.case]
 
 
 def test_profile_times_one_engine_and_compares_two(built: Project) -> None:

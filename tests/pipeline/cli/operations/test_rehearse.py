@@ -71,8 +71,8 @@ def test_rehearsed_versions_are_published_moved_and_rolled_back(
     assert "enginesmith rollback tiny:candidate    # to undo it" in result.out
     assert "stable: a rollout began; `enginesmith rollout watch tiny:stable` runs it" in result.out
     store = built_project.store
-    before, after = (lookup.load(store, "tiny", version) for version in ("1", "2"))
-    for old_engine, new in zip(before.engines, after.engines, strict=True):
+    manifest_before, after = (lookup.load(store, "tiny", version) for version in ("1", "2"))
+    for old_engine, new in zip(manifest_before.engines, after.engines, strict=True):
         assert (new.unit, new.status, new.digest) == (old_engine.unit, old_engine.status, old_engine.digest)
         assert (new.report != old_engine.report) == (new.unit == "cpu fp32 onnxruntime"), "the others stay as they are"
     served_versions = rehearsal.list_served(store, rehearsal.Upgrade({"onnxruntime": "9"}))
@@ -94,7 +94,7 @@ def test_rehearsed_versions_are_published_moved_and_rolled_back(
     for name, serving_field in {"candidate": "1", "gone": "nothing"}.items():
         with pytest.raises(ConflictError, match=f"tiny:{name} now serves {serving_field}; rehearse again"):
             rehearsal_verdicts._bring(after, after, name, "", store)
-    assert rehearsal_verdicts._bring(after, before, "candidate", "", store) is False, "it serves that already"
+    assert rehearsal_verdicts._bring(after, manifest_before, "candidate", "", store) is False, "it serves that already"
 
     def move_twice(*_: object) -> None:
         channels.promote(store, after, "candidate", proven_only=True, accepted_losses=None)
@@ -102,7 +102,7 @@ def test_rehearsed_versions_are_published_moved_and_rolled_back(
 
     monkeypatch.setattr(rehearsal_verdicts, "_end_of", move_twice)
     with pytest.raises(ConflictError, match="eve moved it to 1 meanwhile"):
-        rehearsal_verdicts._bring(before, after, "candidate", "", store)
+        rehearsal_verdicts._bring(manifest_before, after, "candidate", "", store)
 
 
 def test_an_environment_with_another_version_is_refused(built: Project) -> None:

@@ -14,8 +14,8 @@ def test_history_shows_the_canary_of_each_move(three: Store, tmp_path: Path) -> 
     )
     result = run("promote", "digits@2")
     assert isinstance(result.exception, InputError) and "needs a canary's PASS" in str(result.exception)
-    two, one = (lookup.load(three, "digits", name) for name in "21")
-    paths = write_observations(tmp_path / "canary", two, one)
+    second_manifest, first_manifest = (lookup.load(three, "digits", name) for name in "21")
+    paths = write_observations(tmp_path / "canary", second_manifest, first_manifest)
     said("canary", "judge", "--candidate", paths[0], "--baseline", paths[1])
     report = tmp_path / "canary" / "report.json"
     said("promote", "digits@2", "--why", "faster", "--canary", report)

@@ -118,7 +118,7 @@ def parsed(module: str) -> tuple[list[bytes], ast.Module]:
 
 
 def names_in(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
+    return {child.id for child in ast.walk(node) if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store)}
 
 
 def digest(step: str, changed: dict[str, bytes]) -> str:
@@ -165,7 +165,7 @@ def test_modules_outside_a_closure_repeat_nothing(step: str) -> None:
 
 def test_comments_docstrings_and_layout_repeat_nothing() -> None:
     """`ast.unparse` drops comments and layout; docstrings are made to differ."""
-    changed = {}
+    changed_sources = {}
     for module in {module for step in STEPS for module in closure(step).read if INSTALLED.read(module)}:
         source = INSTALLED.read(module)
         assert source is not None
@@ -173,8 +173,8 @@ def test_comments_docstrings_and_layout_repeat_nothing() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
                 node.body[0] = ast.Expr(ast.Constant("Other words."))
-        changed[module] = ast.unparse(tree).encode()
-    assert redone(changed) == set()
+        changed_sources[module] = ast.unparse(tree).encode()
+    assert redone(changed_sources) == set()
 
 
 def test_settings_that_affect_an_exports_record_are_in_its_key() -> None:
@@ -265,8 +265,8 @@ def test_code_found_at_run_time_is_listed() -> None:
         source = INSTALLED.read(module)
         assert source is not None
         for node in ast.parse(source.data).body:
-            uses = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-            uses |= {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)} - {"eval"}
+            uses = {child.id for child in ast.walk(node) if isinstance(child, ast.Name)}
+            uses |= {child.attr for child in ast.walk(node) if isinstance(child, ast.Attribute)} - {"eval"}
             name = getattr(node, "name", "")
             if uses & names and any(name in reached(step).get(module, ()) for step in STEPS):
                 result.add((module, name))

@@ -45,8 +45,8 @@ def test_a_failing_golden_set_skips_sizes_and_calls_follow_the_spec(bench):
 def test_equal_bits_are_required_only_of_deterministic_cpu_backends_and_models(bench, tmp_path):
     request = bench.engine().blob.request
     onnx.save(bench.canonical(), tmp_path / "graph.onnx")
-    drawn = after(bench.canonical(), "logits", "noise = RandomNormalLike(was) logits = Add(was, noise)")
-    onnx.save(drawn, tmp_path / "drawn.onnx")
+    changed_text = after(bench.canonical(), "logits", "noise = RandomNormalLike(was) logits = Add(was, noise)")
+    onnx.save(changed_text, tmp_path / "drawn.onnx")
     assert repeats_bits(request, tmp_path / "graph.onnx") and not repeats_bits(request, tmp_path / "drawn.onnx")
     (gpu,) = parse_targets("sm_89")
     for backend, target, bits in (("xla", CPU, True), ("xla", gpu, False), ("tensorrt", gpu, False)):

@@ -75,8 +75,8 @@ def test_a_reservation_is_a_limit_only_if_the_spec_sets_one(project):
     ],
 )
 def test_a_reduced_workspace_is_half_the_scratch_memory_and_never_no_limit(unit, mib):
-    reduced = reduce_workspace(BuildEngine(unit))
-    assert reduced == (
+    reduced_build = reduce_workspace(BuildEngine(unit))
+    assert reduced_build == (
         mib and ReducedRequest(BuildEngine(unit.with_option("workspace_mib", mib), unit), f"with workspace_mib {mib}")
     )
 

@@ -81,5 +81,5 @@ def test_answers_that_contradict_the_graph_fail_the_checks(store, golden, answer
 @pytest.mark.parametrize(("machine", "expected"), [(this_machine(), "a" * 64), ("x86-64-v9, 2 cores", None)])
 def test_answers_of_another_kind_of_machine_are_refused(machine: str, expected: str | None) -> None:
     model = OnnxModel("0" * 64, (), (), 20, carries_qdq=False)
-    exported = Exported(model, "1" * 64, Proof(), answers=KeptAnswers("a" * 64, machine))
-    assert answers_here(exported) == expected and answers_here(replace(exported, answers=None)) is None
+    export_value = Exported(model, "1" * 64, Proof(), answers=KeptAnswers("a" * 64, machine))
+    assert answers_here(export_value) == expected and answers_here(replace(export_value, answers=None)) is None

@@ -62,18 +62,18 @@ def test_each_event_starts_one_run_with_its_payload() -> None:
 
 
 def test_the_end_of_a_run_ends_its_watch() -> None:
-    ends, begins = (
+    end_events, begins = (
         {event.rpartition(".")[2] for event in automation.trigger.expect}
         for automation in (deploy.lost_runs("enginesmith"), deploy.unstarted_runs("enginesmith", {}))
     )
     flows = ROOT / "pipeline" / "orchestration" / "flows"
     names = {name for path in flows.glob("*.py") for name in re.findall(r'name="([A-Z]\w+)"', path.read_text())}
-    assert "Skipped" in names and names <= ends, "a state of ours that is not expected would be taken for silence"
-    assert {"Completed", "Failed", "Cancelled", "Crashed", "heartbeat"} <= ends and "Running" not in ends
+    assert "Skipped" in names and names <= end_events, "a state of ours that is not expected would be taken for silence"
+    assert {"Completed", "Failed", "Cancelled", "Crashed", "heartbeat"} <= end_events and "Running" not in end_events
     heartbeats_s = get_current_settings().flows.heartbeat_frequency
     held_back_s = PRECEDING_EVENT_LOOKBACK.total_seconds()
     assert heartbeats_s and deploy.SILENT.total_seconds() > held_back_s + heartbeats_s, "one that is late is no death"
-    assert begins == {*ends - {"heartbeat"}, "Running", "Scheduled", "AwaitingRetry", "Cancelling"}
+    assert begins == {*end_events - {"heartbeat"}, "Running", "Scheduled", "AwaitingRetry", "Cancelling"}
     pending = {state().name for state in (Pending, Submitting, InfrastructurePending)}
     assert deploy.unstarted_runs("enginesmith", {}).trigger.after == {f"prefect.flow-run.{name}" for name in pending}
     watches = [deploy.unstarted_runs("enginesmith", {"pod_watch_timeout_seconds": start_s}) for start_s in (60, 7200)]
@@ -100,8 +100,8 @@ def test_a_build_of_a_started_process_is_restarted_up_to_a_limit(monkeypatch: An
         flow.fn("spec.yaml")  # a person's, who sees it
     run = FlowRunContext.model_construct(flow_run=FlowRun(flow_id=uuid4(), deployment_id=uuid4()))
     with run, pytest.raises(type(error)) if error is REFUSED else nullcontext():
-        ended = flow.fn("spec.yaml")
-    assert error is REFUSED or (ended.is_failed() and f"prefect.flow-run.{ended.name}" in trigger.after)
+        ended_flow = flow.fn("spec.yaml")
+    assert error is REFUSED or (ended_flow.is_failed() and f"prefect.flow-run.{ended_flow.name}" in trigger.after)
 
 
 def test_every_generation_has_a_limit() -> None:

@@ -20,8 +20,8 @@ from tests.pipeline.projects import Project
 def with_prefect(project: Project, home: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "enginesmith", "build", project.spec, "--registry", project.registry, "--json"]
     environment = {**os.environ, "PREFECT_HOME": str(home)}
-    whole = [*map(str, command), "--runner", "prefect", *words]
-    return subprocess.run(whole, capture_output=True, text=True, env=environment, check=False)
+    whole_command = [*map(str, command), "--runner", "prefect", *words]
+    return subprocess.run(whole_command, capture_output=True, text=True, env=environment, check=False)
 
 
 def artifacts(home: Path) -> set[tuple[str, str]]:

@@ -69,8 +69,8 @@ def test_a_registered_model_is_built_once_and_passes_its_canary(prefect, built, 
     until("both run, and one waits", lambda: any("lock: waiting: compiling tiny" in text for text in said(prefect)))
     assert [run["state_type"] for run in prefect.runs("compile-model")] == ["RUNNING"] * 2
     holder.unlink()
-    both = prefect.ended("compile-model", 2)
-    assert [run["state_type"] for run in both] == ["COMPLETED"] * 2
+    both_runs = prefect.ended("compile-model", 2)
+    assert [run["state_type"] for run in both_runs] == ["COMPLETED"] * 2
     assert not any(task["tags"] for task in prefect.post("/task_runs/filter", {})), "for whose slots it would be asked"
     assert served(built) == (["1", "2"], "1"), "two events, one version"
     built_lines = [text for text in said(prefect) if text.startswith("sm_89 int8 tensorrt-rtx: built in")]

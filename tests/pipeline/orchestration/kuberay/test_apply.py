@@ -189,19 +189,19 @@ GONE, LESS, NEWER = ray_cluster(group("h100", 0)), ray_cluster(group("l4", 0, mo
 )
 def test_running_workers_are_stopped_only_with_consent(manifest: Object, message: str, ended: list[str]) -> None:
     live_cluster, pods = ray_cluster(group("l4", 2)), [HEAD, worker("a", "l4"), worker("b", "l4")]
-    refused = Fake(copy.deepcopy(live_cluster), pods)
+    refusing_cluster = Fake(copy.deepcopy(live_cluster), pods)
     with pytest.raises(InputError, match=message) as error:
-        apply(refused, manifest, "enginesmith-ray")
+        apply(refusing_cluster, manifest, "enginesmith-ray")
     assert f"kubectl annotate raycluster enginesmith-ray --namespace enginesmith {CONSENT}=true" in str(error.value)
-    assert not refused.written + refused.ended
+    assert not refusing_cluster.written + refusing_cluster.ended
     live_cluster["metadata"]["annotations"] = {CONSENT: "true", "of": "another"}
     fake_cluster = Fake(live_cluster, pods)
     assert ", ".join(ended) in apply(fake_cluster, manifest, "enginesmith-ray")
     assert fake_cluster.ended == ended
-    last = fake_cluster.written[-1]
-    assert last["metadata"]["annotations"] == {"of": "another"}, "it is for one change"
-    assert not last["spec"].get("suspend", False)
-    names = [item["groupName"] for item in last["spec"]["workerGroupSpecs"]]
+    last_object = fake_cluster.written[-1]
+    assert last_object["metadata"]["annotations"] == {"of": "another"}, "it is for one change"
+    assert not last_object["spec"].get("suspend", False)
+    names = [item["groupName"] for item in last_object["spec"]["workerGroupSpecs"]]
     assert names == [item["groupName"] for item in manifest["spec"]["workerGroupSpecs"]]
 
 
@@ -224,12 +224,12 @@ def test_a_removed_group_stays_without_workers_until_its_own_have_ended() -> Non
     live_cluster = ray_cluster({**group("l4", 2), "template": "l4's"}, annotations={CONSENT: "true"})
     cluster = Fake(live_cluster, [HEAD, worker("a", "l4")])
     apply(cluster, GONE, "enginesmith-ray")
-    first, last = cluster.written
-    assert [item["groupName"] for item in first["spec"]["workerGroupSpecs"]] == ["h100", "l4"]
-    assert first["spec"]["workerGroupSpecs"][1] == {
+    first_object, last_object = cluster.written
+    assert [item["groupName"] for item in first_object["spec"]["workerGroupSpecs"]] == ["h100", "l4"]
+    assert first_object["spec"]["workerGroupSpecs"][1] == {
         **group("l4", 0, most=0), "template": "l4's", "scaleStrategy": {"workersToDelete": ["a"]}
     }  # fmt: skip
-    assert [item["groupName"] for item in last["spec"]["workerGroupSpecs"]] == ["h100"]
+    assert [item["groupName"] for item in last_object["spec"]["workerGroupSpecs"]] == ["h100"]
 
 
 def test_a_new_group_with_the_same_name_ends_old_workers() -> None:
@@ -293,9 +293,9 @@ def test_a_leftover_head_is_deleted_the_next_time() -> None:
     cluster = Fake(copy.deepcopy(NEWER), [HEAD])
     apply(cluster, NEWER, "enginesmith-ray")
     assert cluster.ended == ["head"]
-    unknown = Fake(copy.deepcopy(NEWER), [HEAD, Pod("a", "l4", None)])
+    unknown_cluster = Fake(copy.deepcopy(NEWER), [HEAD, Pod("a", "l4", None)])
     with pytest.raises(InputError, match=r"a: ends with head, which has Ray 2\.60\.0, not 2\.61\.0"):
-        apply(unknown, NEWER, "enginesmith-ray")
+        apply(unknown_cluster, NEWER, "enginesmith-ray")
 
 
 def test_a_cluster_under_deletion_is_not_changed() -> None:
@@ -349,8 +349,8 @@ def test_a_new_image_ends_idle_workers_and_the_rest_after_their_unit(load, ended
     assert (cluster.ended, head.drained) == (ended, drained)
     spec = cluster.written[-1]["spec"]
     assert not spec.get("suspend") and spec["workerGroupSpecs"][0]["replicas"] == 2
-    same = Fake(with_image("old"), old_pods())
-    assert apply(same, with_image("old"), "enginesmith-ray", head).endswith(": up to date")
+    same_cluster = Fake(with_image("old"), old_pods())
+    assert apply(same_cluster, with_image("old"), "enginesmith-ray", head).endswith(": up to date")
 
 
 def test_leftover_workers_end_when_idle_without_other_writes() -> None:
@@ -404,8 +404,8 @@ def test_an_invalid_ray_cluster_file_is_refused_by_the_field(text, tmp_path, cap
 def test_the_program_prints_its_actions_and_exits_with_0(words, printed, tmp_path, capsys, monkeypatch):
     (file := tmp_path / "raycluster.yaml").write_text(yaml.safe_dump(with_image("new")))
     fakes = {"Access": object, "Kubernetes": lambda *_: Fake(with_image("old"), old_pods()), "RayHead": FakeHead}
-    for name, fake in fakes.items():
-        monkeypatch.setattr(f"pipeline.orchestration.kuberay.apply.{name}", fake)
+    for name, fake_cluster in fakes.items():
+        monkeypatch.setattr(f"pipeline.orchestration.kuberay.apply.{name}", fake_cluster)
     monkeypatch.setattr(FakeHead, "load", lambda _: Load())
     assert main([str(file), *WORDS, *words]) == 0 and printed in capsys.readouterr().out
 

@@ -64,18 +64,18 @@ def config_map(api: Api, folder: Path) -> ConfigMap:
 
 
 def test_a_line_shows_a_channels_version_and_rollout() -> None:
-    store, served, new = registry()
-    begin_and_look(store, new, plan("10%", "100%"))
+    store, served_manifest, new_manifest = registry()
+    begin_and_look(store, new_manifest, plan("10%", "100%"))
     (text,) = ChannelStatus(store).texts(list_all(store)).values()
     channel = read_channel(store, *WHERE)
     assert channel is not None and channel.active_rollout is not None
-    last = channel.active_rollout.history[-1]
+    last_step = channel.active_rollout.history[-1]
     assert text == (
-        f"stable: {served.version} since {channel.move.at}; "
-        f"rollout of {new.version}: running, {last.what} ({last.at})\n"
+        f"stable: {served_manifest.version} since {channel.move.at}; "
+        f"rollout of {new_manifest.version}: running, {last_step.what} ({last_step.at})\n"
     )
     moved_channel = replace(channel, rollout=None, move=replace(channel.move, by="ada"))
-    assert describe(moved_channel) == f"stable: {served.version} since {channel.move.at} by ada"
+    assert describe(moved_channel) == f"stable: {served_manifest.version} since {channel.move.at} by ada"
 
 
 def test_documents_are_read_after_a_change_in_a_rollout_or_in_turn(monkeypatch) -> None:

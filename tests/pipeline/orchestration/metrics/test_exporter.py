@@ -81,10 +81,10 @@ def test_a_registered_spec_has_a_time_which_is_read_every_ten_minutes(store: Sto
 
 
 def test_running_and_lost_runs_are_counted(store: Store, tmp_path: Path) -> None:
-    lost, result = running(1), run_state(2, "other", state="failed")
-    for run in (lost, result):
+    lost_run, result = running(1), run_state(2, "other", state="failed")
+    for run in (lost_run, result):
         store.create(run_key(run.id), run.to_bytes())
-    os.utime(tmp_path / "registry" / run_key(lost.id), (0, 0))
+    os.utime(tmp_path / "registry" / run_key(lost_run.id), (0, 0))
     view = Looker(store).look()
     counts = {state: count for (state,), count in view.values[live.RUNS].items() if count}
     assert counts == {"lost": 1, "failed": 1}
@@ -113,8 +113,8 @@ def test_unfinished_rollouts_have_their_last_move(store: Store) -> None:
 
 
 def test_a_halted_rollout_is_counted_until_the_next_one() -> None:
-    store, _, two = registry()
-    rollout = begin_and_look(store, two, plan("50%", "100%", errors_ppm=10_000))
+    store, _, second_manifest = registry()
+    rollout = begin_and_look(store, second_manifest, plan("50%", "100%", errors_ppm=10_000))
     looker = Looker(store)
     assert looker.look().values[live.ROLLOUTS]["running",] == 1
     tell(store, rollout, 20, reached(rollout)[:50], requests=1000, errors=60)
@@ -122,7 +122,7 @@ def test_a_halted_rollout_is_counted_until_the_next_one() -> None:
     for _ in range(2):
         view = looker.look()
         assert view.values[live.ROLLOUTS]["halted",] == 1 and not view.values[live.ROLLOUT_STEP]
-    begin(store, two, plan("100%"), 60)
+    begin(store, second_manifest, plan("100%"), 60)
     assert {state for (state,), count in looker.look().values[live.ROLLOUTS].items() if count} == {"running"}
 
 

@@ -80,11 +80,11 @@ def test_a_slower_group_stays_in_float_with_its_times_as_the_reason(last: str) -
 
 def test_real_engines_are_raced_and_closed(tmp_path: Path) -> None:
     model, samples = attention_net(), sentences(16)
-    written = quantize_int8(model, all_ranges(model, samples), CPU)[0]
+    written_model = quantize_int8(model, all_ranges(model, samples), CPU)[0]
     request = BuildRequest("0" * 64, "int8", Target("cpu"), "onnxruntime", (), (), ())
     with EngineTiming(OnnxRuntime(), request, samples, tmp_path) as race:
-        result = Timing.of(list(itertools.islice(race(written, model), 4)))
-        second_value = Timing.of(list(itertools.islice(race(written, written), 2)))
+        result = Timing.of(list(itertools.islice(race(written_model, model), 4)))
+        second_value = Timing.of(list(itertools.islice(race(written_model, written_model), 2)))
         assert len(list(tmp_path.iterdir())) == 1  # the engine that both races had is kept, the other is gone
     assert result.int8_ms > 0 and result.float_ms > 0 and second_value.rounds == 2
     assert list(tmp_path.iterdir()) == []

@@ -77,9 +77,9 @@ def test_nothing_is_cut_below_a_skip():
 
 def test_an_output_is_no_waist():
     model = residual_net(2)
-    shown = model.graph.output.add()
-    shown.CopyFrom(model.graph.output[0])
-    shown.name = "x1"
+    shown_output = model.graph.output.add()
+    shown_output.CopyFrom(model.graph.output[0])
+    shown_output.name = "x1"
     assert [section.end for section in divided(model, 1)] == ["u0", "d0", None]
 
 
@@ -136,14 +136,14 @@ def test_a_group_without_a_finite_answer_has_infinite_damage():
 def test_only_the_needed_part_of_a_joined_run_is_kept(monkeypatch):
     model, single_sample = residual_net(), samples(16)["x"]
     rows, joined_runs = TensorSpec("x", "float32", ("batch", WIDTH)), []
-    ((_, joined),) = group_runs(
+    ((_, joined_run),) = group_runs(
         ((i + 1, {"x": single_sample[i : i + 1]}) for i in range(16)), (rows,), (Dim("batch", 1, 16, 16),)
     )
     inner = sensitivity._within
     monkeypatch.setattr(sensitivity, "_within", lambda *args: joined_runs.append(inner(*args)) or joined_runs[-1])
-    for most in (1 << 20, 1 << 14, 1):
-        monkeypatch.setattr(sensitivity, "MOST_KEPT", most)
-        sweep(model, groups_of(model), {}, all_ranges(model, samples()), TENSORRT_FP32, [joined])
+    for max_bytes in (1 << 20, 1 << 14, 1):
+        monkeypatch.setattr(sensitivity, "MOST_KEPT", max_bytes)
+        sweep(model, groups_of(model), {}, all_ranges(model, samples()), TENSORRT_FP32, [joined_run])
     counts = [[len(values["x"]) for values in runs] for runs in joined_runs]
     assert counts[0] == [16] and 1 < counts[1][0] < 16 and counts[2] == [1]
     assert np.array_equal(joined_runs[1][0]["x"], single_sample[: counts[1][0]])

@@ -124,9 +124,9 @@ def test_an_automatic_search_leaves_few_groups_in_float() -> None:
         point = refill_groups(trial, SearchFloor(sqnr_db=30, graph=graph), FrontierPoint(0.0, tuple(names), 200.0))
         assert len(trial.qualities) == tried_number and len(point.left) == 40 - tried_number
     assert "g39" not in point.left and "g0" in point.left, "those that compute most come first"
-    both = Additive({"g": 2.0, "g fp16": 1.0}, {"g": 0.01, "g fp16": 0.01})
-    refill_groups(both, SearchFloor(cosine=2), FrontierPoint(0.0, ("g", "g fp16"), 200.0))
-    assert len(both.qualities) == 1, "a group whose step cannot be taken back is not run for its next one"
+    both_costs = Additive({"g": 2.0, "g fp16": 1.0}, {"g": 0.01, "g fp16": 0.01})
+    refill_groups(both_costs, SearchFloor(cosine=2), FrontierPoint(0.0, ("g", "g fp16"), 200.0))
+    assert len(both_costs.qualities) == 1, "a group whose step cannot be taken back is not run for its next one"
 
 
 def test_small_groups_are_left_in_float_instead_of_a_large_one_if_sufficient() -> None:

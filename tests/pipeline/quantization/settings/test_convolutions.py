@@ -87,8 +87,8 @@ def test_moments_equal_those_of_all_patches(kind):
     rows = patches(inputs["x"], window, np.arange(np.prod(window.places(inputs["x"].shape)))).astype(np.float64)
     assert result.count == len(rows)
     assert np.allclose(result.mean, rows.mean(axis=0), atol=1e-5)
-    again = moments_of(graph, batch, StartedRuns(runs(inputs, 4)))[0][batch[0].site.node]
-    covariance, about_zero_values = result.take_covariance(), again.take_covariance(about_zero=True)
+    second_moments = moments_of(graph, batch, StartedRuns(runs(inputs, 4)))[0][batch[0].site.node]
+    covariance, about_zero_values = result.take_covariance(), second_moments.take_covariance(about_zero=True)
     for group in range(window.groups):
         assert np.allclose(covariance[group], np.cov(rows[:, group].T, bias=True), atol=1e-3)
         assert np.allclose(about_zero_values[group], rows[:, group].T @ rows[:, group] / len(rows), atol=1e-3)
@@ -160,11 +160,11 @@ def test_weights_are_rounded_better_than_to_nearest(kind, scheme):
     plain_values = nearest(as_matrices(weight, window.groups))
     chosen = constant(result.model, of_type(result.model, "Conv")[0].input[1])
     assert error(as_matrices(chosen, window.groups)) < 0.75 * error(plain_values)
-    before, after = (
+    sqnr_before, after = (
         sqnr_db(expected, run(quantize_int8(graph, inputs, scheme)[0], unseen_data, optimized=False))
         for graph, inputs in ((model, ranges), (result.model, result.ranges))
     )
-    assert after > before - 0.1
+    assert after > sqnr_before - 0.1
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -63,9 +63,9 @@ def test_a_search_leaves_no_needed_file(monkeypatch, tmp_path):
 def test_inferred_shapes_give_the_counts_of_a_run(net: Any, data: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = prepare_model(net())
     weighted_groups, runs = find_groups(graph, find_sites(graph)[0]), [(5, data(5, 1)), (3, data(3, 2))]
-    inferred = gather(graph, weighted_groups, runs)[1]
+    inferred_sums = gather(graph, weighted_groups, runs)[1]
     monkeypatch.setattr(groups, "_infer_sizes", lambda *_: {})
-    assert gather(graph, weighted_groups, runs)[1] == inferred and inferred
+    assert gather(graph, weighted_groups, runs)[1] == inferred_sums and inferred_sums
 
 
 def test_declared_sizes_do_not_count() -> None:
@@ -98,8 +98,8 @@ def test_padding_rows_are_excluded_from_statistics_if_no_output_depends_on_them(
     whole_fields = {"ids": np.arange(8).reshape(2, 4), "mask": np.ones((2, 4), np.int64)}
     padded_fields = {**whole_fields, "mask": np.array([[1, 1, 1, 0], [1, 1, 0, 0]])}
     mask = find_mask(SessionRunner(model), [(2, whole_fields), (2, padded_fields)])
-    gathered = gather(model, find_groups(model, find_sites(model)[0]), [(2, padded_fields)], mask=mask)[0]
-    assert [statistics.count for statistics in gathered.values()] == [counted]
+    gathered_sums = gather(model, find_groups(model, find_sites(model)[0]), [(2, padded_fields)], mask=mask)[0]
+    assert [statistics.count for statistics in gathered_sums.values()] == [counted]
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ def smoothed(model, activation="n"):
 @pytest.mark.parametrize("residual", [False, True])
 def test_smoothing_alone_changes_nothing_in_float(residual):
     model = outlier_net(residual)
-    _, _, (changed, _) = smoothed(model)
-    expected, result = run(model, noise(40)), run(changed, noise(40))
+    _, _, (changed_model, _) = smoothed(model)
+    expected, result = run(model, noise(40)), run(changed_model, noise(40))
     assert np.abs(expected - result).max() < 1e-4 * np.abs(expected).max()
 
 

@@ -72,8 +72,8 @@ def test_two_dims_cost_hardly_more_than_the_best(pairs, price):
     model = model_of(*zip(*pairs, strict=True))
     result = partition_grid(model, [0, 1], 6, price)
     axes = [all_partitions(len(edges)) for edges in model.grid.edges]
-    tried = [each for each in itertools.product(*axes) if count_profiles(each) <= 6]
-    best_value = min(direct_cost(model, each) + price * count_profiles(each) for each in tried)
+    tried_points = [point for point in itertools.product(*axes) if count_profiles(point) <= 6]
+    best_value = min(direct_cost(model, point) + price * count_profiles(point) for point in tried_points)
     total = total_cost(model, result, price)
     assert best_value <= total * (1 + 1e-9) and total <= 1.01 * best_value
     assert total == pytest.approx(direct_cost(model, result) + price * count_profiles(result))

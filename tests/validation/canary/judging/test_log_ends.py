@@ -157,7 +157,7 @@ def test_growing_logs_are_read_up_to_one_moment(tmp_path, monkeypatch):
         return loaded_observations(path, size)
 
     monkeypatch.setattr(observations, "read_observations", slowly)
-    assert [one.request for one in read_both(*paths)] == [[0, 1, 2, 3]] * 2
+    assert [table.request for table in read_both(*paths)] == [[0, 1, 2, 3]] * 2
 
 
 def test_a_killed_run_gives_no_pass():
@@ -175,5 +175,5 @@ def test_a_killed_run_gives_no_pass():
 def test_files_give_the_simulations_verdicts(tmp_path):
     logs = dying(np.random.default_rng(0), 300, closed=(True, False))
     actual = read_both(write_log(tmp_path, logs.candidate), write_log(tmp_path, logs.baseline))
-    assert [one.ended for one in actual] == [True, False]
+    assert [row.ended for row in actual] == [True, False]
     assert actual[0].request == logs.candidate.request and actual[1].time == logs.baseline.time

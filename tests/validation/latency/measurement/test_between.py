@@ -55,8 +55,8 @@ def test_measurements_at_different_moments_agree_within_intervals() -> None:
     """What the processes of one measurement share differs between measurements as much as they do among themselves."""
     moments = np.exp(0.03 * np.random.default_rng(0).standard_normal(100))
     intervals = [
-        quantiles_between([moment * array for array in processes(seed, luck=0.03)], (0.5,))[0]
-        for seed, moment in enumerate(moments)
+        quantiles_between([moment_s * array for array in processes(seed, luck=0.03)], (0.5,))[0]
+        for seed, moment_s in enumerate(moments)
     ]
     middle_value = float(np.median([item.value for item in intervals]))
     assert sum(item.low <= middle_value <= item.high for item in intervals) >= 90  # type: ignore[operator]
@@ -65,9 +65,9 @@ def test_measurements_at_different_moments_agree_within_intervals() -> None:
 def test_one_disturbed_process_widens_only_the_interval() -> None:
     series = processes(0, luck=0.01)
     disturbed_series = [*series[:-1], 3 * series[-1]]
-    calm, result = (quantiles_between(each, (0.5,))[0] for each in (series, disturbed_series))
+    calm, result = (quantiles_between(column, (0.5,))[0] for column in (series, disturbed_series))
     assert result.value == pytest.approx(calm.value, rel=0.02) and result.high > 2 * calm.high  # type: ignore[operator]
-    assert result.low >= min(float(each.min()) for each in series) / BEYOND  # type: ignore[operator]
+    assert result.low >= min(float(column.min()) for column in series) / BEYOND  # type: ignore[operator]
 
 
 def test_an_outer_quantile_includes_the_spread_of_medians() -> None:

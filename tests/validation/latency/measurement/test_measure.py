@@ -162,7 +162,7 @@ def test_errors_of_a_process_are_raised_here() -> None:
 
 
 def test_leftover_threads_and_processes_are_not_waited_for(tmp_path: Path) -> None:
-    stop, stopped = os.pipe()
+    stop, stop_fd = os.pipe()
 
     def lingers() -> None:
         if not select.select([stop], [], [], 10)[0]:
@@ -176,14 +176,14 @@ def test_leftover_threads_and_processes_are_not_waited_for(tmp_path: Path) -> No
 
     def forks() -> AbstractContextManager[object]:
         if not os.fork():
-            os.close(stopped)
+            os.close(stop_fd)
             lingers()
         return os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[return-value]
 
     with pytest.raises(EnginesmithError, match="ended by SIGKILL"):
         measure_engine(forks, [BUCKET], 0.01)
     assert not (tmp_path / "waited").exists()
-    os.close(stopped)
+    os.close(stop_fd)
     os.close(stop)
 
 
@@ -205,7 +205,7 @@ def test_two_engines_are_compared_by_their_runtimes_own_calls() -> None:
 def test_engines_of_two_processes_are_timed_alternately() -> None:
     """Each in a thread here: what travels between is lines of JSON."""
     inputs, links = {"x": np.zeros(2, "f")}, [socket.socketpair() for _ in range(2)]
-    theirs, ours = ([pair[side].makefile("rw") for pair in links] for side in range(2))
+    their_file, our_file = ([pair[side].makefile("rw") for pair in links] for side in range(2))
     for end in (end for pair in links for end in pair):
         end.close()  # the streams hold them open
 
@@ -215,12 +215,12 @@ def test_engines_of_two_processes_are_timed_alternately() -> None:
         return json.loads(stream.readline())
 
     with ThreadPoolExecutor(2) as pool:
-        counts = [pool.submit(answer_blocks, lambda: nullcontext(Own()), inputs, stream) for stream in theirs]
-        pairs = run_interleaved_apart((partial(ask, ours[0]), partial(ask, ours[1])), 0.02, openings=2)
-        for stream in ours:
+        counts = [pool.submit(answer_blocks, lambda: nullcontext(Own()), inputs, stream) for stream in their_file]
+        pairs = run_interleaved_apart((partial(ask, our_file[0]), partial(ask, our_file[1])), 0.02, openings=2)
+        for stream in our_file:
             stream.close()
         blocks = [count.result() for count in counts]
-    for stream in theirs:
+    for stream in their_file:
         stream.close()
     assert len(pairs) == 2 and blocks[0] == blocks[1] >= 4
     assert all(len(pair[0]) == len(pair[1]) > 0 and (pair[0] > 0).all() for pair in pairs)

@@ -36,17 +36,17 @@ def straight_precision(expected, actual):
     means = []
     for name in sorted({c for sample in expected for c in sample.classes}):
         total = sum(int((sample.classes == name).sum()) for sample in expected)
-        for least in [0.5 + 0.05 * step for step in range(10)]:
+        for least_ratio in [0.5 + 0.05 * step for step in range(10)]:
             hits = []
-            for right, own in zip(expected, actual, strict=True):
-                free_boxes = [box for box, c in zip(right.corners, right.classes, strict=True) if c == name]
+            for right_row, own_row in zip(expected, actual, strict=True):
+                free_boxes = [box for box, c in zip(right_row.corners, right_row.classes, strict=True) if c == name]
                 for box, score, c in sorted(
-                    zip(own.corners, own.scores, own.classes, strict=True), key=lambda x: -x[1]
+                    zip(own_row.corners, own_row.scores, own_row.classes, strict=True), key=lambda x: -x[1]
                 ):
                     if c != name:
                         continue
                     best = max(range(len(free_boxes)), key=lambda i: straight_iou(box, free_boxes[i]), default=None)
-                    is_good = best is not None and straight_iou(box, free_boxes[best]) >= least
+                    is_good = best is not None and straight_iou(box, free_boxes[best]) >= least_ratio
                     hits.append((score, is_good))
                     if is_good:
                         del free_boxes[best]

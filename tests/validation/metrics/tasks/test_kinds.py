@@ -100,10 +100,10 @@ def test_si_sdr_handles_known_noise_silence_and_the_worst_signal():
     expected = np.tile([1.0, -1.0], 50)[None]
     noise = 0.1 * np.tile([1.0, 1.0, -1.0, -1.0], 25)[None]  # at right angles to it
     assert measured(SignalDistortion("y"), (expected, expected + noise))["si_sdr_db"] == pytest.approx(20)
-    silent = np.zeros_like(expected)
-    assert measured(SignalDistortion("y"), (silent, silent))["si_sdr_db"] is None
-    assert measured(SignalDistortion("y"), (silent, expected))["si_sdr_db"] == -100
-    assert measured(SignalDistortion("y"), (expected, silent))["si_sdr_db"] == -100
+    silent_values = np.zeros_like(expected)
+    assert measured(SignalDistortion("y"), (silent_values, silent_values))["si_sdr_db"] is None
+    assert measured(SignalDistortion("y"), (silent_values, expected))["si_sdr_db"] == -100
+    assert measured(SignalDistortion("y"), (expected, silent_values))["si_sdr_db"] == -100
     both = measured(SignalDistortion("y"), (np.stack([expected, expected]), np.stack([expected, expected + noise])))
     assert both == pytest.approx({"si_sdr_db": 60, "least_si_sdr_db": 20})
 
