@@ -55,15 +55,15 @@ def count_verdicts(
     """The share of canaries on a machine with the verdict of each case. Seeds differ from machine to machine."""
     verdict_counts = np.zeros(len(cases))
     for number in range(canaries):
-        judged_counts: dict[tuple[float, int], str] = {}
+        judged_states: dict[tuple[float, int], str] = {}
         for column, case in enumerate(cases):
             slower_side, limits, verdict = CASES[case]
             key = (slower_side, id(limits))
-            if key not in judged_counts:
+            if key not in judged_states:
                 rng = np.random.default_rng((number, first, list(MACHINES).index(machine)))
                 evidence = in_flight_evidence(rng, requests, servers, machine, load, slower_side)
-                judged_counts[key] = judge(evidence, limits, replicates=300, seed=number).verdict
-            verdict_counts[column] += judged_counts[key] == verdict
+                judged_states[key] = judge(evidence, limits, replicates=300, seed=number).verdict
+            verdict_counts[column] += judged_states[key] == verdict
     return [float(value) for value in verdict_counts / canaries]
 
 

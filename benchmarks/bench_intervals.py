@@ -92,12 +92,12 @@ def _measure(bench: Bench, measure: MeasureEngine) -> Measurement:
 
 
 def _row(name: str, what: str, measured: list[Measurement]) -> str:
-    items = [item for each in measured if (item := each.quantile(what))]
+    items = [item for entry in measured if (item := entry.quantile(what))]
     median = statistics.median(item.value for item in items)
     covering = sum(item.low <= median <= item.high for item in items)
     width = statistics.median((item.high - item.low) / item.value for item in items)
-    busy = sum(bool(each.bucket.surroundings.busy) for each in measured)
-    took = statistics.median(each.took_s for each in measured)
+    busy = sum(bool(entry.bucket.surroundings.busy) for entry in measured)
+    took = statistics.median(entry.took_s for entry in measured)
     cells = (name, what, f"{median * 1e6:.1f}", f"{covering} of {len(items)}", f"{width:.1%}", str(busy), f"{took:.2f}")
     return f"| {' | '.join(cells)} |"
 

@@ -40,12 +40,12 @@ def seeded(seed: int) -> Choose:
     """At random, in runs of random length, so that both long and short stretches come up."""
     rng = random.Random(seed)
     stay = rng.choice((0.5, 0.8, 0.95))
-    last_lines: list[Actor] = []
+    last_actors: list[Actor] = []
 
     def choose(waiting: Sequence[Actor]) -> Actor:
-        if not last_lines or last_lines[0] not in waiting or rng.random() > stay:
-            last_lines[:] = [rng.choice(list(waiting))]
-        return last_lines[0]
+        if not last_actors or last_actors[0] not in waiting or rng.random() > stay:
+            last_actors[:] = [rng.choice(list(waiting))]
+        return last_actors[0]
 
     return choose
 

@@ -214,7 +214,7 @@ def outage(given: argparse.Namespace) -> dict[str, Any]:
     ]
     simulation = simulate(store, nodes, seconds, events, (0, 0))
     quarters = [range(int(seconds * part), int(seconds * (part + 0.25))) for part in (0, 0.25, 0.5, 0.75)]
-    rates = [sum(simulation.by_second[second_swap] for second_swap in quarter) / len(quarter) for quarter in quarters]
+    rates = [sum(simulation.by_second[time_s] for time_s in quarter) / len(quarter) for quarter in quarters]
     return {"requests_a_second_by_quarter": [round(rate, 1) for rate in rates], **_shown(simulation, given)}
 
 

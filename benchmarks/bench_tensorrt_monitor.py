@@ -29,8 +29,8 @@ def residual(path: Path, blocks: int = 48, width: int = 64) -> tuple[Path, str, 
     """`blocks` blocks of two convolutions with a residual Add."""
     nodes, weights, text_before = [], [], "x"
     for index in range(blocks):
-        for half_name in "ab":
-            weight = f"w{index}{half_name}"
+        for half in "ab":
+            weight = f"w{index}{half}"
             array = RNG.standard_normal((width, width, 3, 3)).astype("f") * 0.05
             weights.append(numpy_helper.from_array(array, weight))
         inner_texts = [f"{index}{name}" for name in ("c", "r", "d", "s", "o")]

@@ -74,7 +74,7 @@ FIGURES = (
 
 def table(outputs: Mapping[str, str]) -> str:
     """The section of the page. outputs: command -> what it printed."""
-    rows = [f"| {one.what} | {one.cells(outputs.get(one.command))} | `{one.command}` |" for one in FIGURES]
+    rows = [f"| {item.what} | {item.cells(outputs.get(item.command))} | `{item.command}` |" for item in FIGURES]
     return "\n".join(["| what | measured | target | `python -m benchmarks.` |", "|---|---|---|---|", *rows])
 
 

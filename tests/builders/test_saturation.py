@@ -213,7 +213,7 @@ def test_both_weights_of_an_lstm_are_rewritten():
     assert (make_exact(model), make_exact(nodes)) == (2, 0)
     kinds = {item.name: item.data_type for item in model.graph.initializer}
     assert {kind for name, kind in kinds.items() if name != "s"} == {U8}
-    result, expected = (ort.InferenceSession(each.SerializeToString()).run(None, x)[0] for each in (model, nodes))
+    result, expected = (ort.InferenceSession(entry.SerializeToString()).run(None, x)[0] for entry in (model, nodes))
     assert np.array_equal(result, expected)
 
 

@@ -160,7 +160,7 @@ def test_plain_manifests_do_not_mention_helm_and_list_configuration_before_jobs(
             texts.add(label(item))
             if item["kind"] == "Job":
                 volumes = item["spec"]["template"]["spec"]["volumes"]
-                assert {f"ConfigMap {one['configMap']['name']}" for one in volumes if "configMap" in one} <= texts
+                assert {f"ConfigMap {entry['configMap']['name']}" for entry in volumes if "configMap" in entry} <= texts
 
 
 def test_server_state_waits_for_its_volume_before_a_new_server_starts() -> None:

@@ -45,7 +45,7 @@ def grouped(outcomes: Iterable[Outcome]) -> list[list[str]]:
     for outcome in sorted(outcomes, key=lambda outcome: outcome.name):
         groups.setdefault((outcome.kind, outcome.by, _pattern(outcome.reason)), []).append(outcome)
     largest = sorted(groups.items(), key=lambda group: (group[0][0] == "refused", -len(group[1]), group[0]))
-    return [[kind, by, _short(each[0].reason), " ".join(o.name for o in each)] for (kind, by, _), each in largest]
+    return [[kind, by, _short(item[0].reason), " ".join(o.name for o in item)] for (kind, by, _), item in largest]
 
 
 def others(item: Mapping[str, Any]) -> dict[str, str]:

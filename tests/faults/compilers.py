@@ -85,11 +85,11 @@ def instead(model: ModelProto, name: str, text: str, **constants: object) -> Mod
     copied_model = copy_of(model)
     node = named(copied_model, name)
     added = parser.parse_model(f'<ir_version: 8, opset_import: ["": 20]> g () => (float[N] out) {{{text}}}').graph.node
-    names = {f"in{index}": each for index, each in enumerate(node.input)} | {"out": node.output[0]}
+    names = {f"in{index}": entry for index, entry in enumerate(node.input)} | {"out": node.output[0]}
     for item in added:
         item.name = name if "out" in item.output else f"{name}/{item.output[0]}"
-        item.input[:] = [names.get(each, each) for each in item.input]
-        item.output[:] = [names.get(each, each) for each in item.output]
+        item.input[:] = [names.get(entry, entry) for entry in item.input]
+        item.output[:] = [names.get(entry, entry) for entry in item.output]
     put_nodes(copied_model, node, added)
     add_constants(copied_model, constants)
     return copied_model

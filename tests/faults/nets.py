@@ -80,7 +80,7 @@ def put_nodes(model: ModelProto, node: NodeProto, nodes: Sequence[NodeProto]) ->
 
 def add_constants(model: ModelProto, constants: Mapping[str, Any]) -> None:
     """In place: initializers by name, of anything that numpy takes for an array."""
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(each), name) for name, each in constants.items())
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(item), name) for name, item in constants.items())
 
 
 def after(

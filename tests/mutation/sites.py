@@ -152,7 +152,7 @@ def find(text: str, module: str) -> list[Site]:
 def choose(sites: Iterable[Site], seed: int, quotas: Mapping[str, int] = QUOTAS) -> list[Site]:
     """The sites of lowest rank, as many of each kind as its quota says. Where a site goes, one other comes."""
     ranked = sorted(sites, key=lambda site: site.rank(seed))
-    return [site for kind, quota in quotas.items() for site in [each for each in ranked if each.kind == kind][:quota]]
+    return [site for kind, quota in quotas.items() for site in [item for item in ranked if item.kind == kind][:quota]]
 
 
 class _Planter(ast.NodeTransformer):

@@ -79,8 +79,8 @@ def test_two_versions_in_one_folder_keep_their_own_code(built: tuple[Path, Outco
     ]
     image = {"image": draw(np.random.default_rng(3), 1)[0]}
     names = [
-        enginesmith.Ensemble.described(opens, each.description, load_function).run(image)["names.names"].tolist()
-        for each in pulled_engines
+        enginesmith.Ensemble.described(opens, item.description, load_function).run(image)["names.names"].tolist()
+        for item in pulled_engines
     ]
     assert names[1] == [7] * len(names[0]) != names[0]
     (tmp_path / "engines" / "reader@1" / "names" / "reading.py").write_bytes(code)

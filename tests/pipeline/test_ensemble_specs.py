@@ -124,6 +124,6 @@ def test_samples_may_fill_their_own_axis_if_inputs_keep_their_graphs_names(tmp_p
     path = write_ensemble(tmp_path / "project")
     for name in ("golden", "calibration"):
         data = path.parent / f"{name}.npz"
-        np.savez(data, **{each: array[:, None] for each, array in arrays(data).items()})
+        np.savez(data, **{item: array[:, None] for item, array in arrays(data).items()})
     result = foresee(path, tmp_path / "reg", no_export=False)
     assert [result.graphs[name].counts["build"] for name in ("encoder", "decoder")] == [2, 2]

@@ -61,7 +61,7 @@ def ask_proof(store: Store, folder: Path, model: str, precision: str) -> ProveEn
     (folder / "work").mkdir()
     built_ensemble = read_ensemble(manifest, store, folder / "read")
     engines = {graph.name: engine for graph, _, engine in pinned_engines(store, manifest, entry)}
-    chosen = next(each for each in PRECISIONS if each == precision)
+    chosen = next(item for item in PRECISIONS if item == precision)
     return built_ensemble.request_proof(EnsembleUnit(entry.hardware, chosen, engines, {}))
 
 

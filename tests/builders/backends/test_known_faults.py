@@ -94,7 +94,7 @@ def test_int32_biases_are_written_as_floats(make, outside, tmp_path):
     feed = {"x": np.random.default_rng(1).normal(size=(2, 4)).astype("f")}
     options = SessionOptions()
     options.graph_optimization_level = GraphOptimizationLevel.ORT_DISABLE_ALL
-    expected, actual_output = (InferenceSession(each, options).run(None, feed)[0] for each in (path, written_path))
+    expected, actual_output = (InferenceSession(item, options).run(None, feed)[0] for item in (path, written_path))
     np.testing.assert_array_equal(actual_output, expected)
 
 
@@ -150,7 +150,7 @@ def test_the_rtx_parser_reads_linear_and_cubic_correctly(tmp_path):
         network = trt.Builder(logger).create_network(0)
         assert trt.OnnxParser(network, logger).parse_from_file(str(path))
         layers = [network.get_layer(index) for index in range(network.num_layers)]
-        (layer,) = [each for each in layers if each.type == trt.LayerType.GRID_SAMPLE]
+        (layer,) = [item for item in layers if item.type == trt.LayerType.GRID_SAMPLE]
         layer.__class__ = trt.IGridSampleLayer
         assert layer.interpolation_mode == getattr(trt.InterpolationMode, mode.upper())
 

@@ -86,7 +86,7 @@ with tool.open(engine) as session:
 
 
 def wanted(name: str):
-    specs = {key: tuple(TensorSpec(each, "int64", ("n",)) for each in names) for key, names in
+    specs = {key: tuple(TensorSpec(item, "int64", ("n",)) for item in names) for key, names in
              (("inputs", ("x", "by")), ("outputs", ("y", "z")))}  # fmt: skip
     tool = discovery.configure(name, {})
     made_by = {"options": discovery.options_of(tool), "toolchain": discovery.toolchain_of(tool)}

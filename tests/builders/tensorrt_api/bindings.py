@@ -97,17 +97,17 @@ def recorded() -> dict[str, frozenset[str]]:
             current_names = [releases.setdefault(release, set()) for release in result[1].split(", ")]
         elif line and not line.startswith("#"):
             owner, _, members = line.partition(": ")
-            for each in current_names:
-                each |= {owner} if not members else {f"{owner}.{member}" for member in members.split()}
+            for item in current_names:
+                item |= {owner} if not members else {f"{owner}.{member}" for member in members.split()}
     return {release: frozenset(names) for release, names in releases.items()}
 
 
 def written(names: Mapping[str, Iterable[str]]) -> str:
     """The list as text: a part for every set of releases that share names."""
-    releases = {name: frozenset(each) for name, each in names.items()}
+    releases = {name: frozenset(item) for name, item in names.items()}
     parts: dict[tuple[str, ...], list[str]] = {}
     for name in sorted(set().union(*releases.values())):
-        parts.setdefault(tuple(release for release, each in releases.items() if name in each), []).append(name)
+        parts.setdefault(tuple(release for release, item in releases.items() if name in item), []).append(name)
     lines = ["# Names of TensorRT's Python bindings; written by tests/builders/tensorrt_api/bindings.py."]
     for owners in sorted(parts, key=lambda key: (-len(key), key)):
         lines += ["", f"[{', '.join(owners)}]", *_grouped(parts[owners])]
@@ -122,7 +122,7 @@ def _grouped(names: Iterable[str]) -> list[str]:
             members.setdefault(owner, []).append(member)
         else:
             plain_names.append(name)
-    return plain_names + [f"{owner}: {' '.join(each)}" for owner, each in members.items()]
+    return plain_names + [f"{owner}: {' '.join(item)}" for owner, item in members.items()]
 
 
 def main(folder: Path) -> None:

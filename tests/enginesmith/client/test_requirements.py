@@ -121,7 +121,7 @@ def test_a_compatible_engine_serves_other_generations_after_those_built_for_them
     assert single_ranking.rejected == (("sm_80 fp16 tensorrt", "built for sm_80; this is sm_90 (h200)"),)
     portable = replace(PLUS, target=PORTABLE, compute_capability=None, backend="xla")
     portable = replace(portable, requires=(Gpu(PORTABLE, (0, 0), "at_least"),))
-    assert [each.entry for each in rank_engines((portable, entry), H200, Policy()).candidates] == [entry, portable]
+    assert [item.entry for item in rank_engines((portable, entry), H200, Policy()).candidates] == [entry, portable]
     fp8 = with_requirements(replace(PLUS, precision="fp8", target="sm_90", compute_capability=(9, 0)))
     ada = replace(H200, compute_capability=(8, 9), product=None)
     (candidate,) = rank_engines((fp8,), ada, Policy()).candidates
@@ -162,7 +162,7 @@ def test_installed_versions_are_looked_up_only_for_this_machine(monkeypatch: pyt
         monkeypatch.setattr(module, "_find_installed_version", versions.get)
         ranks = rank_engines((with_requirements(entry),), Machine(here=True), Policy())
         assert ranks.machine.runtimes == versions
-        return dict(ranks.rejected).get(entry.unit, ""), "; ".join(*[each.remarks for each in ranks.candidates] or [()])
+        return dict(ranks.rejected).get(entry.unit, ""), "; ".join(*[item.remarks for item in ranks.candidates] or [()])
 
     monkeypatch.setattr("enginesmith.core.hardware.cpu_kinds.platform.machine", lambda: "x86_64")
     flags = cpu_kinds._ADDED["x86-64-v2"] | cpu_kinds._ADDED["x86-64-v3"]

@@ -50,7 +50,7 @@ def validator_of(kind: str, version: str) -> jsonschema.Draft202012Validator:
     folder = os.environ.get(VARIABLE)
     for path in Path(folder).rglob(f"serving.kserve.io_{kind.lower()}s.yaml") if folder else ():
         crd = yaml.load(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        (result,) = (each for each in crd["spec"]["versions"] if each["name"] == version and each["served"])
+        (result,) = (item for item in crd["spec"]["versions"] if item["name"] == version and item["served"])
         schema = strict(result["schema"]["openAPIV3Schema"])
         schema["properties"]["metadata"] = {"type": "object"}
         return jsonschema.Draft202012Validator(schema)

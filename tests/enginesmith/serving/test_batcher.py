@@ -30,7 +30,7 @@ def test_requests_of_a_bucket_are_joined_and_each_gets_its_own_answer():
     router = Router([engine("a", profile((1, 32), (1, 16)), run=calls)], EDGES)
     requests = [request(1 + index % 3, 3 + index % 12, index) for index in range(24)]
     with Batcher(router, most=8, wait_s=1000.0) as batcher:  # closing it answers what still waits
-        futures = [batcher.submit(each) for each in requests]
+        futures = [batcher.submit(item) for item in requests]
     answers = [future.result(PATIENCE_S) for future in futures]
     for answer, inputs in zip(answers, requests, strict=True):
         assert_same(answer, inputs)
@@ -38,7 +38,7 @@ def test_requests_of_a_bucket_are_joined_and_each_gets_its_own_answer():
     assert max(shape[0] for shape in calls.shapes) <= 8
     counts = router.counts()
     assert counts.requests == 24
-    assert sum(bucket.elements for bucket in counts.buckets) == sum(2 * each["x"].size for each in requests)
+    assert sum(bucket.elements for bucket in counts.buckets) == sum(2 * item["x"].size for item in requests)
     assert sum(b.elements + b.padding for b in counts.buckets) == 2 * sum(a * b for a, b in calls.shapes)
 
 
@@ -46,7 +46,7 @@ def test_before_a_plain_session_only_requests_of_equal_sizes_are_joined():
     calls = Calls()
     with Batcher(PlainSession(calls), most=4, wait_s=1000.0) as batcher:
         requests = [request(1, size, index) for index, size in enumerate((3, 5, 3, 5))]
-        futures = [batcher.submit(each) for each in requests]
+        futures = [batcher.submit(item) for item in requests]
     for future, inputs in zip(futures, requests, strict=True):
         assert_same(future.result(PATIENCE_S), inputs)
     assert sorted(calls.shapes) == [(2, 3), (2, 5)]

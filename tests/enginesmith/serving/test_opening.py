@@ -186,10 +186,10 @@ def test_all_engines_of_a_version_are_pulled_best_first_with_their_rules_and_tim
     add_latencies(store, actual.manifest, [store.put_bytes(canonical_json(encode(timed(engines[0]))))])
     client = Client(tmp_path / "registry", policy=Policy(fallback="onnx"))
     pulled_engines = client.pull_all("digits", tmp_path / "dest")
-    assert [each.engine.precision for each in pulled_engines] == ["fp32", "int8", "fp32"]
-    assert [each.engine.target for each in pulled_engines] == ["cpu", "cpu", "onnx"]
-    assert [each.latency is not None for each in pulled_engines] == [True, False, False]
-    assert all(each.path.is_file() and each.description.is_file() for each in pulled_engines)
+    assert [item.engine.precision for item in pulled_engines] == ["fp32", "int8", "fp32"]
+    assert [item.engine.target for item in pulled_engines] == ["cpu", "cpu", "onnx"]
+    assert [item.latency is not None for item in pulled_engines] == [True, False, False]
+    assert all(item.path.is_file() and item.description.is_file() for item in pulled_engines)
     opened_engine, _ = open_described(pulled_engines[0].description, lambda _: dict, pulled_engines[0].latency)
     intervals = [bucket.interval("session") for bucket in pulled_engines[0].latency.buckets]
     assert [opened_engine.seconds({"batch": size}) for size in (1, 8, 32)] == intervals

@@ -30,7 +30,7 @@ def test_every_request_is_counted_with_its_padding():
     with pytest.raises(DataError):
         router.run({})
     counts = router.counts()
-    assert [(each.requests, each.elements, each.padding) for each in counts.buckets] == [(2, 56, 8), (1, 48, 16)]
+    assert [(item.requests, item.elements, item.padding) for item in counts.buckets] == [(2, 56, 8), (1, 48, 16)]
     assert counts.fallbacks == {"graph": 1} and counts.requests == 4 and counts.fallback_rate == 0.25
     assert counts.padding_share == pytest.approx(24 / 128)
     assert decode(encode(counts), RouterCounts) == counts

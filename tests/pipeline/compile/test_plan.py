@@ -272,6 +272,6 @@ def test_a_clusters_workers_are_its_present_or_awaited_nodes(monkeypatch):
     assert find_ray_workers(spec, cluster, waits=True) == (texts, ("l4", "on a Ray worker with sm_89, once one comes"))
     assert find_ray_workers(spec, LocalExecutor(), waits=True) == ()
     requests = [
-        depends_on_workers(each, RunOptions(executor="ray")) for each in (spec, served("rtx"), served(None, ("cpu",)))
+        depends_on_workers(item, RunOptions(executor="ray")) for item in (spec, served("rtx"), served(None, ("cpu",)))
     ]
     assert requests == [True, False, False] and not depends_on_workers(spec, RunOptions())

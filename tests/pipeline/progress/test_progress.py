@@ -76,11 +76,11 @@ def test_a_countdown_is_reported_rarely_and_a_new_reason_at_once(monkeypatch: py
     clocks, current_values = Clocks(), [100.0]
     monkeypatch.setattr("pipeline.progress.display.time.monotonic", lambda: current_values[0])
     messages = []
-    for second_index in range(0, 60, 2):
-        current_values[0] = 100.0 + second_index
+    for time_s in range(0, 60, 2):
+        current_values[0] = 100.0 + time_s
         messages.append(
             clocks.note_wait(
-                "unit", f"a node with sm_90: none yet, {(60 - second_index) // 60}:{(60 - second_index) % 60:02d} left"
+                "unit", f"a node with sm_90: none yet, {(60 - time_s) // 60}:{(60 - time_s) % 60:02d} left"
             )
         )
     assert sum(messages) == 4, "first, and each 15 seconds"

@@ -308,5 +308,5 @@ def test_compensated_weights_lie_on_the_grid_and_lose_less_at_the_output(precisi
 def test_a_search_rounds_fp8_with_cancelling_errors_and_leaves_nodes_in_fp16() -> None:
     _, plain_db, ((_, whole_notes, whole_db), (_, notes, floored_db)) = search("fp8", 30.0)
     assert plain_db + 0.5 < whole_db < floored_db - 2
-    floats = [[item for item in each.float_nodes if "the floor" in item.reason] for each in (whole_notes, notes)]
+    floats = [[item for item in entry.float_nodes if "the floor" in item.reason] for entry in (whole_notes, notes)]
     assert not floats[0] and 0 < len(floats[1]) < 9

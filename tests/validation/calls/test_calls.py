@@ -425,7 +425,7 @@ def test_limits_of_edges_never_loosen_those_of_moved_values_and_a_lifted_one_sta
     off_module = Linear(lambda x, y: y * np.float32(1.5 if (x < 0).all() else 1))
     assert "values=negative: 6.021, limit 8.9" in moved(off_module, limits=limits, **sides)[0].note
     module = Linear(lambda x, y: np.where(60 < np.abs(x).max() < np.inf, np.inf, y).astype(np.float32))
-    assert [moved(module, limits=StagedLimits.of(each), **sides)[0].passed for each in (low, lifted)] == [0, 1]
+    assert [moved(module, limits=StagedLimits.of(item), **sides)[0].passed for item in (low, lifted)] == [0, 1]
 
 
 def test_ill_conditioned_and_non_finite_rows_are_not_judged() -> None:

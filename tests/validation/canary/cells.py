@@ -59,7 +59,7 @@ def of_kind(kind: str, slower: float = 0.0, paired: bool = True) -> Draw:
         result = both(our_draw * (1 + slower), their_draw, paired)
         if paired:
             return result
-        sides = [one.select(rng.random(len(one)) < 0.95) for one in (result.candidate, result.baseline)]
+        sides = [item.select(rng.random(len(item)) < 0.95) for item in (result.candidate, result.baseline)]
         return CanaryEvidence(sides[0], sides[1], False)
 
     return draw
@@ -253,7 +253,7 @@ def verdict_in(cell: Cell, rng: Rng, replicates: int = 200) -> str:
         return judge(evidence, cell.limits, replicates=replicates).verdict
     for look in range(1, cell.looks + 1):
         stop = cell.count * look // cell.looks
-        sides = [one.select(np.arange(cell.count) < stop) for one in (evidence.candidate, evidence.baseline)]
+        sides = [item.select(np.arange(cell.count) < stop) for item in (evidence.candidate, evidence.baseline)]
         part = CanaryEvidence(sides[0], sides[1], evidence.paired, growing=True)
         if (result := judge(part, cell.limits, replicates=replicates).verdict) == "FAIL":
             return result

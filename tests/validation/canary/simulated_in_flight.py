@@ -51,10 +51,10 @@ def _segment(
     free_values = [0.0] * servers
     noise, news = rng.normal(0, 0.3, len(arrivals)), rng.normal(0, sd * np.sqrt(1 - keeps**2), len(arrivals))
     items = []
-    for arrival, one, new_value in zip(arrivals, noise, news, strict=True):
+    for arrival, item, new_value in zip(arrivals, noise, news, strict=True):
         state = keeps * state + new_value
         busy_total = sum(1 for end in free_values if end > arrival)
-        service = np.exp(one + state) * (1.0 + SHARED * busy_total)
+        service = np.exp(item + state) * (1.0 + SHARED * busy_total)
         end = max(arrival, free_values[0]) + service
         heapreplace(free_values, end)
         items.append(end - arrival)

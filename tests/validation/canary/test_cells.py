@@ -224,7 +224,7 @@ def test_late_answers_that_double_the_mean_pass_no_candidate(paired):
 def test_a_pause_of_less_than_a_second_is_no_slow_stretch():
     evidence = slow_stretch(0.1)(np.random.default_rng(0), 9000)
     for seconds, facts in ((5.0, 0), (50.0, 1)):
-        sides = [replace(one, time=one.time * seconds / 900) for one in (evidence.candidate, evidence.baseline)]
+        sides = [replace(entry, time=entry.time * seconds / 900) for entry in (evidence.candidate, evidence.baseline)]
         criteria = judge(CanaryEvidence(sides[0], sides[1], True), replicates=20).criteria
         assert sum(item.kind == "fact" for item in criteria) == facts
 

@@ -44,7 +44,7 @@ def test_requests_are_sent_on_time_while_earlier_ones_are_pending():
     result = Threads(engine, 8).serve_segment(TrafficSegment(arrivals, [{"x": np.ones((1, 4), np.float32)}] * 6))
     assert [time_s for time_s, _ in engine.seen] == pytest.approx(arrivals)
     assert [running_count for _, running_count in engine.seen] == [1, 2, 3, 4, 1, 2]
-    assert all(0.05 < one.latency < 0.2 and one.latency == pytest.approx(one.served.service) for one in result)
+    assert all(0.05 < item.latency < 0.2 and item.latency == pytest.approx(item.served.service) for item in result)
 
 
 def test_at_most_the_recorded_number_is_in_flight_and_waiting_counts():

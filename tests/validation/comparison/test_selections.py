@@ -37,11 +37,11 @@ def with_rows(outputs, change) -> dict[str, np.ndarray]:
     """Rows, changed by a function of them, in the order of their scores."""
     changed_golden = change({name: array.copy() for name, array in outputs.items()})
     order = np.argsort(-changed_golden["scores"], axis=1, kind="stable")
-    moved_axiss = {
+    moved_axes = {
         name: np.take_along_axis(changed_golden[name], order[..., None] if name == "boxes" else order, 1)
         for name in ("boxes", "scores", "classes")
     }
-    return {**moved_axiss, "count": (changed_golden["scores"] > 0.25).sum(axis=1, keepdims=True)}
+    return {**moved_axes, "count": (changed_golden["scores"] > 0.25).sum(axis=1, keepdims=True)}
 
 
 def noisy(outputs):

@@ -244,7 +244,7 @@ def test_integers_at_an_edge_pass_if_rounding_changes_as_many(changed, precision
     sides = FuzzSides(Ids(), Ids(most=16), precision, StagedLimits(limits), BUDGET, case_limits=lambda _: limits)
     check = Check("engine", "agreement", "y", "batch=16", 0.8, 1.0, False)
     other_checks = replace(check, case="golden"), replace(check, name="sqnr_db")
-    passed_flags = [each.passed for each in excuse_ties([check, *other_checks], golden, sides)]
+    passed_flags = [item.passed for item in excuse_ties([check, *other_checks], golden, sides)]
     assert passed_flags == [(changed, precision) == (2, "int8"), False, False]
 
 

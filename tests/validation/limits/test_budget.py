@@ -85,5 +85,5 @@ def test_one_percent_of_an_int8_state_may_be_one_step_off():
     budget = allowed_budgets.of("present", "golden")
     assert budget.slice_sqnr_db is None and actual.of("present", "golden").slice_sqnr_db is not None
     off_drifts = [Drift(count=1000, expected_sq=1000.0, error_sq=steps * 0.1**2) for steps in (10, 11)]
-    assert [within("sqnr_db", each.sqnr_db, budget.sqnr_db) for each in off_drifts] == [True, False]
+    assert [within("sqnr_db", item.sqnr_db, budget.sqnr_db) for item in off_drifts] == [True, False]
     assert "one element in 100 may be a step of 0.1 off" in allowed_budgets.notes["present", "golden"]

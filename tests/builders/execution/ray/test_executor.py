@@ -158,7 +158,7 @@ def test_at_most_the_limit_runs_at_once(fleet, tmp_path):
     executor, go, begun_paths = RayExecutor(fleet.address, jobs=1), tmp_path / "go", [tmp_path / "0", tmp_path / "1"]
     kept_jobs = [job("stay", {"path": str(path), "go": str(go)}) for path in begun_paths]
     with ThreadPoolExecutor(2) as pool:
-        runs = [pool.submit(executor.run, each) for each in kept_jobs]
+        runs = [pool.submit(executor.run, item) for item in kept_jobs]
         until(lambda: any(path.exists() for path in begun_paths))
         with RayExecutor(fleet.address) as other:  # the cluster has room: what would be sent to it has come by now
             assert other.run(job("add", {"a": 1, "b": 2})) == 3

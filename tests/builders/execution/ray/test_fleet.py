@@ -66,7 +66,7 @@ def test_gpus_and_memory_are_held_exclusively(executor, tmp_path, generation, ne
     go, begun_paths = tmp_path / "go", [tmp_path / "0", tmp_path / "1"]
     with ThreadPoolExecutor(2) as pool:
         kept_jobs = [job("stay", only(generation, **needs), path=str(path), go=str(go)) for path in begun_paths]
-        runs = [pool.submit(executor.run, each) for each in kept_jobs]
+        runs = [pool.submit(executor.run, item) for item in kept_jobs]
         until(lambda: executor._listener and len(executor._listener._tasks) == 2)
         until(lambda: any(path.exists() for path in begun_paths))
         assert executor.run(job("add", only(generation), a=1, b=2)) == 3  # it was asked for later, and has come

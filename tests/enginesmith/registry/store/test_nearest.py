@@ -177,7 +177,7 @@ def test_a_lost_engine_costs_no_other_one_while_the_registry_is_unreachable(plac
     publish_engines(places.origin.store, pair, "one", channel="stable")
     places.copy()
     best_data = Client(places.uri).pull("digits:stable", tmp_path / "both").path.read_bytes()
-    [lost_text] = [str(one.digest) for one in pair if one.precision == best_data.decode()]
+    [lost_text] = [str(item.digest) for item in pair if item.precision == best_data.decode()]
     places.mirror.store.path(lost_text).unlink()
     places.origin.error = UnavailableError("cut off")
     pulled_engine = Client(places.uri, say=places.said.append).pull("digits:stable", tmp_path / "one")

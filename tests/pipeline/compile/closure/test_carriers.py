@@ -93,7 +93,7 @@ def test_a_step_uses_only_the_store_of_its_carriers() -> None:
     for name, reached_value in walk.found.items():
         module = walk.modules[name]
         assert module is not None
-        for definition in (module.definitions[each] for each in reached_value if each in module.definitions):
+        for definition in (module.definitions[item] for item in reached_value if item in module.definitions):
             read_names |= {target for target, _ in definition.references if is_carrier(target[0])}
     assert read_names == {
         ("enginesmith.registry.store.base", "open_store"),

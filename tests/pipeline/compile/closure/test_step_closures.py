@@ -96,7 +96,7 @@ def altered(module: str, keep: frozenset[str] = frozenset()) -> bytes:
         match node:
             case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name) if name not in keep:
                 first = node.body[0]
-                line = min(each.lineno for each in [first, *getattr(first, "decorator_list", [])])
+                line = min(item.lineno for item in [first, *getattr(first, "decorator_list", [])])
                 inserted.append((line, first.col_offset, b"0; " if line == node.lineno else b"0\n" + b" " * 4))
             case ast.Assign() | ast.AnnAssign() if node.value is not None and not names_in(node) & keep:
                 value = node.value

@@ -37,8 +37,8 @@ def keys(outcome: Any) -> dict[str, str]:
 @pytest.mark.server
 @pytest.mark.slow
 def test_both_runners_and_both_executors_give_the_same_version(built: Project, project: Project, home: Path) -> None:
-    for each in (built, project):
-        each.change_spec(precisions=["int8"], targets=["cpu"])
+    for item in (built, project):
+        item.change_spec(precisions=["int8"], targets=["cpu"])
     result = with_prefect(project, home, "--executor", "ray")
     assert result.returncode == 0, result.stderr
     outcome, reference = json.loads(result.stdout), built.build().json

@@ -438,7 +438,7 @@ def test_absence_and_conflict_are_answers_of_the_api_server(monkeypatch: Any) ->
     assert [cluster(answer).replace(LESS) for answer in (404, 409, LESS)] == [False, False, True]
     pod: Object = {"metadata": {"name": "x"}}
     last_fields = {"metadata": {"name": "y", "deletionTimestamp": "2026-01-01T00:00:00Z"}}
-    assert [each.name for each in cluster({"items": [pod, last_fields]}).pods()] == ["x"]
+    assert [item.name for item in cluster({"items": [pod, last_fields]}).pods()] == ["x"]
     with pytest.raises(UnavailableError, match="h has no resource RayCluster; install the KubeRay operator"):
         cluster(404).create(GONE)
     for status, call in ((409, "find"), (403, "pods"), (500, "find")):

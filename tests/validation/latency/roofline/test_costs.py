@@ -58,9 +58,9 @@ def test_a_net_is_counted_at_the_size_of_its_bucket(conv):
     assert result["Conv"].operations == 2 * result["Conv"].macs
     assert (result["Conv"].read_bytes, result["Conv"].written_bytes) == (4 * (2 * 192 + 108 + 4), 4 * 2 * 256)
     assert result["Relu"].operations == 512 and result["Flatten"].moved_bytes == 0
-    fourth_cost, second_cost = (graph_cost(conv(batch).costs, 0, ()) for batch in (4, 2))
-    assert fourth_cost.macs == 2 * second_cost.macs
-    assert conv(2).unsized == [] and second_cost.known
+    large_cost, small_cost = (graph_cost(conv(batch).costs, 0, ()) for batch in (4, 2))
+    assert large_cost.macs == 2 * small_cost.macs
+    assert conv(2).unsized == [] and small_cost.known
 
 
 def test_working_memory_is_the_tensors_alive_at_once(conv):
