@@ -53,9 +53,9 @@ def seeded(seed: int) -> Choose:
 def run_fleet(nodes: int, seed: int, *, waves: tuple[str, ...] = WAVES, **given: object) -> tuple[Fleet, str]:
     """A fleet at the end of its rollout, and the rollout's state. given: bad, step, regions, cut, health_ppm."""
     is_bad, step, cut_size = bool(given.get("bad")), given.get("step"), given.get("cut")
-    store, _, two = registry()
+    store, _, second = registry()
     health = given.get("health_ppm", 950_000)
-    begin(store, two, plan(*waves, soak=SOAK_S, step=step, nodes=nodes, health_ppm=health))  # type: ignore[arg-type]
+    begin(store, second, plan(*waves, soak=SOAK_S, step=step, nodes=nodes, health_ppm=health))  # type: ignore[arg-type]
     regions = int(str(given.get("regions", 1)))
     fleet = Fleet.of(store, nodes, regions=regions, is_bad=lambda _: is_bad, seed=seed)
     for watcher in fleet.watchers:

@@ -110,9 +110,9 @@ def draw(rng: np.random.Generator, count: int) -> dict[str, np.ndarray]:
 def change(spec: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     """A copy with another value at a path of keys with '/'; None removes the key."""
     changed_spec = copy.deepcopy(spec)
-    *upper_part, last_part = path.split("/")
+    *parent_names, last_part = path.split("/")
     place = changed_spec
-    for name in upper_part:
+    for name in parent_names:
         place = place.setdefault(name, {})
     place.pop(last_part, None)
     return changed_spec if value is None else (place.update({last_part: value}) or changed_spec)

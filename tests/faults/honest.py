@@ -27,8 +27,8 @@ def split_sums(model: ModelProto) -> ModelProto:
 
 def _halve(model: ModelProto, node: NodeProto, values: np.ndarray, axis: int, along: int) -> None:
     """In place. axis: of the weight.  along: of the activation."""
-    middle_number, parts, nodes = values.shape[axis] // 2, [], []
-    for index, span in enumerate((range(middle_number), range(middle_number, values.shape[axis]))):
+    middle, parts, nodes = values.shape[axis] // 2, [], []
+    for index, span in enumerate((range(middle), range(middle, values.shape[axis]))):
         prefix = f"{node.name}/half{index}"
         add_constants(model, {f"{prefix}/w": np.take(values, span, axis), f"{prefix}/i": np.array(span, np.int64)})
         nodes.append(

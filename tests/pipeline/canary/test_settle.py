@@ -90,15 +90,15 @@ def only(manifest: Manifest, target: str) -> Manifest:
 
 
 def test_a_pass_on_all_targets_promotes(store: Store, pair, settled: Settle) -> None:
-    one, two = pair
-    output = settled("cpu", two, one)
+    baseline, two = pair
+    output = settled("cpu", two, baseline)
     assert output.startswith("MISSING: digits:stable was not moved to 2: sm_89 MISSING: no canary ran there against 1")
     assert "enginesmith prefect deploy --only canary" in output and "--attach" in output and output.endswith("cpu PASS")
     assert serving(store) == "1"
-    assert settled("sm_89", two, one) == "promoted: digits:stable -> 2"
+    assert settled("sm_89", two, baseline) == "promoted: digits:stable -> 2"
     move = channel_state.read_channel(store, "digits", "stable").move
     assert len(move.canary) == 2 and move.why.startswith("canary PASS ")
-    assert settled("cpu", two, one, seed=1) == "digits:stable serves 2 already", "one more PASS moves nothing"
+    assert settled("cpu", two, baseline, seed=1) == "digits:stable serves 2 already", "one more PASS moves nothing"
     assert [(result.target, result.verdict, result.against) for result in canaries(store, two)] == [
         ("cpu", "PASS", "1"), ("cpu", "PASS", "1"), ("sm_89", "PASS", "1"),
     ]  # fmt: skip
@@ -120,21 +120,21 @@ def test_under_a_policy_with_waves_a_pass_starts_one_rollout(store: Store, pair,
 
 
 def test_a_fail_on_one_target_blocks_passes_on_others(store: Store, pair, settled: Settle) -> None:
-    first_manifest, two = pair
-    assert settled("sm_89", two, first_manifest, slower=0.05).startswith(
+    baseline, candidate = pair
+    assert settled("sm_89", candidate, baseline, slower=0.05).startswith(
         "FAIL: digits:stable was not moved to 2: cpu MISSING: no canary ran there"
     )
-    text = settled("cpu", two, first_manifest)
+    text = settled("cpu", candidate, baseline)
     assert text.startswith("FAIL: digits:stable was not moved to 2: sm_89 FAIL: latency p50") and serving(store) == "1"
-    assert "sm_89 FAIL" in settled("sm_89", two, first_manifest, seed=1), "another run there takes no FAIL back"
+    assert "sm_89 FAIL" in settled("sm_89", candidate, baseline, seed=1), "another run there takes no FAIL back"
     assert serving(store) == "1"
 
 
 def test_a_fail_on_one_target_rolls_back_and_blocks_promotion(store, pair, settled):
-    one, two = pair
-    settled("cpu", two, one)
-    channels.promote(store, two, "stable")
-    assert settled("sm_89", two, one, slower=0.05) == "rolled back: digits:stable -> 1" and serving(store) == "1"
+    one, candidate = pair
+    settled("cpu", candidate, one)
+    channels.promote(store, candidate, "stable")
+    assert settled("sm_89", candidate, one, slower=0.05) == "rolled back: digits:stable -> 1" and serving(store) == "1"
     three = published(store, "three", "cpu", "sm_89")
     assert settled("cpu", three, one).startswith("MISSING") and settled("sm_89", three, one).startswith("promoted")
     channels.rollback(store, "digits", "stable")
@@ -209,22 +209,22 @@ def test_a_target_without_an_engine_is_missing_with_a_remedy(store: Store, pair,
 
 
 def test_a_policy_names_the_counted_targets(store: Store, pair, settled: Settle) -> None:
-    one, two = pair
+    baseline, two = pair
     text = run("registry", "policy", "set", "digits:stable", "--canary-on", "l4").output
     assert "a canary's PASS on each of sm_89" in text
     assert policies.of_channel(store, "digits", "stable").canary_on == ("sm_89",), "a product is its generation"
-    assert settled("cpu", two, one, slower=0.05).startswith("MISSING: digits:stable was not moved to 2: sm_89")
+    assert settled("cpu", two, baseline, slower=0.05).startswith("MISSING: digits:stable was not moved to 2: sm_89")
     assert "needs the PASS of a canary on sm_89" in refused(run("promote", "digits@2", "digits:stable"))
-    assert settled("sm_89", two, one) == "promoted: digits:stable -> 2"
-    text = settled("cpu", two, one, slower=0.05, seed=2)
+    assert settled("sm_89", two, baseline) == "promoted: digits:stable -> 2"
+    text = settled("cpu", two, baseline, slower=0.05, seed=2)
     assert text == "FAIL on cpu, which does not count for digits:stable (sm_89 do); not moved" and serving(store) == "2"
 
 
 def test_a_person_promotes_with_a_report_for_each_target(store: Store, pair, tmp_path) -> None:
-    first_manifest, two = pair
+    baseline, two = pair
     run("registry", "policy", "set", "digits:stable", "--canary-on", "sm_89,cpu")
     for target in ("cpu", "sm_89"):
-        paths = write_observations(tmp_path / target, only(two, target), only(first_manifest, target))
+        paths = write_observations(tmp_path / target, only(two, target), only(baseline, target))
         words = ("canary", "judge", "--candidate", paths[0], "--baseline", paths[1], "--out", tmp_path / target)
         result = run(*words, "--attach")
         assert result.exit_code == 0 and f"the verdict on {target}" in result.stderr

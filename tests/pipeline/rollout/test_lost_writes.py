@@ -187,15 +187,15 @@ def test_a_request_that_fails_anywhere_is_safe(make: Callable[[], Case], how: st
 @pytest.mark.parametrize("end", [UnavailableError("503"), KeyboardInterrupt()])
 def test_evidence_at_a_rollouts_start_reaches_its_nodes_after_an_outage(monkeypatch, end):
     """Whoever attached it saw that no node gets the version; whoever began the rollout saw no evidence of it."""
-    store, _, two = registry()
-    reports = [report(two.engines[0], "failed", host="late")]
+    store, _, second = registry()
+    reports = [report(second.engines[0], "failed", host="late")]
     monkeypatch.setattr(
-        channel_state, "unmark_versions", lambda *_: reports and add_attestation(store, two, reports.pop()) and None
+        channel_state, "unmark_versions", lambda *_: reports and add_attestation(store, second, reports.pop()) and None
     )
     with monkeypatch.context() as outage_context:
         outage_context.setattr(channel_writes, "refresh_channel", Mock(side_effect=end))
         with pytest.raises(type(end)):
-            begin(store, two, plan("100%"))
+            begin(store, second, plan("100%"))
     assert not reports and [item.kind for item in verify(store).problems if item.fault] == ["stale"]
     store.clock.now += leases.PUBLISHING
     collect(store, delete=True)

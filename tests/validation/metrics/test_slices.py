@@ -50,7 +50,7 @@ def assert_same(slices: Slices, expected, actual, rel=1e-9):
 def test_merging_cases_gives_the_whole(shape, seed, cuts):
     expected, actual = noisy((6, *shape), seed, 5.0)
     numbers = [0, *sorted(cuts), 6]
-    parts = [slice(first_number, two) for first_number, two in pairwise(numbers) if first_number < two]
+    parts = [slice(start, end) for start, end in pairwise(numbers) if start < end]
     merge = measure(expected[parts[0]], actual[parts[0]], samples=parts[0].stop - parts[0].start)
     for part in parts[1:]:
         merge = merge.merge(measure(expected[part], actual[part], samples=part.stop - part.start))
