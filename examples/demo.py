@@ -66,15 +66,15 @@ def main() -> None:
         print("Enginesmith demo: handwritten digits, from a trained PyTorch model to proven engines.")
         print(f"What Prefect, Ray and the compilers print: {LOG}")
     words = ("build", os.path.relpath(SPEC), "--registry", REGISTRY, "--runner", "prefect", "--executor", "ray")
-    built_result = run(*words, announce=is_first)
-    print(built_result, end="")
-    if "everything was cached" in built_result:
+    build_output = run(*words, announce=is_first)
+    print(build_output, end="")
+    if "everything was cached" in build_output:
         show_site()
         return
     dest = REGISTRY / "pulled"
-    pulled_result = run("pull", "digits", "--target", "cpu", "--registry", REGISTRY, "--dest", dest)
-    print(pulled_result, end="")
-    path = pulled_result.splitlines()[0].partition(" (")[0]
+    pull_output = run("pull", "digits", "--target", "cpu", "--registry", REGISTRY, "--dest", dest)
+    print(pull_output, end="")
+    path = pull_output.splitlines()[0].partition(" (")[0]
     print(f"accuracy of the pulled engine on held-out digits: {classify(Path(path)):.1%}")
     print(f"\ndemo finished in {time.monotonic() - start_s:.0f} s; run it again, and everything is cached")
     show_site()

@@ -92,17 +92,17 @@ HELD_OUT_FRAMES = (
 
 def sentences(part: str, written: int, documented: int) -> list[str]:
     """That many sentences of each kind, mixed; part: 'calibration', 'golden' or 'held_out', which share none."""
-    random_rng = np.random.default_rng([SEED, list(MODULES).index(part)])
+    text_rng = np.random.default_rng([SEED, list(MODULES).index(part)])
     documentation = _documentation(part)
-    chosen = [documentation[i] for i in random_rng.permutation(len(documentation))[:documented]]
-    half_index = list(MODULES).index(part)
+    chosen = [documentation[i] for i in text_rng.permutation(len(documentation))[:documented]]
+    part_index = list(MODULES).index(part)
     sections: dict[str, None] = {}
     while len(sections) < written:
-        text = _held_out(random_rng) if part == "held_out" else _written(random_rng)
-        if part == "held_out" or sum(map(ord, text)) % 2 == half_index:  # a sentence of the first grammar has one part
+        text = _held_out(text_rng) if part == "held_out" else _written(text_rng)
+        if part == "held_out" or sum(map(ord, text)) % 2 == part_index:  # a sentence of the first grammar has one part
             sections[text] = None
     mixed_sections = [*sections, *chosen]
-    return [mixed_sections[i] for i in random_rng.permutation(len(mixed_sections))]
+    return [mixed_sections[i] for i in text_rng.permutation(len(mixed_sections))]
 
 
 def _written(random: np.random.Generator) -> str:

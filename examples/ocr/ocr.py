@@ -41,9 +41,9 @@ def turn(x, upside_down):
 def spell(likelihoods):
     """Unicode code points [lines, places] of the likeliest characters, 0 behind the end. Repeated ones and blanks are
     left out (connectionist temporal classification: Graves et al., 2006)."""
-    best_index = likelihoods.argmax(-1)
-    text = np.zeros(best_index.shape, np.int64)
-    for row, line in zip(text, best_index, strict=True):
+    best_indices = likelihoods.argmax(-1)
+    text = np.zeros(best_indices.shape, np.int64)
+    for row, line in zip(text, best_indices, strict=True):
         places = [place for index, place in enumerate(line) if place and (index == 0 or place != line[index - 1])]
         row[: len(places)] = [ord(CHARACTERS[place - 1]) for place in places]
     return {"text": text}
@@ -55,13 +55,13 @@ def _lines(marked):
         height = bottom - top
         if height < LEAST_HEIGHT:
             continue
-        more_height = round(GROWN * height)
+        margin = round(GROWN * height)
         for left_edge, right_edge in _runs(marked[top:bottom].any(0), 3 * height):
             yield (
-                max(0, top - more_height),
-                max(0, left_edge - more_height),
-                min(marked.shape[0], bottom + more_height),
-                min(marked.shape[1], right_edge + more_height),
+                max(0, top - margin),
+                max(0, left_edge - margin),
+                min(marked.shape[0], bottom + margin),
+                min(marked.shape[1], right_edge + margin),
             )
 
 

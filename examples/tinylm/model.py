@@ -83,11 +83,11 @@ class Decoder(nn.Module):
         begin, end, caches = past[0].shape[2], past[0].shape[2] + ids.shape[1], []
         turn = self.cosines[begin:end], self.sines[begin:end]
         is_later = torch.arange(end) > torch.arange(begin, end)[:, None]
-        hidden_data = self.bytes(ids)
+        hidden_states = self.bytes(ids)
         for block, cache in zip(self.blocks, past, strict=True):
-            hidden_data, cache = block(hidden_data, turn, cache, is_later)
+            hidden_states, cache = block(hidden_states, turn, cache, is_later)
             caches.append(cache)
-        return nn.functional.linear(self.norm(hidden_data), self.bytes.weight), caches
+        return nn.functional.linear(self.norm(hidden_states), self.bytes.weight), caches
 
 
 def build(width: int = 128, heads: int = 4) -> nn.Module:

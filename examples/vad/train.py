@@ -30,12 +30,12 @@ SIZES = {"calibration": 4, "golden": 4, "held_out": 32}
 def clip(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """A sound (float32, in [-1, 1]) of SECONDS, and for each frame of it whether a voice is heard (int64)."""
     sound, voiced_array = np.zeros(SECONDS * RATE), np.zeros(SECONDS * RATE, bool)
-    number = int(rng.uniform(0, 1.5) * RATE)
-    while number < len(sound):
-        phrase = speak(rng)[: len(sound) - number]
-        sound[number : number + len(phrase)] += phrase
-        voiced_array[number : number + len(phrase)] = True
-        number += len(phrase) + int(rng.uniform(0.4, 1.6) * RATE)
+    position = int(rng.uniform(0, 1.5) * RATE)
+    while position < len(sound):
+        phrase = speak(rng)[: len(sound) - position]
+        sound[position : position + len(phrase)] += phrase
+        voiced_array[position : position + len(phrase)] = True
+        position += len(phrase) + int(rng.uniform(0.4, 1.6) * RATE)
     sound *= rng.uniform(0.1, 0.5) / max(np.abs(sound).max(), 1e-9)
     received_array = np.clip(sound + surroundings(rng, len(sound)), -1, 1)
     sound = np.round(received_array * 32767).astype(np.float32) / 32768  # as a file of 16 bits has it
