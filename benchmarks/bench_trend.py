@@ -64,14 +64,14 @@ def rates(name: str, percents: tuple[float, ...], normal: bool, count: int, seed
     """The shares of steps found and of flat series-years that alarm, over `count` of each."""
     rng, draw = np.random.default_rng(seed), sampler(percents, normal)
     is_found = [finds(rng, draw, STEP) for _ in range(count)]
-    big_finds = [finds(rng, draw, 1.10) for _ in range(count // 2)]
+    big_flags = [finds(rng, draw, 1.10) for _ in range(count // 2)]
     wrong_total = sum(alarms(np.exp(draw(rng, DAYS))) for _ in range(count))
     return {
         "noise": f"{name}, {'normal' if normal else 'drawn'}",
         "sd_percent": round(100 * float(np.std(np.array(percents) / 100, ddof=1)), 2),
         "found_within_5": sum(first_flag for first_flag, _ in is_found) / count,
         "found_within_10": sum(second_flag for _, second_flag in is_found) / count,
-        "found_10_percent_within_5": sum(first_flag for first_flag, _ in big_finds) / (count // 2),
+        "found_10_percent_within_5": sum(first_flag for first_flag, _ in big_flags) / (count // 2),
         "flat_years_alarming": wrong_total / count,
     }
 

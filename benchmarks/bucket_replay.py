@@ -99,11 +99,11 @@ def replay(
                 time.sleep(max(wakes - (time.perf_counter() - start_s), 0.0))
             current_seconds = wakes
             continue
-        taken_poplefts = [queues[ready_bucket].popleft() for _ in range(min(policy.most, len(queues[ready_bucket])))]
-        inputs = pad(sizes[taken_poplefts], edges[ready_bucket])
+        taken_items = [queues[ready_bucket].popleft() for _ in range(min(policy.most, len(queues[ready_bucket])))]
+        inputs = pad(sizes[taken_items], edges[ready_bucket])
         seconds = stopwatch.time(inputs)
         runs, busy_seconds, current_seconds = runs + 1, busy_seconds + seconds, current_seconds + seconds
-        done_array[taken_poplefts] = current_seconds if stopwatch.by_cpu else time.perf_counter() - start_s
+        done_array[taken_items] = current_seconds if stopwatch.by_cpu else time.perf_counter() - start_s
     return Replayed(busy_seconds, len(arrivals), runs, float(np.quantile(done_array - trace.at, 0.99)))
 
 

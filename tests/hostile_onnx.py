@@ -30,9 +30,9 @@ def valid_model() -> onnx.ModelProto:
     other_graph = helper.make_graph(
         [helper.make_node("Neg", ["product"], ["negative"])], "other", [], [value("negative", 1, None)]
     )
-    far_proto = TensorProto(name="w", data_type=1, dims=[3, 4], data_location=TensorProto.EXTERNAL)
+    far_tensor = TensorProto(name="w", data_type=1, dims=[3, 4], data_location=TensorProto.EXTERNAL)
     for key, message in {"location": "weights.bin", "offset": "0", "length": "48"}.items():
-        far_proto.external_data.add(key=key, value=message)
+        far_tensor.external_data.add(key=key, value=message)
     proto = TensorProto(name="shape", data_type=7, dims=[2], int64_data=[-1, 4])
     body = [helper.make_node("Add", ["a", "a"], ["b"])]
     doubled_function = helper.make_function("mine", "Twice", ["a"], ["b"], body, [helper.make_opsetid("", 20)])
@@ -46,7 +46,7 @@ def valid_model() -> onnx.ModelProto:
         helper.make_node("Add", ["doubled", "c"], ["hidden"], "add"),
         helper.make_node("Reshape", ["hidden", "shape"], ["y"], "reshape"),
     ]
-    graph = helper.make_graph(nodes, "g", [value("x", 1, ["N", 3])], [value("y", 1, ["N", 4])], [far_proto, proto])
+    graph = helper.make_graph(nodes, "g", [value("x", 1, ["N", 3])], [value("y", 1, ["N", 4])], [far_tensor, proto])
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("mine", 1)]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=[doubled_function])
 

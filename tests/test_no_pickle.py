@@ -42,14 +42,14 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def _called(node: ast.Call) -> Iterator[str]:
-    called_func = node.func
-    if isinstance(called_func, ast.Name) and called_func.id in CALLS:
-        yield called_func.id
-    if isinstance(called_func, ast.Attribute):
-        inner_value = called_func.value
+    called_function = node.func
+    if isinstance(called_function, ast.Name) and called_function.id in CALLS:
+        yield called_function.id
+    if isinstance(called_function, ast.Attribute):
+        inner_value = called_function.value
         owner = inner_value.id if isinstance(inner_value, ast.Name) else getattr(inner_value, "attr", "")
-        if (owner, called_func.attr) in METHODS and not _takes_weights_only(node):
-            yield f"{owner}.{called_func.attr}"
+        if (owner, called_function.attr) in METHODS and not _takes_weights_only(node):
+            yield f"{owner}.{called_function.attr}"
     for keyword in node.keywords:
         if keyword.arg == "allow_pickle" and not _is_false(keyword.value):
             yield "allow_pickle"

@@ -80,11 +80,11 @@ def write_page(path: Path) -> None:
     parts += [*_table(_REASONS, reasons), "## Other backends\n", _OTHER_TEXT]
     parts += [*_table(_OTHERS, _join(old_tables.get(_OTHERS, ()), statuses, values))]
     parts += [*_table(_SAID, _join(old_tables.get(_SAID, ()), remarks, values))]
-    rehearsed_join = rehearsal.read()
-    rehearsed_join = _join(old_tables.get(rehearsal.HEAD, ()), rehearsed_join, {row[0] for row in rehearsed_join})
-    if rehearsed_join:
-        text = _REHEARSED_TEXT.format(rehearsed=len({row[0] for row in rehearsed_join}), known=len(KNOWN["graphs"]))
-        parts += ["## Another version of onnxruntime\n", text, *_table(rehearsal.HEAD, rehearsed_join)]
+    rehearsed_result = rehearsal.read()
+    rehearsed_result = _join(old_tables.get(rehearsal.HEAD, ()), rehearsed_result, {row[0] for row in rehearsed_result})
+    if rehearsed_result:
+        text = _REHEARSED_TEXT.format(rehearsed=len({row[0] for row in rehearsed_result}), known=len(KNOWN["graphs"]))
+        parts += ["## Another version of onnxruntime\n", text, *_table(rehearsal.HEAD, rehearsed_result)]
     path.write_text("\n".join(parts), encoding="utf-8")
 
 

@@ -32,13 +32,13 @@ def test_nodes_follow_their_channels_through_the_cache_and_the_registry_behind_i
     assert environment["ENGINESMITH_REGISTRY"].split(",") == [cache, bucket]
     assert environment["ENGINESMITH_CACHE_BYTES"] == str(20 << 30)
     # A pod's name, which is its host's, is another after each restart: rollouts would give the node another version.
-    (named_valuefrom,) = [item["valueFrom"] for item in watch["env"] if item["name"] == "ENGINESMITH_NODE"]
-    assert named_valuefrom == {"fieldRef": {"fieldPath": "spec.nodeName"}}
+    (named_source,) = [item["valueFrom"] for item in watch["env"] if item["name"] == "ENGINESMITH_NODE"]
+    assert named_source == {"fieldRef": {"fieldPath": "spec.nodeName"}}
     assert watch["command"][watch["command"].index("--interval") + 1] == "120"
     (volume,) = [item for item in spec["volumes"] if "hostPath" in item]
     assert volume["hostPath"] == {"path": "/var/lib/enginesmith", "type": "DirectoryOrCreate"}
-    (own_initcontainer,) = spec["initContainers"]  # all that runs as root: one program with one capability
-    assert own_initcontainer["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
+    (own_container,) = spec["initContainers"]  # all that runs as root: one program with one capability
+    assert own_container["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
     assert watch["securityContext"]["runAsNonRoot"]
 
 

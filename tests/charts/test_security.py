@@ -186,9 +186,9 @@ def test_unlisted_traffic_is_denied(sample: str) -> None:
 
 def test_ray_pods_are_denied_by_default_too() -> None:
     (cluster,) = [item for item in sample_objects("aws") if item["kind"] == "RayCluster"]
-    deny_matchlabels = policies(sample_objects("aws"))["default-deny"]["podSelector"]["matchLabels"]
+    deny_labels = policies(sample_objects("aws"))["default-deny"]["podSelector"]["matchLabels"]
     for part in [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]:
-        assert deny_matchlabels.items() <= part["template"]["metadata"]["labels"].items()
+        assert deny_labels.items() <= part["template"]["metadata"]["labels"].items()
 
 
 def test_ray_budgets_count_by_min_available() -> None:

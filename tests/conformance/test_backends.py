@@ -152,9 +152,9 @@ def test_requirements_depend_only_on_the_request_and_name_processor_and_runtime(
 @pytest.mark.parametrize("name", ALL)
 def test_a_missing_backend_refuses_with_the_installation(name, monkeypatch):
     cls = discovery.load(name)
-    served_hardwares = [hardware for hardware in machine.parse_targets("all") if backend_of(name).serves(hardware)]
+    served_targets = [hardware for hardware in machine.parse_targets("all") if backend_of(name).serves(hardware)]
     monkeypatch.setattr(cls, "versions", lambda self: {})
-    reasons = [backend_of(name).refuses(probe(name, hardware, "fp16")) for hardware in served_hardwares]
+    reasons = [backend_of(name).refuses(probe(name, hardware, "fp16")) for hardware in served_targets]
     assert None not in reasons
     assert any("pip install" in reason for reason in reasons), reasons
 

@@ -101,8 +101,8 @@ class Bench:
 
     def _request(self, model: str, precision: Precision) -> BuildRequest:
         backend = discovery.configure("onnxruntime", {"intra_op_threads": 1})
-        end_getattrs = [{dim.name: getattr(dim, end) for dim in self.dims} for end in ("min", "opt", "max")]
-        profile = ShapeProfile(tuple((item.name, *(item.at(sizes) for sizes in end_getattrs)) for item in self.inputs))
+        end_values = [{dim.name: getattr(dim, end) for dim in self.dims} for end in ("min", "opt", "max")]
+        profile = ShapeProfile(tuple((item.name, *(item.at(sizes) for sizes in end_values)) for item in self.inputs))
         names = discovery.options_of(backend), discovery.toolchain_of(backend)
         return BuildRequest(model, precision, CPU, "onnxruntime", self.inputs, self.outputs, (profile,), *names)
 

@@ -128,8 +128,8 @@ class Subject:
             yield replace(message, noise=self.noise(engine, graph, precision))
 
     def _alarms(self, precision: Precision, kernel: str, checks: list[Check]) -> Alarms:
-        failed_describes = tuple(describe(item) for item in checks if not item.passed)
-        return Alarms(self.family.name, precision, self.seed, kernel, failed_describes)
+        failed_texts = tuple(describe(item) for item in checks if not item.passed)
+        return Alarms(self.family.name, precision, self.seed, kernel, failed_texts)
 
     def coarse(self) -> Outcome:
         """A bf16 graph, whose outputs of 288 and more are two apart: what the quantization stage says of it."""

@@ -180,8 +180,8 @@ def zero_point(by: int) -> Callable[[ModelProto, np.random.Generator], Planted]:
         zero = weight(model, node.input[2])
         limits = np.iinfo(zero.dtype)
         moved_number = int(zero) + by if int(zero) + by <= limits.max else int(zero) - by
-        other_protos = readers(model, node.output[0])
-        return _with_input(model, node, 2, np.asarray(moved_number, zero.dtype)), (node.name, *map(of, other_protos))
+        other_nodes = readers(model, node.output[0])
+        return _with_input(model, node, 2, np.asarray(moved_number, zero.dtype)), (node.name, *map(of, other_nodes))
 
     return change
 

@@ -39,8 +39,8 @@ class Site:
 
     def rank(self, seed: int) -> int:
         """A random number that hangs on the seed and this site alone."""
-        named_repr = repr((seed, self.module, self.function, self.kind, self.text, self.count))
-        return int.from_bytes(hashlib.sha256(named_repr.encode()).digest()[:8])
+        named_text = repr((seed, self.module, self.function, self.kind, self.text, self.count))
+        return int.from_bytes(hashlib.sha256(named_text.encode()).digest()[:8])
 
     def number(self, seed: int) -> int:
         """What the site is called, whichever others are chosen: the first 24 bits of its rank."""
@@ -178,7 +178,7 @@ def plant(text: str, sites: Sequence[Site], seed: int, switch: str) -> str:
     finder = _Finder(sites[0].module)
     finder.visit(tree)
     numbers = [(site.number(seed), site) for site in finder.found if site in sites]
-    planted_visit = _Planter({id(site.node): (number, site.mutant(seed)) for number, site in numbers}).visit(tree)
+    planted_tree = _Planter({id(site.node): (number, site.mutant(seed)) for number, site in numbers}).visit(tree)
     requests = [number for number, site in numbers if site.at_import]
     for node in ast.walk(tree):
         if requests and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -189,4 +189,4 @@ def plant(text: str, sites: Sequence[Site], seed: int, switch: str) -> str:
     ]
     place = futures[-1] + 1 if futures else int(ast.get_docstring(tree) is not None)
     tree.body.insert(place, ast.ImportFrom(switch, [ast.alias("active", "_mutant")], 0))
-    return ast.unparse(ast.fix_missing_locations(planted_visit))
+    return ast.unparse(ast.fix_missing_locations(planted_tree))

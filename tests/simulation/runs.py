@@ -384,9 +384,9 @@ def _end_rollouts(registry: Registry) -> None:
             break
         registry.resume()
         registry.report("")
-        ended_advance = registry.advance()
-        if ended_advance.error is not None:
-            raise Violation(f"afterwards, a look of the controller ends in {ended_advance.error}")
+        ended_state = registry.advance()
+        if ended_state.error is not None:
+            raise Violation(f"afterwards, a look of the controller ends in {ended_state.error}")
         registry.world.sleep(700)
     else:
         raise Violation("afterwards, a rollout goes on without end")

@@ -87,11 +87,11 @@ def dead(column):
 def test_a_dead_column_that_a_few_samples_fill_is_caught(budget):
     reference = Net(0)
     y = reference.run({"x": samples(0)})["y"]
-    filled_nonzero = np.count_nonzero(y, axis=0)
+    filled_counts = np.count_nonzero(y, axis=0)
     energy = np.square(y).sum(axis=0)
-    few_flatnonzero = np.flatnonzero((filled_nonzero < 8) & (energy > 0.5 * energy.mean()))
-    assert len(few_flatnonzero)
-    for column in few_flatnonzero:
+    few_indices = np.flatnonzero((filled_counts < 8) & (energy > 0.5 * energy.mean()))
+    assert len(few_indices)
+    for column in few_indices:
         message = broken(reference, Net(0, after=dead(column)), Budget(slice_sqnr_db=budget.slice_sqnr_db), 0)
         assert "slice_sqnr_db of y at golden: 0" in message[0] and f"(axis 1, index {column})" in message[0]
 

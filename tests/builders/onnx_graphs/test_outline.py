@@ -47,11 +47,11 @@ def test_large_weights_stay_in_the_file(tmp_path):
 
 def test_weights_of_a_graph_in_two_pieces_keep_their_places(tmp_path):
     """Protobuf joins what stands in one file twice."""
-    first_graph, second_proto = graph(), onnx.GraphProto()
-    second_proto.initializer.append(numpy_helper.from_array(np.full(400, 7, np.float32), "late"))
+    first_graph, second_graph = graph(), onnx.GraphProto()
+    second_graph.initializer.append(numpy_helper.from_array(np.full(400, 7, np.float32), "late"))
     write(tmp_path / "graph.onnx", first_graph)
     with (tmp_path / "graph.onnx").open("ab") as file:
-        file.write(onnx.ModelProto(graph=second_proto).SerializeToString())
+        file.write(onnx.ModelProto(graph=second_graph).SerializeToString())
     light_model = load_outline(tmp_path / "graph.onnx", 0)
     result = {item.name: to_array(item) for item in light_model.graph.initializer}
     assert result["w"][1, 0] == WIDTH and result["late"].tolist() == [7] * 400

@@ -60,11 +60,11 @@ EXPORTED = values.Exported(values.OnnxModel(MODEL, TENSOR, TENSOR, 20, carries_q
 
 @pytest.mark.parametrize("error", [errors.ModelError("it cannot be read"), errors.StepError("it died", "crash")])
 def test_an_engine_that_cannot_run_fails_and_does_not_stop_others(project, error):
-    judged_validate = proofs.validate(
+    judged_result = proofs.validate(
         an_engine(), EXPORTED, Work(load_spec(project.spec), run_context(project.folder.parent, error))
     )
-    assert judged_validate.entry.status == "failed"
-    assert str(error) in judged_validate.entry.reason
+    assert judged_result.entry.status == "failed"
+    assert str(error) in judged_result.entry.reason
 
 
 @pytest.mark.parametrize(

@@ -143,5 +143,5 @@ def test_a_bundle_of_an_ensemble_holds_its_graphs_and_builds_elsewhere(tmp_path:
     assert not did_exist and set(item.bundle.files) == data | {f"{name}.yaml" for name in names}
     with spec_at(f"registered:pair@{item.bundle.digest}", store.uri) as registered_spec:
         assert is_ensemble(registered_spec.path)
-        loaded_any = load_any(registered_spec.path, registered_spec.address)
-        assert loaded_any.model == "pair" and loaded_any.folder != path.parent
+        loaded_spec = load_any(registered_spec.path, registered_spec.address)
+        assert loaded_spec.model == "pair" and loaded_spec.folder != path.parent

@@ -41,9 +41,9 @@ def put_traffic(folder: Path, sizes: np.ndarray) -> str:
 
 
 def answer(project: Project, traffic: str | None, executors: Executors, lines: list[str] | None = None) -> DriftAnswer:
-    say_append = (lines if lines is not None else []).append
+    say = (lines if lines is not None else []).append
     request = DriftRequest("tiny", str(project.registry), traffic, OPTIONS)
-    return answer_drift(request, Progress(), executors, say_append)
+    return answer_drift(request, Progress(), executors, say)
 
 
 def test_a_dim_grows_to_hold_the_traffic_and_the_spec_is_registered_with_buckets(registered, executors, tmp_path):

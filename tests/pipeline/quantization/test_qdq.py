@@ -108,8 +108,8 @@ def test_one_weight_read_along_two_axes_gets_two_sets_of_scales(scheme: str) -> 
     model, arrays = nets.x_net("a = Gemm(x, w) y = Gemm<transB=1>(a, w)"), nets.x_values()
     result = quantized(model, arrays, scheme)
     assert nets.sqnr_db(nets.run(model, arrays), nets.run(result, arrays, optimized=False)) > 30
-    first_proto, second_proto = (nets.maker(result, node.input[1]) for node in nets.of_type(result, "Gemm"))
-    assert nets.constant(result, first_proto.input[1]).tolist() != nets.constant(result, second_proto.input[1]).tolist()
+    first_node, second_node = (nets.maker(result, node.input[1]) for node in nets.of_type(result, "Gemm"))
+    assert nets.constant(result, first_node.input[1]).tolist() != nets.constant(result, second_node.input[1]).tolist()
 
 
 @pytest.mark.parametrize("scheme", nets.SCHEMES)

@@ -97,8 +97,8 @@ def test_an_int8_engine_is_exact_here_with_onnxruntime_alone(tmp_path: Path, how
     session = ort.InferenceSession(str(engine.path), providers=["CPUExecutionProvider"])
     assert sqnr_db(run(graph, loud(), optimized=False), session.run(None, loud())[0]) > 60
     levels = [largest(graph), *(["uint8"] if any("as uint8" in note for note in engine.notes) else [])]
-    narrow_saturates = how == "always" or (how == "where-needed" and this_kind().saturates)
-    assert levels == ([64] if narrow_saturates else [127, "uint8"] if this_kind().saturates else [127])
+    is_narrow = how == "always" or (how == "where-needed" and this_kind().saturates)
+    assert levels == ([64] if is_narrow else [127, "uint8"] if this_kind().saturates else [127])
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,11 @@ node, value = helper.make_node, helper.make_tensor_value_info
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model's external data, and links that lead out of it or nowhere."""
-    outer_mktemp = tmp_path_factory.mktemp("outer")
-    (outer_mktemp / "secret").write_bytes(SECRET)
-    (inner_path := outer_mktemp / "spec").mkdir()
+    outer_folder = tmp_path_factory.mktemp("outer")
+    (outer_folder / "secret").write_bytes(SECRET)
+    (inner_path := outer_folder / "spec").mkdir()
     (inner_path / "weights.bin").write_bytes(WEIGHTS)
-    (inner_path / "link.bin").symlink_to(outer_mktemp / "secret")
+    (inner_path / "link.bin").symlink_to(outer_folder / "secret")
     (inner_path / "loop.bin").symlink_to("loop.bin")
     (inner_path / "folder").mkdir()
     return inner_path

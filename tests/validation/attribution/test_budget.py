@@ -44,8 +44,8 @@ def test_the_segments_measured_in_time_are_ranked(tmp_path: Path) -> None:
 
 
 def test_a_proposal_that_ran_out_of_time_is_not_reported_as_impossible() -> None:
-    spent_reduce = reduce([1, 2], lambda _: False, 10, lambda: True)
-    assert spent_reduce.items is None and spent_reduce.spent
+    spent_total = reduce([1, 2], lambda _: False, 10, lambda: True)
+    assert spent_total.items is None and spent_total.spent
     assert not reduce([1, 2], lambda _: False, 10).spent
     (message,) = describe_proposal(Proposal(2, 0, False, None, ended_early=True))
     assert message.startswith("no proposal yet: 0 graphs were run") and MORE_TIME in message

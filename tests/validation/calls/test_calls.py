@@ -136,12 +136,12 @@ def test_a_fault_after_many_calls_of_one_size_is_found() -> None:
 
 @pytest.mark.parametrize("fault", ["overlap", "second thread", "another size"])
 def test_threads_call_a_session_that_declares_thread_safety(fault: str) -> None:
-    lock, inner_numbers, first_ident, sizes = threading.Barrier(3, timeout=10), [0], threading.get_ident(), set[int]()
+    lock, inner_numbers, first_id, sizes = threading.Barrier(3, timeout=10), [0], threading.get_ident(), set[int]()
 
     class Shared(Linear):
         def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
             answer = super().run(inputs)
-            if threading.get_ident() == first_ident:
+            if threading.get_ident() == first_id:
                 return answer
             inner_numbers[0] += 1
             sizes.add(len(inputs["x"]))

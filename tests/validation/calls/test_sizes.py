@@ -150,9 +150,9 @@ def test_new_sizes_come_once_each_in_the_order_of_the_seed() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_large_grid_covers_each_size_of_each_dim_first(seed: int) -> None:
     dims = (Dim("batch", 1, 4, 8), Dim("length", 1, 32, 512))
-    first_islice = list(islice(inner_sizes(dims, [], seed), 512))
-    assert {sizes["batch"] for sizes in first_islice[:8]} == set(range(1, 9))
-    assert {sizes["length"] for sizes in first_islice} == set(range(1, 513))
+    first_items = list(islice(inner_sizes(dims, [], seed), 512))
+    assert {sizes["batch"] for sizes in first_items[:8]} == set(range(1, 9))
+    assert {sizes["length"] for sizes in first_items} == set(range(1, 513))
     drawn_sizes = list(inner_sizes((*dims, Dim("width", 1, 8, 1 << 40)), [], seed))
     assert MOST_ENUMERATED < len(drawn_sizes) <= 2 * MOST_ENUMERATED
     assert all(1 <= sizes["width"] <= 1 << 40 for sizes in drawn_sizes)

@@ -304,8 +304,8 @@ def test_places_and_lengths_stay_within_a_cut_dim():
     assert result["ends"].tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 3]] * 2 and result["lengths"].tolist() == [5, 5, 1]
     assert all((result[name] == tensors[name]).all() for name in ("ids", "mask", "pixels"))
     steps = [TensorSpec("x", "float32", ("batch", "time")), TensorSpec("lengths", "int64", ("batch",))]
-    cut_resize = resize({"x": np.ones((2, 10)), "lengths": np.array([7, 10])}, steps, {"batch": 1, "time": 4})
-    assert cut_resize["lengths"].tolist() == [4], "the longest sample is cut too"
+    cut_arrays = resize({"x": np.ones((2, 10)), "lengths": np.array([7, 10])}, steps, {"batch": 1, "time": 4})
+    assert cut_arrays["lengths"].tolist() == [4], "the longest sample is cut too"
     assert result["atoms"].ravel().tolist() == [8, 7, 6, 5, 4]
     assert (resize(tensors, specs, {"nodes": 12})["ends"] == tensors["ends"]).all()
     specs = [TensorSpec("ids", "int64", ("batch", "tokens")), TensorSpec("places", "int64", (1, 8))]

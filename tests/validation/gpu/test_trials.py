@@ -80,8 +80,8 @@ def test_engines_for_every_other_generation_are_tried(model: KitModel, monkeypat
     actual = list(other_tasks(model, HOPPER))
     built_for = [item.request.target.sm for item in actual if isinstance(item, BuildTask) and "rtx" in item.name]
     assert built_for == ["sm_80", "sm_86", "sm_89", "sm_120", "sm_121"], "fp32 is refused for sm_75"
-    refused_fors = {item.built_for for item in actual if isinstance(item, Skipped)}
-    assert {"sm_75", "sm_100", "sm_103"} == refused_fors
+    refused_texts = {item.built_for for item in actual if isinstance(item, Skipped)}
+    assert {"sm_75", "sm_100", "sm_103"} == refused_texts
     assert "sm_90" not in {item.request.target.sm for item in actual if isinstance(item, BuildTask)}
     assert not list(other_tasks(model, find_device("cpu")))
     assert list(other_tasks(model, HOPPER, ["fake"]))

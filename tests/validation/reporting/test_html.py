@@ -114,8 +114,8 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 def hostile(value, keep=KEPT):
     """The same structure with every free text made hostile; of a quantization record, every text."""
     if isinstance(value, dict):
-        inner_keeps = {key: frozenset() if key == "quantization" else keep for key in value}
-        return {key: item if key in keep else hostile(item, inner_keeps[key]) for key, item in value.items()}
+        inner_names = {key: frozenset() if key == "quantization" else keep for key in value}
+        return {key: item if key in keep else hostile(item, inner_names[key]) for key, item in value.items()}
     if isinstance(value, list):
         return [hostile(item, keep) for item in value]
     return HOSTILE if isinstance(value, str) and value not in FIXED and not DIGEST.fullmatch(value) else value

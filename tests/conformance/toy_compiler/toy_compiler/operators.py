@@ -69,8 +69,8 @@ def along(value: Array, x: Array, axis: int) -> Array:
 def quantize(x: Array, scale: Array, zero: Array | None = None, axis: int = 1) -> Array:
     """round(x / scale) + zero, within the type of `zero`."""
     kind = np.dtype(np.uint8) if zero is None else zero.dtype
-    moved_rint = np.rint(x / along(scale, x, axis)) + (0 if zero is None else along(zero.astype(np.float32), x, axis))
-    return np.clip(moved_rint, np.iinfo(kind).min, np.iinfo(kind).max).astype(kind)
+    moved_values = np.rint(x / along(scale, x, axis)) + (0 if zero is None else along(zero.astype(np.float32), x, axis))
+    return np.clip(moved_values, np.iinfo(kind).min, np.iinfo(kind).max).astype(kind)
 
 
 def dequantize(x: Array, scale: Array, zero: Array | None = None, axis: int = 1) -> Array:

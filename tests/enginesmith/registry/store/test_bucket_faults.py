@@ -79,8 +79,8 @@ def overtaken(store: ObjectStore, proxy: FaultyProxy, first: Kind, work: Callabl
 
     def plan(request: Request) -> Fault | None:
         nonlocal puts
-        named_unquote = unquote(request.path) + request.body[:500].decode("latin-1")
-        if request.method != write or any(folder in named_unquote for folder in passed_paths):
+        named_name = unquote(request.path) + request.body[:500].decode("latin-1")
+        if request.method != write or any(folder in named_name for folder in passed_paths):
             return None
         puts += 1
         if puts == 2:

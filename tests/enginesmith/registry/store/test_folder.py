@@ -170,27 +170,27 @@ def test_files_of_a_killed_writer_are_deleted(tmp_path: Path) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     assert os.waitpid(in_child(die_writing), 0)[1] == signal.SIGKILL
-    with files.start_atomic_write(root / "tmp") as own_write:
+    with files.start_atomic_write(root / "tmp") as own_file:
         assert len(names_in(root / "tmp")) == 2
         assert len(open_store(root).strays()) == 1
         assert open_store(root, create=True).strays() == ()
-        assert names_in(root / "tmp") == [own_write.path.name]
-        own_write.stream.write(b"whole")
-        own_write.commit(root / "landed")
+        assert names_in(root / "tmp") == [own_file.path.name]
+        own_file.stream.write(b"whole")
+        own_file.commit(root / "landed")
     assert (root / "landed").read_bytes() == b"whole"
 
 
 def test_a_sweep_between_creating_and_locking_a_file_only_changes_its_name(tmp_path, monkeypatch):
-    lock, swept_unlinks = files.fcntl.flock, []
+    lock, swept_keys = files.fcntl.flock, []
 
     def sweep_first(fd: int, how: int) -> None:
-        if not swept_unlinks:
-            swept_unlinks.append(next(tmp_path.iterdir()).unlink())
+        if not swept_keys:
+            swept_keys.append(next(tmp_path.iterdir()).unlink())
         lock(fd, how)
 
     monkeypatch.setattr(files.fcntl, "flock", sweep_first)
     files.write_whole(tmp_path / "file", b"whole")
-    assert swept_unlinks and (tmp_path / "file").read_bytes() == b"whole"
+    assert swept_keys and (tmp_path / "file").read_bytes() == b"whole"
 
 
 def test_sweepers_never_take_a_file_from_a_living_writer(store: FileStore) -> None:

@@ -76,17 +76,17 @@ def test_a_blob_that_another_tool_copied_is_read_before_use(store: ObjectStore, 
     direct_client = client(replace(store.place, endpoint=f"http://{proxy.server[0]}:{proxy.server[1]}"))
     for size, content in ((700, data), (700, data[::-1])):
         fields = {"Bucket": store.place.bucket, "Key": store.place.key(blob_key(digest))}
-        begun_uploadid = direct_client.create_multipart_upload(**fields)["UploadId"]
+        begun_upload = direct_client.create_multipart_upload(**fields)["UploadId"]
         parts = [
             {
                 "PartNumber": number,
                 "ETag": direct_client.upload_part(
-                    **fields, UploadId=begun_uploadid, PartNumber=number, Body=content[start : start + size]
+                    **fields, UploadId=begun_upload, PartNumber=number, Body=content[start : start + size]
                 )["ETag"],
             }
             for number, start in enumerate(range(0, len(content), size), 1)
         ]
-        direct_client.complete_multipart_upload(**fields, UploadId=begun_uploadid, MultipartUpload={"Parts": parts})
+        direct_client.complete_multipart_upload(**fields, UploadId=begun_upload, MultipartUpload={"Parts": parts})
         proxy.fine()
         assert store.put_bytes(data) == digest and proxy.count("GET") == 1
         assert (proxy.count("POST") == 0) == (content == data)

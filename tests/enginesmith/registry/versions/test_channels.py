@@ -44,8 +44,8 @@ def test_promote_and_rollback_keep_a_history(store: Store) -> None:
 
 def test_promoting_the_served_version_changes_nothing(store: Store) -> None:
     (manifest,) = published(store, "a")
-    first_promote = channels.promote(store, manifest, "stable", why="first")
-    assert channels.promote(store, manifest, "stable", why="again") == first_promote
+    first_move = channels.promote(store, manifest, "stable", why="first")
+    assert channels.promote(store, manifest, "stable", why="again") == first_move
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_only_candidate_takes_unproven_engines(store: Store) -> None:
     for name in ("stable", "nightly"):
         with pytest.raises(InputError, match=r"sm_89 fp32 tensorrt-rtx.*enginesmith validate digits@1.*--proven-only"):
             channels.promote(store, manifest, name)
-    only_promote = channels.promote(store, manifest, "stable", proven_only=True)
-    assert only_promote.proven_only and channel_state.read_channel(store, "digits", "stable") == only_promote
+    only_move = channels.promote(store, manifest, "stable", proven_only=True)
+    assert only_move.proven_only and channel_state.read_channel(store, "digits", "stable") == only_move
 
 
 def test_a_version_with_nothing_proven_cannot_serve_only_proven_engines(store: Store) -> None:

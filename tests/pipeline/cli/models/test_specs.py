@@ -23,8 +23,8 @@ def test_the_starter_spec_is_valid(project: Project) -> None:
         (project.folder / name).touch()
     assert load_spec(path).model == "my-model"
     comments = [line.split() for line in path.read_text().splitlines() if line.startswith("  # ")]
-    named_rstrips = {word.rstrip(",") for words in comments for word in words[1:3]}
-    assert set(PRECISIONS) <= named_rstrips, "each precision, with a word about it"
+    named_texts = {word.rstrip(",") for words in comments for word in words[1:3]}
+    assert set(PRECISIONS) <= named_texts, "each precision, with a word about it"
     assert exit_code("init", path) == 2, "an existing file is not overwritten"
 
 

@@ -228,8 +228,8 @@ def test_reports_arrive_over_http(serving: Store) -> None:
     clock = [datetime.now(UTC).timestamp()]
 
     def post(node: str, **changes: str) -> int:
-        current_isoformat = datetime.fromtimestamp(clock[0], UTC).isoformat(timespec="milliseconds")
-        report = NodeReport(node, "eu", "2", current_isoformat, current_isoformat)
+        current_text = datetime.fromtimestamp(clock[0], UTC).isoformat(timespec="milliseconds")
+        report = NodeReport(node, "eu", "2", current_text, current_text)
         entries = {"model": "digits", "channel": "stable", "rollout": rollout.id, **changes}
         request = urllib.request.Request(server.url, SentReport(**entries, report=report).to_bytes())
         try:

@@ -87,11 +87,11 @@ def test_a_registered_model_is_built_once_and_passes_its_canary(prefect, built, 
 @pytest.mark.slow
 def test_unwanted_deployments_are_deleted_with_their_triggers(prefect: Prefect, project: Project) -> None:
     deploy = ("prefect", "deploy", "--only", "validate-pending", "--json", "--name")
-    current_deploys = (*deploy, "l4", "--owner", "here", "--keep", "validate-pending/l4")
+    current_command = (*deploy, "l4", "--owner", "here", "--keep", "validate-pending/l4")
     with prefect.in_reach():
         for owner, name in (("here", "l4"), ("here", "h100"), ("there", "t4")):
             assert project.run(*deploy, name, "--owner", owner).code == 0
-        both_documents = [project.run(*current_deploys, *dry_names).json for dry_names in (["--dry-run"], [])]
+        both_documents = [project.run(*current_command, *dry_names).json for dry_names in (["--dry-run"], [])]
     for changes in both_documents:
         assert [item["name"] for item in changes if item["action"] == "deleted"] == ["validate-pending/h100"]
     names = {item["name"] for item in prefect.post("/automations/filter", {})}

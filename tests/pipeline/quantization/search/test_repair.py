@@ -43,8 +43,8 @@ class Bench:
 
     def attributed(self, candidate: ModelProto) -> Attribution:
         pair = graph(self.model, self.folder, "reference"), graph(emulate(candidate), self.folder, "candidate")
-        failed_describes = [describe(check) for check in self.judge(candidate) if not check.passed]
-        return attribute("quantization", "int8", *pair, self.golden, self.budget, failed_describes)
+        failed_texts = [describe(check) for check in self.judge(candidate) if not check.passed]
+        return attribute("quantization", "int8", *pair, self.golden, self.budget, failed_texts)
 
 
 def recipe_of(
